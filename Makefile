@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing the packages, about 7 GB with CUDA's libraries ..."
 	$(UV) --editable '.[engine,operator,gateway,demo,dev]'
 	@echo "compiling the CPU kernels, about a minute ..."
-	@$(BIN)/python -c 'from stoker_engine.kernels.native.library import library; library()'
+	@$(BIN)/python -c 'from stoker_engine.kernels.cpu.library import library; library()'
 	@touch $@
 
 demo: setup ## serve the demo manifest on this machine and talk to it (ONCE=1: end afterwards)

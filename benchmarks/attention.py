@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from stoker_engine.kernels.triton.attention import paged_attention
-from stoker_engine.kernels.triton.decode_parts import PART_KEYS, decode_parts
+from stoker_engine.kernels.triton.attention.attention import paged_attention
+from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_parts
 
 RUNS, BLOCK = 15, 16
 

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stoker_engine.contract.block_hash import block_hash, root_hash
-from stoker_engine.processes.copy_router import CopyRouter
+from stoker_common.block_hash import block_hash, root_hash
+from stoker_engine.processes.dp_router import CopyRouter
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
 

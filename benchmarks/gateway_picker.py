@@ -25,10 +25,10 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
-from stoker_gateway.directory import Directory, Endpoint
-from stoker_gateway.picker.server import PickerServer
-from stoker_gateway.picking.load import ServerLoad
-from stoker_gateway.picking.picker import EndpointPicker
+from stoker_gateway.ext_proc.server import PickerServer
+from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.scheduling.load import ServerLoad
+from stoker_gateway.scheduling.picker import EndpointPicker
 
 AT_ONCE = 64
 HEADERS = {

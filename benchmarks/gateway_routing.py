@@ -37,12 +37,12 @@ from hashlib import blake2b
 from itertools import count
 from typing import Final
 
-from stoker_engine.contract.text_chain import block_ends
-from stoker_gateway.picking.ask import Ask
-from stoker_gateway.picking.load import ServerLoad
-from stoker_gateway.picking.picker import EndpointPicker, Pick
-from stoker_gateway.picking.rendezvous import Rendezvous
-from stoker_gateway.polling import CORE_SHARE
+from stoker_common.text_prefix_hash import block_ends
+from stoker_gateway.polling.poller import CORE_SHARE
+from stoker_gateway.scheduling.load import ServerLoad
+from stoker_gateway.scheduling.picker import EndpointPicker, Pick
+from stoker_gateway.scheduling.rendezvous import Rendezvous
+from stoker_gateway.scheduling.routing_request import Ask
 
 PREFILL: Final = 10_000.0
 CACHE: Final = 400_000

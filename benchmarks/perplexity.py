@@ -28,7 +28,7 @@ from tqdm import tqdm
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.contract import argv
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.models.locate import locate_model
+from stoker_engine.models.hub.locate import locate_model
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 TEXT = Path(__file__).parent / "data" / "persuasion.txt"

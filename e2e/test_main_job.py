@@ -60,7 +60,7 @@ def expected() -> list[int]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from stoker_engine.models.demo import demo_model
+    from stoker_engine.models.hub.demo import demo_model
 
     file = demo_model("gemma-3-270m")
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}

@@ -11,7 +11,12 @@ import sys
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"engine": "stoker_engine", "operator": "stoker_operator", "gateway": "stoker_gateway"}
+PACKAGES = {
+    "common": "stoker_common",
+    "engine": "stoker_engine",
+    "operator": "stoker_operator",
+    "gateway": "stoker_gateway",
+}
 BESIDE = {
     "charts": ["tests/operator"],
     "crds": ["tests/operator"],

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from .virtual_time import VirtualLoop
+from .support.virtual_time import VirtualLoop
 
 # Some tests fork. Where gRPC was loaded by another, its handlers of forks end one such child in six (SIGSEGV, SIGABRT).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"

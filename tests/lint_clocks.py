@@ -3,9 +3,11 @@
 Usage: ``python tests/lint_clocks.py [FILE OR FOLDER ...]`` (default: tests and e2e); exit code 1 if anything was found.
 
 - An assertion says what happened, never how soon: a clock, or what was computed from one, must not be asserted to be
-  less than or equal to something. Lower bounds and order are fine, and so is virtual time (tests/virtual_time.py).
-- A test waits for a condition (tests/waiting.py, e2e/kit/waiting.py), never for a time. ``asyncio.sleep(0)`` only lets
-  others run. A sleep that *is* the behaviour under test, such as a server's that answers late, says so on its line:
+  less than or equal to something. Lower bounds and order are fine, and so is virtual time
+  (tests/support/virtual_time.py).
+- A test waits for a condition (tests/support/waiting.py, e2e/kit/waiting.py), never for a time. ``asyncio.sleep(0)``
+  only lets others run. A sleep that *is* the behaviour under test, such as a server's that answers late, says so on its
+  line:
   ``# sleeps: REASON``.
 - A limit only ends a test that hangs, so none is below a minute: of ``asyncio.timeout`` and ``wait_for``, of ``join``,
   ``result`` and ``wait``, and whatever is called ``timeout``. One that may be passed, or that is what is tested, says
@@ -23,7 +25,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 #: These wait, so that no test needs to.
-HELPERS = tuple(ROOT / path for path in ("tests/waiting.py", "tests/virtual_time.py", "e2e/kit/waiting.py"))
+HELPERS = tuple(
+    ROOT / path for path in ("tests/support/waiting.py", "tests/support/virtual_time.py", "e2e/kit/waiting.py")
+)
 
 _CLOCKS = frozenset({"time", "monotonic", "perf_counter", "process_time", "thread_time"})
 _CLOCKS |= {f"{name}_ns" for name in _CLOCKS}
@@ -62,7 +66,10 @@ def findings(source: str) -> list[Finding]:
     lines = source.splitlines()
     imported = _imported(tree)
     found = {
-        Finding(call.lineno, "waits for a time: wait for a condition (tests/waiting.py), or mark it `# sleeps: REASON`")
+        Finding(
+            call.lineno,
+            "waits for a time: wait for a condition (tests/support/waiting.py), or mark it `# sleeps: REASON`",
+        )
         for call in ast.walk(tree)
         if isinstance(call, ast.Call)
         and _SLEEPS.match(_name(call.func, imported))

@@ -13,10 +13,10 @@ import pytest
 
 from stoker import main as dispatcher
 
-from . import golden
+from .support import golden
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("cli", "engine", "gateway", "operator", "charts", "images", "crds")
+SOURCES = ("cli", "common", "engine", "gateway", "operator", "charts", "images", "crds")
 PATTERNS = {
     "environment variables": r"\bSTOKER_[A-Z_]*[A-Z]",
     "labels and annotations": r"\bstoker\.dev/[A-Za-z0-9.-]*[A-Za-z0-9]",

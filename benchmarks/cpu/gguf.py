@@ -11,7 +11,7 @@ from pathlib import Path
 from machine import cpu_name
 
 from cpu.environments import Step, once, program
-from stoker_engine.models.demo import demo_model
+from stoker_engine.models.hub.demo import demo_model
 
 PACKAGE = "node-llama-cpp@3.22.1"
 VERSION = "0.5.0"

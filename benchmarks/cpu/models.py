@@ -148,7 +148,7 @@ def _dequantize_demo(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from stoker_engine.models.demo import demo_model
+    from stoker_engine.models.hub.demo import demo_model
 
     file = demo_model("gemma-3-270m")
     in_numbers = GgufConfig(dequantize=True)

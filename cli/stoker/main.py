@@ -85,5 +85,5 @@ def is_ours(module: str | None, entry: EntryPoint) -> bool:
     """Whether a module that was not found belongs to us: that is a bug to see, not an extra to install."""
     if module is None:
         return True
-    packages = {"stoker", "stoker_engine", "stoker_operator", entry.module.partition(".")[0]}
+    packages = {"stoker", "stoker_common", "stoker_engine", "stoker_operator", entry.module.partition(".")[0]}
     return module.partition(".")[0] in packages

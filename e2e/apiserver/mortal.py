@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 #: What an operator imports until it works.
-_LOADED = ["stoker_operator.cli.operator", "stoker_operator.handlers"]
+_LOADED = ["stoker_operator.cli.operator", "stoker_operator.manager.handlers"]
 
 
 class Death(NamedTuple):
@@ -88,7 +88,7 @@ def _live(kubeconfig: Path, words: list[str], log: Path, death: Death | None) ->
     for module in (config, config.kube_config):  # which read KUBECONFIG when they were imported
         module.KUBE_CONFIG_DEFAULT_LOCATION = str(kubeconfig)
     from stoker_operator.cli.operator import main
-    from stoker_operator.kube import Kube
+    from stoker_operator.cluster.kube import Kube
 
     for name in ("apply", "create", "replace", "patch", "delete"):
         setattr(Kube, name, _mortal(getattr(Kube, name), name, log, death))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator import webhook as webhook_module
+from stoker_operator.admission import webhook as webhook_module
 from stoker_operator.api.manifest import parse as parse_endpoint
 from stoker_operator.api.v1alpha1 import InferenceEndpoint
 from stoker_operator.cli.operator import parse
 from stoker_operator.cli.render import render
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.policy import Policy
+from stoker_operator.policy.policy import Policy
 from stoker_operator.settings import LeaseSettings
 
 CHART = Path(__file__).parents[2] / "charts/stoker"

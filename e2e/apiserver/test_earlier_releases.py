@@ -18,7 +18,7 @@ from apiserver import ApiServer
 from kubernetes import client, config
 
 from stoker_operator.api.v1alpha1.crd import crd
-from stoker_operator.kube import Kube, KubeError
+from stoker_operator.cluster.kube import Kube, KubeError
 
 from .conftest import Operator, wait_for
 

@@ -10,7 +10,7 @@ import yaml
 
 from stoker_operator.api.manifest import parse
 from stoker_operator.cli.render import render
-from stoker_operator.kube import Kube
+from stoker_operator.cluster.kube import Kube
 from stoker_operator.plan.catalogue import Catalogue
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

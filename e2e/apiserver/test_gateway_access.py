@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from stoker_operator.kube import Kube, KubeError
+from stoker_operator.cluster.kube import Kube, KubeError
 
 from .conftest import Operator, check_log
 

@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 
 from stoker_gateway.cli.gateway import parser_of
-from stoker_operator.certificates import Certificate
+from stoker_operator.admission.certificates import Certificate
 
 from .test_chart import CHART, granted, lasting, only_named, template
 

@@ -20,12 +20,12 @@ from kit.waiting import wait_for, wait_for_async
 from kubernetes import client, config
 from prometheus_client import CollectorRegistry
 
-from stoker_gateway.directory import Directory
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.kubernetes.api import Api
 from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
+from stoker_gateway.registry.model_registry import Directory
 
 ROOT = Path(__file__).parents[2]
 GROUP, VERSION, PLURAL = "stoker.dev", "v1alpha1", "inferenceendpoints"

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from stoker_operator.handlers import OptionalWatches
-from stoker_operator.informer import Watched
+from stoker_operator.cluster.informer import Watched
+from stoker_operator.manager.handlers import OptionalWatches
 from stoker_operator.settings import Settings
 
 from .conftest import Operator

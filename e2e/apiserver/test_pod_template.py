@@ -14,10 +14,10 @@ from kubernetes import client
 
 from stoker_operator.api.manifest import parse
 from stoker_operator.cli.render import render
-from stoker_operator.drift import differs
-from stoker_operator.kube import Kube
+from stoker_operator.cluster.kube import Kube
 from stoker_operator.manifests.pod_template_merge import merge_pod_spec
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.reconcile.drift import differs
 
 from .conftest import wait_for
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kubernetes import client, config
 
-from stoker_operator.kube import Kube
+from stoker_operator.cluster.kube import Kube
 
 from .conftest import SYSTEM, Operator
 

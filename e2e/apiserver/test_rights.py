@@ -12,7 +12,7 @@ import yaml
 from kubernetes import client
 
 from stoker_operator.api.manifest import parse
-from stoker_operator.pinning import ANNOTATION, digest
+from stoker_operator.reconcile.pinning import ANNOTATION, digest
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 SYSTEM = "stoker-system"

@@ -16,7 +16,7 @@ from stoker_operator.api.v1alpha1.template import PodTemplate
 from stoker_operator.api.violation import Refused
 from stoker_operator.cli.render import render
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.template_policy import forbidden
+from stoker_operator.policy.template_policy import forbidden
 
 from .conftest import Operator, wait_for
 

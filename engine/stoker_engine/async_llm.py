@@ -5,7 +5,7 @@
 
 The engines' processes start when the client is made; `load` then finds the model's files, hands them over, and loads
 the tokenizer meanwhile. Nothing here imports torch. What belongs to one copy of the model is in
-`processes/engine_copy.py`; a copy that dies takes its own requests along and nobody else's.
+`processes/dp_engine.py`; a copy that dies takes its own requests along and nobody else's.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from stoker_engine.contract.copy_state import CopyState
+from stoker_common.errors import EngineDeadError, RequestError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, RequestError, StokerError
+from stoker_engine.contract.engine_state import CopyState
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.models.locate import locate_model, locate_tokenizer
+from stoker_engine.models.hub.locate import locate_model, locate_tokenizer
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.processes.copy_router import CopyRouter
-from stoker_engine.processes.engine_copy import DEAD, EngineCopy, resolve
+from stoker_engine.processes.dp_engine import DEAD, EngineCopy, resolve
+from stoker_engine.processes.dp_router import CopyRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
-from stoker_engine.processes.room import check_room
+from stoker_engine.processes.memory_check import check_room
 from stoker_engine.tokens.bad_words import BadWords
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_stream import OutputStream

@@ -21,18 +21,18 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.journal import Journal
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.core.proposer import Proposer
+from stoker_engine.core.request_timelines import Journal
 from stoker_engine.core.step_report import SchedulerStats, StepTimes
+from stoker_engine.exec.check_sharding import refuse_indivisible
 from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
 from stoker_engine.exec.loading_view import LoadingView
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.runner import Runner
-from stoker_engine.exec.shared_model import refuse_indivisible
 from stoker_engine.exec.supervision import Supervision
-from stoker_engine.grammar.preparing import Preparing
+from stoker_engine.grammar.grammar_queue import Preparing
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults

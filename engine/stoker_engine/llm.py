@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from stoker_common.errors import RequestError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import (
@@ -29,7 +29,7 @@ from stoker_engine.grammar.check import check_grammar
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.processes.engine_copies import EngineCopies
+from stoker_engine.processes.dp_engines import EngineCopies
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
 from stoker_engine.tokens.tokenizer import Tokenizer

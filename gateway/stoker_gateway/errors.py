@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker_engine.contract.errors import StokerError
+from stoker_common.errors import StokerError
 
 
 class GatewayError(StokerError):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
+from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.limits.peer_settings import PeerSettings
-from stoker_gateway.picker.request_limits import RequestLimits
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .guarded_cache import guard
+from ..support.engine.guarded_cache import guard
 
 _VOCABULARY = 512
 
@@ -125,7 +125,7 @@ def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     """The GGUF file of the demo model."""
-    from stoker_engine.models.demo import demo_model
+    from stoker_engine.models.hub.demo import demo_model
 
     return demo_model("gemma-3-270m")
 

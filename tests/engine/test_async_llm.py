@@ -19,17 +19,17 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError
 from stoker_engine import SamplingParams, StructuredOutputs
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, RequestError, RequestFailedError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.tokenizer import Tokenizer
 
-from ..waiting import until_async
+from ..support.waiting import until_async
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

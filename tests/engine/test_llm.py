@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_common.errors import ArgumentError, ModelError, RequestError
 from stoker_engine import LLM, BeamSearchParams, SamplingParams
-from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.request import FinishReason
 

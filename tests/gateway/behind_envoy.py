@@ -12,13 +12,13 @@ from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
-from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.registry.model_registry import Directory, Endpoint
 
-from ..waiting import until_async
-from .dictating_picker import DictatingPicker
+from ..support.waiting import until_async
+from .scripted_picker import DictatingPicker
 
 CHAT = "/v1/chat/completions"
 

@@ -23,13 +23,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_gateway.cli.gateway import main, parser_of
-from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy.access_log_lines import FIELDS
+from stoker_gateway.ext_proc.metrics import PickerMetrics
 from stoker_gateway.kubernetes.cluster_watch import age_gauge
-from stoker_gateway.picker.metrics import PickerMetrics
-from stoker_gateway.picking.load import ServerLoad
-from stoker_gateway.polling import Heard, Poller
-from stoker_gateway.server_watch import ServerWatch
+from stoker_gateway.polling.poller import Heard, Poller
+from stoker_gateway.polling.server_watch import ServerWatch
+from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.usage.metrics import UsageMetrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "gateway.md"

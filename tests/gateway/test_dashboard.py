@@ -14,8 +14,8 @@ import yaml
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.key import Key, digest_of
 
-from .. import golden
 from ..operator.test_dashboards import CHART, expressions
+from ..support import golden
 from .behind_envoy import CHAT
 from .test_gateway import command
 

@@ -13,13 +13,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from stoker_gateway.ext_proc.model_cards import ModelCards
 from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.picker.model_cards import ModelCards
-from stoker_gateway.polling import HttpAsker
+from stoker_gateway.polling.poller import HttpAsker
 
 from .behind_envoy import gateway
-from .picker.proxy import picking
+from .ext_proc.proxy import picking
 
 
 def _said(**card: Any) -> bytes:

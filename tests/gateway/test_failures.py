@@ -13,12 +13,12 @@ import aiohttp
 import grpc
 import pytest
 
-from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import admin
 from stoker_gateway.envoy.admin import EnvoyError, LateAnswerError
 from stoker_gateway.envoy.config import LISTENER
+from stoker_gateway.registry.model_registry import Directory, Endpoint
 
-from ..waiting import until_async
+from ..support.waiting import until_async
 from .behind_envoy import CHAT, Gateway, directory, gateway
 from .http_fuzz import requests
 

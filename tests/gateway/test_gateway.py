@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from ..waiting import until_async
+from ..support.waiting import until_async
 from .behind_envoy import CHAT, Server
 
 _MAIN = "import sys; from stoker_gateway.cli.gateway import main; sys.exit(main(sys.argv[1:]))"

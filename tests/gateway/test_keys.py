@@ -18,15 +18,15 @@ import openai
 import pytest
 import yaml
 
-from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.ext_proc.server import PickerServer
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.key import Key, digest_of, new_text
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.picker.server import PickerServer
-from stoker_gateway.picking.picker import EndpointPicker
+from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.scheduling.picker import EndpointPicker
 
 from .behind_envoy import Server
 

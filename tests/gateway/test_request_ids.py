@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from stoker_gateway.picking.load import ServerLoad
+from stoker_gateway.scheduling.load import ServerLoad
 
 from .usage.answering import behind
 

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from stoker_gateway.cli.gateway import main
-from stoker_operator.certificates import Certificate, issue
+from stoker_operator.admission.certificates import Certificate, issue
 
-from ..waiting import until_async
+from ..support.waiting import until_async
 from .behind_envoy import CHAT
 from .test_gateway import _BODY, command
 

@@ -16,7 +16,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.metrics import EngineMetrics
 from stoker_engine.sizing.cache_groups import CacheGroup
-from stoker_operator.metrics import Metrics
+from stoker_operator.process.metrics import Metrics
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 #: The gateway's is tested beside the gateway.

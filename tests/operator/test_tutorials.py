@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "tutorials"))
 
 from tutorial import blocks, lacks, run, tutorials
 
-from stoker_operator import diagnosis
+from stoker_operator.reconcile import diagnosis
 
 ROOT = Path(__file__).parents[2]
 EVERY = [each for need in ("nothing", "apiserver", "cluster") for each in tutorials(need)]
@@ -62,7 +62,7 @@ def reasons(source: str) -> Iterator[str]:
 
 def test_every_reason_is_explained() -> None:
     given = {"Invalid", *diagnosis._REMEDY}
-    shared = ROOT / "engine" / "stoker_engine" / "sizing" / "divisible.py"
+    shared = ROOT / "engine" / "stoker_engine" / "sizing" / "sharding.py"
     for module in (shared, *(ROOT / "operator" / "stoker_operator").rglob("*.py")):
         given.update(reasons(module.read_text()))
     (page,) = [each for each in EVERY if "troubleshooting" in each.name]

@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from stoker_engine.contract.errors import ModelError
+from stoker_common.errors import ModelError
 
 T = TypeVar("T")
 

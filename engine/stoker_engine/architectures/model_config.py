@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.checkpoint_files import Folder, complete_config
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, LayerConfig
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.rope_config import RopeParameters
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.json_file import read_json_object
 
 __all__ = ["LayerConfig", "ModelConfig", "RopeParameters"]

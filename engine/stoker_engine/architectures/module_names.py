@@ -1,8 +1,8 @@
 """What checkpoints call the matrices of a model: the names of transformers' modules, by ours.
 
 Ours (slots, see `models.decoder`) are the same in all families. What loads a checkpoint knows more: wrappers, tensors,
-changes (`models.weight_names`). These names say which modules a ``quantization_config`` speaks of, before there are
-files.
+changes (`models.families.weight_names`). These names say which modules a ``quantization_config`` speaks of, before
+there are files.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from stoker_engine.contract.errors import ModelError
+from stoker_common.errors import ModelError
 
 #: More are taken for a damaged file: each has weights with names of its own.
 MOST_EXPERTS: Final = 10_000

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.quantization.stated import quantization_method
-from stoker_engine.contract.errors import ModelError
 
 UNQUANTIZED_ONE = "use the unquantized model"
 

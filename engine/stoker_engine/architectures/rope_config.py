@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
-from stoker_engine.contract.errors import ModelError
 
 ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import pad
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.fused_kv import StoringBackend
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.attention.storing import StoringBackend
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.fused_kv import StoringBackend
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
-from stoker_engine.attention.storing import StoringBackend
 
 #: What it keeps parts of split sequences in, bytes: what the package recommends.
 _WORKSPACE: Final = 128 << 20

@@ -6,13 +6,13 @@ import logging
 
 import torch
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.attention.backend import AttentionBackend
-from stoker_engine.attention.native import NativeBackend
-from stoker_engine.attention.packages import FLAG, Served, by_package, said
+from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.external import FLAG, Served, by_package, said
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract import names
-from stoker_engine.contract.errors import ArgumentError
-from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.cpu.library import native_library
 from stoker_engine.kernels.select import has_little_shared_memory, lack_of_triton
 
 logger = logging.getLogger(__name__)

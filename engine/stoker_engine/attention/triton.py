@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.fused_kv import StoringBackend
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.attention.storing import StoringBackend
-from stoker_engine.kernels.triton.attention import paged_attention
-from stoker_engine.kernels.triton.decode_parts import PART_KEYS, decode_parts
+from stoker_engine.kernels.triton.attention.attention import paged_attention
+from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_parts
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker_common.errors import ArgumentError
 from stoker_engine import logs
 from stoker_engine.cli import command_line
 from stoker_engine.contract import argv, names
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker_common.errors import StokerError
 from stoker_engine.cli import command_line
 from stoker_engine.cli.chat_answer import Answer, check, say, stream
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
-from stoker_engine.contract.errors import StokerError
 
 if TYPE_CHECKING:
     import httpx

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker_common.errors import StokerError
 from stoker_engine.cli.lines import lines_of
-from stoker_engine.contract.errors import StokerError
 
 if TYPE_CHECKING:
     import httpx

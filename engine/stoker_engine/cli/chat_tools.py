@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 from pydantic import PydanticUserError, TypeAdapter, validate_call
 from pydantic_core import from_json
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.cli.chat_answer import whisper
-from stoker_engine.contract.errors import ArgumentError
 
 _HELPERS: Final = "begin the name of a function that is not for the model with an underscore"
 

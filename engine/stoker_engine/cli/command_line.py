@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from stoker_engine.cli.foreign_flags import FOREIGN_FLAGS
+from stoker_common.errors import ArgumentError, ModelError, StokerError
+from stoker_engine.cli.ignored_vllm_flags import FOREIGN_FLAGS
 from stoker_engine.contract.argv import Parser
-from stoker_engine.contract.errors import ArgumentError, ModelError, StokerError
 
 
 def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.cli import command_line
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
 from stoker_engine.export.output import check_new, remove_partial
 from stoker_engine.export.schemes import SCHEMES, Scheme, with_group_size
 
@@ -110,7 +110,7 @@ def _to_gguf(args: QuantizeArgs, name: str) -> Path:
 
 def _locate(args: QuantizeArgs, target: Path) -> Path:
     """MODEL on this machine; what cannot be written is said before anything is downloaded."""
-    from stoker_engine.models.locate import locate_model
+    from stoker_engine.models.hub.locate import locate_model
 
     check_new(target)
     return locate_model(EngineArgs(model=args.model, revision=args.revision))

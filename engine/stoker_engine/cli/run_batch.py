@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from stoker_common.errors import ArgumentError
 from stoker_engine import logs
 from stoker_engine.cli import command_line
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.names import CONTENT_FORMATS, ContentFormat
 from stoker_engine.contract.serve_args import ServeArgs
@@ -150,7 +150,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
     client = AsyncLLM(args.engine, chat_template=args.frontend.chat_template, step_timeout=args.frontend.step_timeout)
     try:
         from stoker_engine.server.app import create_app
-        from stoker_engine.server.service import Service
+        from stoker_engine.server.conversation.service import Service
 
         service = Service(args, client)
         app = create_app(service)

@@ -2,7 +2,7 @@
 
 With ``--headless`` it serves nothing: it runs ranks for the server on node 0.
 
-Where it ends because it cannot serve, it leaves its last words behind (`contract.last_words`).
+Where it ends because it cannot serve, it leaves its last words behind (`contract.termination_message`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import signal
 
+from stoker_common.errors import StokerError
 from stoker_engine import logs
 from stoker_engine.cli import command_line, termination_log
-from stoker_engine.contract.errors import StokerError
-from stoker_engine.contract.last_words import LastWords, Reason
 from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.contract.termination_message import LastWords, Reason
 
 
 def main(argv: list[str]) -> int:
@@ -58,7 +58,7 @@ def _serve(argv: list[str]) -> None:
     )
     try:
         # Imported while the engine process imports torch.
-        from stoker_engine.server.http_server import bind, serve
+        from stoker_engine.server.http.http_server import bind, serve
 
         with bind(args.frontend.host, args.frontend.port) as bound:
             serve(args, client, bound)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from stoker_engine.contract.last_words import LastWords
+from stoker_engine.contract.termination_message import LastWords
 
 logger = logging.getLogger(__name__)
 

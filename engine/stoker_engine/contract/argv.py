@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract import argv, names
 from stoker_engine.contract.argv import flag
-from stoker_engine.contract.errors import ArgumentError
 
 #: Why ``--enable-expert-parallel`` is refused beside several copies, here and by the planner.
 COPIES_SHARE_NO_EXPERTS: Final = "copies of a model share no experts: those of a copy are dealt over its own devices"

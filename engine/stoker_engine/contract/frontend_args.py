@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.names import CONTENT_FORMATS, REASONING_PARSERS, TOOL_CALL_PARSERS, ContentFormat
 
 #: Listened on by a socket of IPv6 that takes IPv4 too; one of IPv4 alone where a machine has no IPv6.

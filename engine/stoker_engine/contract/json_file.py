@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stoker_engine.contract.errors import ModelError
+from stoker_common.errors import ModelError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract import argv
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.core.token_ids import NO_TOKENS, TokenIds
 

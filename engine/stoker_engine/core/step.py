@@ -1,6 +1,6 @@
 """What travels between the scheduler and those who run the model, once a step: what changed, and what to compute.
 
-Who runs the model keeps *rows* (`exec.rows`): of each running sequence the tokens, the block tables, and how it
+Who runs the model keeps *rows* (`exec.input_batch`): of each running sequence the tokens, the block tables, and how it
 samples. A sequence comes whole once, when it gets its row; from then on only changes come. So a step of many decodes
 is a few numbers a sequence, however long they are.
 

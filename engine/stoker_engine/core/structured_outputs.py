@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 #: What an output can be constrained by: exactly one of them is given.
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -1,7 +1,7 @@
 """Compiles what a model is computed with, for a GPU that need not be here.
 
 The model is made of tensors that have a shape and no numbers, and runs the steps of `exec.warm_up`; see
-`kernels.triton.compile_only`. So what a pod would compile when it starts is in Triton's cache already.
+`kernels.triton.compile.compile_only`. So what a pod would compile when it starts is in Triton's cache already.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.exec.check_sharding import refuse_indivisible
 from stoker_engine.exec.dtypes import resolve_dtype
+from stoker_engine.exec.input_batch import Rows
 from stoker_engine.exec.inputs import InputBuilder
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
-from stoker_engine.exec.rows import Rows
-from stoker_engine.exec.shared_model import refuse_indivisible
 from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.kernels.compile_progress import told_of_compiled
 from stoker_engine.kernels.select_token import COLUMNS
-from stoker_engine.kernels.triton.ahead_of_time import TARGETS, gpu_target
 from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
 from stoker_engine.kernels.triton.bundle import TRITON
-from stoker_engine.kernels.triton.compile_only import OnLaunch, compile_only
-from stoker_engine.kernels.triton.driver import build_driver, can_build_driver
+from stoker_engine.kernels.triton.compile.ahead_of_time import TARGETS, gpu_target
+from stoker_engine.kernels.triton.compile.compile_only import OnLaunch, compile_only
+from stoker_engine.kernels.triton.compile.driver import build_driver, can_build_driver
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import DecoderLoader
+from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model import StepInputs
-from stoker_engine.models.stored_weights import with_formats
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.weight_formats import WeightFormats

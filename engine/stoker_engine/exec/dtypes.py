@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.compute_dtype import compute_dtype, why_not_computed
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.models.checkpoint import Checkpoint
 
 

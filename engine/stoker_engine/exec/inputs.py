@@ -14,7 +14,7 @@ import torch
 
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
-from stoker_engine.exec.rows import Rows
+from stoker_engine.exec.input_batch import Rows
 from stoker_engine.parallel.transfer import all_to_device
 from stoker_engine.sizing.cache_groups import CacheGroup
 

@@ -19,18 +19,18 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from stoker_common.errors import ArgumentError, ModelError, OutOfMemoryError
 from stoker_engine.architectures.cache_spec import LayerCache, StateSpec
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.state_cache import PagedTensor, StateCache
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
 from stoker_engine.exec.kv_views import layer_view
-from stoker_engine.models.kv_scales import LayerScales
+from stoker_engine.models.loading.kv_scales import LayerScales
 from stoker_engine.parallel.claim_memory import claim_memory
 from stoker_engine.parallel.device import memory_bytes
-from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.rank_groups import Groups
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks

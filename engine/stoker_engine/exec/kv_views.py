@@ -13,7 +13,7 @@ import torch
 
 from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.attention.backend import KVCache
-from stoker_engine.models.kv_scales import LayerScales
+from stoker_engine.models.loading.kv_scales import LayerScales
 from stoker_engine.sizing.kv_format import KVFormat
 
 

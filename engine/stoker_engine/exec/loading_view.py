@@ -16,7 +16,7 @@ _LOG_S: Final = 10.0
 
 
 class LoadingView:
-    """Shows the bytes of weights that are loaded; see `models.load_progress.OnProgress`.
+    """Shows the bytes of weights that are loaded; see `models.loading.load_progress.OnProgress`.
 
     Args:
         on_progress: called whenever loading gets on, too.

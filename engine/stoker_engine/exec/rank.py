@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from multiprocessing.connection import Connection
 from typing import Any
 
-from stoker_engine.children.death import Died
-from stoker_engine.children.load_failed import LoadFailed
-from stoker_engine.contract.errors import StokerError
+from stoker_common.errors import StokerError
+from stoker_common.subprocesses.death import Died
+from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine.exec.rank_messages import Lost, Setup
 
 logger = logging.getLogger(__name__)

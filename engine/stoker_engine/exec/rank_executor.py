@@ -34,9 +34,15 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker_engine.children.lifeline import wait_for_last_words
+from stoker_common.errors import (
+    ArgumentError,
+    EngineDeadError,
+    EngineStuckError,
+    ModelError,
+    StokerError,
+)
+from stoker_common.subprocesses.lifeline import wait_for_last_words
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, EngineDeadError, EngineStuckError, ModelError, StokerError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.exec.rank import Rank
@@ -46,7 +52,7 @@ from stoker_engine.exec.start_ranks import start_ranks
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.models.load_progress import OnProgress
+from stoker_engine.models.loading.load_progress import OnProgress
 from stoker_engine.nodes.head import Head
 from stoker_engine.parallel.layout import Layout
 

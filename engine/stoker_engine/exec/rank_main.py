@@ -21,11 +21,11 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker_common.errors import StokerError
+from stoker_common.subprocesses.death import Died
+from stoker_common.subprocesses.lifeline import die_with, wait_for_hangup
+from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine import logs
-from stoker_engine.children.death import Died
-from stoker_engine.children.lifeline import die_with, wait_for_hangup
-from stoker_engine.children.load_failed import LoadFailed
-from stoker_engine.contract.errors import StokerError
 from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Lost, Prepare, Prepared, Progress, Setup
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.parallel.processors import Share, take_share
@@ -33,10 +33,10 @@ from stoker_engine.parallel.processors import Share, take_share
 if TYPE_CHECKING:
     from stoker_engine.contract.engine_args import EngineArgs
     from stoker_engine.exec.runner import Runner
-    from stoker_engine.models.load_progress import OnProgress
-    from stoker_engine.parallel.groups import Groups
+    from stoker_engine.models.loading.load_progress import OnProgress
     from stoker_engine.parallel.join import Joined
-    from stoker_engine.parallel.shared_ranks import SharedMemory
+    from stoker_engine.parallel.rank_groups import Groups
+    from stoker_engine.parallel.shm_communicator import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     # All ranks see the same, and one of them says it; but what is wrong may be so in one alone.
     logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, **setup.labels, rank=rank)
     share = take_share(*setup.neighbours, on_cpu=setup.on_cpu)  # before torch and the kernels start threads
-    from stoker_engine.parallel.ranks import RankLostError  # torch: seconds
+    from stoker_engine.parallel.communicator import RankLostError  # torch: seconds
 
     try:
         _send(connection, Progress(0, 0))
@@ -97,8 +97,8 @@ def _join(setup: Setup, share: Share) -> Joined:
 def _shared_memory(setup: Setup, share: Share) -> SharedMemory | None:
     if setup.region is None:
         return None
-    from stoker_engine.kernels.native.library import library
-    from stoker_engine.parallel.shared_ranks import SharedMemory
+    from stoker_engine.kernels.cpu.library import library
+    from stoker_engine.parallel.shm_communicator import SharedMemory
 
     if share.is_crowded:  # who is awake keeps the others from coming
         return SharedMemory(setup.region, library(), spin_us=0)

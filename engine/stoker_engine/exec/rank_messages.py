@@ -26,12 +26,12 @@ class Setup:
     Attributes:
         rank: its number.
         layout: how all of them share the model.
-        rendezvous: where they find each other; see `parallel.process_ranks.World`.
+        rendezvous: where they find each other; see `parallel.torch_communicator.World`.
         timeout_s: seconds that it waits for another one.
         neighbours: how many ranks of all copies its machine has, and which of them it is.
         on_cpu: whether the CPU computes the model.
         region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
-            `parallel.shared_ranks.SharedMemory`.
+            `parallel.shm_communicator.SharedMemory`.
         labels: what each line of its log says besides its rank.
         device: which of the accelerators that its process sees is its own, if it computes on one.
     """

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from stoker_engine.children.death import Died, cause_of_death, is_stopped, process_state
-from stoker_engine.children.lifeline import parent_for_child
-from stoker_engine.children.oom_kills import oom_kills
-from stoker_engine.contract.errors import StokerError
+from stoker_common.errors import StokerError
+from stoker_common.subprocesses.death import Died, cause_of_death, is_stopped, process_state
+from stoker_common.subprocesses.lifeline import parent_for_child
+from stoker_common.subprocesses.oom_kills import oom_kills
 from stoker_engine.exec.rank import Rank
 from stoker_engine.exec.rank_messages import Setup
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import select
 from typing import Final
 
-from stoker_engine.children.death import Died, cause_of_death
-from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, StokerError
+from stoker_common.errors import EngineDeadError, EngineKilledError, StokerError
+from stoker_common.subprocesses.death import Died, cause_of_death
 from stoker_engine.exec.rank import Rank
 from stoker_engine.exec.rank_messages import Setup
 from stoker_engine.nodes.node import Node

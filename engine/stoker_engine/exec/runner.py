@@ -9,19 +9,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.attention.backend import GraphBackend
-from stoker_engine.attention.native import NativeBackend
-from stoker_engine.attention.packages import Served
+from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.external import Served
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
 from stoker_engine.exec.graphs import DecodeGraphs, capture_all
+from stoker_engine.exec.input_batch import Rows
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
-from stoker_engine.exec.rows import Rows
 from stoker_engine.exec.step_masks import StepMasks, StepMasksByPlace
 from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.grammar.grammars import Grammars
@@ -32,15 +32,15 @@ from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.load_progress import OnProgress
+from stoker_engine.models.loading.load_progress import OnProgress
 from stoker_engine.models.model import StepInputs
 from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
-from stoker_engine.parallel.groups import Groups
+from stoker_engine.parallel.rank_groups import Groups
 from stoker_engine.parallel.transfer import to_device, to_host
-from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import greedy, sample
-from stoker_engine.sampling.shared_vocabulary import likeliest
+from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sampling.vocab_parallel_argmax import likeliest
 from stoker_engine.sizing import activations, memory
 from stoker_engine.sizing.kv_format import kv_format
 

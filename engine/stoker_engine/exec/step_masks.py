@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker_engine.core.step import Step
-from stoker_engine.exec.rows import Rows
+from stoker_engine.exec.input_batch import Rows
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.masks import FREE, Mask, Masks
 from stoker_engine.grammar.matcher import GrammarError, Matcher

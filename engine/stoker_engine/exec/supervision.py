@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stoker_engine.contract.errors import StokerError
+from stoker_common.errors import StokerError
 
 
 @dataclass(frozen=True)

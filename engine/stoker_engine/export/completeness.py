@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.on_load import is_quantized
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.export.matrices import EVERY_SLOT, Module
-from stoker_engine.models.kv_scales import is_kv_scale
-from stoker_engine.models.weight_names import WeightNames
-from stoker_engine.models.weight_source import some
+from stoker_engine.models.families.weight_names import WeightNames
+from stoker_engine.models.loading.kv_scales import is_kv_scale
+from stoker_engine.models.loading.weight_source import some
 from stoker_engine.sizing.weight_sizes import matrices
 
 

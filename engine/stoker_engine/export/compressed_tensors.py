@@ -17,19 +17,19 @@ from typing import Any, Final
 import torch
 from tqdm import tqdm
 
+from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.quantization.stated import quantization_method
-from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.export.completeness import check_complete
 from stoker_engine.export.matrices import Module, modules_of
 from stoker_engine.export.output import new_output
 from stoker_engine.export.round_to_nearest import quantized
 from stoker_engine.export.safetensors_file import SafetensorsWriter
 from stoker_engine.export.schemes import Scheme
-from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.safetensors_folder import RawTensors, not_floating
-from stoker_engine.models.weight_names import WeightNames
+from stoker_engine.models.families.registry import FAMILIES
+from stoker_engine.models.families.weight_names import WeightNames
+from stoker_engine.models.loading.safetensors_folder import RawTensors, not_floating
 
 _INDEX: Final = "model.safetensors.index.json"
 #: Files that hold weights, in whatever form.

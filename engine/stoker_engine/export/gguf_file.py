@@ -20,10 +20,10 @@ from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, Lla
 from gguf.quants import quantize
 from tqdm import tqdm
 
-from stoker_engine.contract.errors import ModelError, WeightsError
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.export.output import new_output
-from stoker_engine.models.gguf import FLOATING, GGUFFile
-from stoker_engine.models.gguf_header import GGUFHeader
+from stoker_engine.models.gguf.gguf_file import FLOATING, GGUFFile
+from stoker_engine.models.gguf.gguf_header import GGUFHeader
 
 #: The types that can be written, with llama.cpp's number for a file of them.
 FILE_TYPES: Final = {

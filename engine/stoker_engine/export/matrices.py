@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.on_load import is_quantized
-from stoker_engine.contract.errors import ModelError, WeightsError
-from stoker_engine.models.weight_names import WeightNames
+from stoker_engine.models.families.weight_names import WeightNames
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker_engine.contract.errors import ArgumentError, StokerError
+from stoker_common.errors import ArgumentError, StokerError
 
 _MIB = 1 << 20
 _partials = set[Path]()  # what is being written

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from stoker_engine.models.safetensors_folder import DTYPES
+from stoker_engine.models.loading.safetensors_folder import DTYPES
 
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 

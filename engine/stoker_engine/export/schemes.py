@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import random
 import re
 from typing import Final
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.limits import TRIED_STEPS, parser_limits

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.grammar.check import why_invalid
 from stoker_engine.grammar.choice import lark_of_choice

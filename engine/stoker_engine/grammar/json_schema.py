@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, unquote
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING
 from stoker_engine.grammar.regex_dialect import in_dialect
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.regex_dialect import in_dialect
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits

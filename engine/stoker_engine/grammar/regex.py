@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.grammar.limits import check_length
 from stoker_engine.grammar.regex_dialect import in_dialect
 

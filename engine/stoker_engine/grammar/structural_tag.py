@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.grammar.choice import lark_of_choice
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.lark import lark_of

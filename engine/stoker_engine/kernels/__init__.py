@@ -2,6 +2,7 @@
 
 bundle.py       all operations a model is computed with, as one object
 reference.py    torch's
-native/         C++ for CPUs
+cpu/            C++ for CPUs
+triton/         Triton for GPUs
 select.py       which bundle serves a device and dtype; asked once, when a model is made
 """

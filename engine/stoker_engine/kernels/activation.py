@@ -8,8 +8,8 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU, why_not_computed
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.bundle import Operation
 
 

@@ -22,7 +22,7 @@ def use_prebuilt() -> None:
         return
     from triton import knobs
 
-    from stoker_engine.kernels.triton.driver import use_built_driver
+    from stoker_engine.kernels.triton.compile.driver import use_built_driver
 
     use_built_driver(folder)
     cache = Path(knobs.cache.dir)

@@ -13,6 +13,7 @@ from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.blocks import block_linear, block_rows
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
+from stoker_engine.kernels.concat_linear import side_by_side
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.logprobs import logprobs
@@ -20,7 +21,6 @@ from stoker_engine.kernels.moe import block_experts, each_product, experts, rout
 from stoker_engine.kernels.rms_norm import after_sum, rms_norm
 from stoker_engine.kernels.rotary import angles, apply_rotary, join_rotated
 from stoker_engine.kernels.select_token import select_token
-from stoker_engine.kernels.side_by_side import side_by_side
 from stoker_engine.kernels.token_mask import keep_allowed
 
 

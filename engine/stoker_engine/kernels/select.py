@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from stoker_engine.kernels.bundle import Kernels
-from stoker_engine.kernels.native.bundle import native_kernels
-from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.cpu.bundle import native_kernels
+from stoker_engine.kernels.cpu.library import native_library
 from stoker_engine.kernels.reference import REFERENCE
 
 #: NVIDIA's oldest GPUs (compute capability) that Triton's kernels are compiled for.

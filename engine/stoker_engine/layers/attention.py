@@ -13,7 +13,7 @@ from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
 from stoker_engine.layers.rotary import Rotation
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class Attention(nn.Module):

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stoker_common.errors import ModelError
 from stoker_engine.attention.backend import AttentionBackend
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.bundle import Kernels
-from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.parallel.communicator import Alone, Ranks
 from stoker_engine.quant.method import LinearMethod
-from stoker_engine.quant.slot import Share
 from stoker_engine.quant.unquantized import UNQUANTIZED
-from stoker_engine.sizing.divisible import dealt, every_part_has_some, largest_part, share_of
+from stoker_engine.quant.weight_target import Share
 from stoker_engine.sizing.pipeline_stages import Stage
+from stoker_engine.sizing.sharding import dealt, every_part_has_some, largest_part, share_of
 
 
 def _unquantized(slots: Sequence[str]) -> LinearMethod:

@@ -7,7 +7,7 @@ from torch import nn
 
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import Matrix
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class Embedding(nn.Module):

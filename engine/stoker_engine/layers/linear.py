@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from stoker_engine.contract.errors import ModelError
+from stoker_common.errors import ModelError
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import LinearMethod, Products
-from stoker_engine.quant.packed_later import as_it_stays
+from stoker_engine.quant.prepack import as_it_stays
 from stoker_engine.quant.segments import merged
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class MergedLinear(nn.Module):

@@ -30,7 +30,7 @@ from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
 from stoker_engine.layers.rotary import Rotation
 from stoker_engine.quant.method import Matrix
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class LatentAttention(nn.Module):

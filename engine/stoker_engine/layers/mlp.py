@@ -8,7 +8,7 @@ from torch import nn
 from stoker_engine.architectures.decoder_config import MLPConfig
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class MLP(nn.Module):

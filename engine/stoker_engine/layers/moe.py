@@ -13,15 +13,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.moe import sigmoid
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.quant.method import Matrix, Products
 from stoker_engine.quant.segments import merged
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class MoE(nn.Module):

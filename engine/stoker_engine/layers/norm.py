@@ -8,7 +8,7 @@ from torch import nn
 from stoker_engine.architectures.decoder_config import NormConfig
 from stoker_engine.kernels.rms_norm import after_sum
 from stoker_engine.layers.build import Build
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class RMSNorm(nn.Module):

@@ -9,25 +9,25 @@ from typing import Protocol
 
 import torch
 
+from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.own_modules import own_modules, why_not_quantized
 from stoker_engine.architectures.quantization.read import kv_cache_of, read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.gguf import GGUFFile
-from stoker_engine.models.kv_scales import LayerScales
-from stoker_engine.models.load_progress import OnProgress
-from stoker_engine.models.locate import locate_model
+from stoker_engine.models.families.registry import FAMILIES
+from stoker_engine.models.gguf.gguf_file import GGUFFile
+from stoker_engine.models.hub.locate import locate_model
+from stoker_engine.models.loading.kv_scales import LayerScales
+from stoker_engine.models.loading.load_progress import OnProgress
+from stoker_engine.models.loading.quantized_folder import QuantizedFolder
+from stoker_engine.models.loading.quantized_on_load import format_on_load
+from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
-from stoker_engine.models.quantized_folder import QuantizedFolder
-from stoker_engine.models.quantized_on_load import format_on_load
-from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.quant.checkpoints.registry import FIND_MODULES
 from stoker_engine.sizing.planned_formats import refuse_transposed
 from stoker_engine.sizing.weight_formats import WeightFormats
@@ -63,7 +63,8 @@ class Loader(Protocol):
         ...
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
-        """The layers' own scales of the KV cache, where ``--kv-cache-dtype`` asks for them (`models.kv_scales`)."""
+        """The layers' own scales of the KV cache, where ``--kv-cache-dtype`` asks for them
+        (`models.loading.kv_scales`)."""
         ...
 
 

@@ -44,7 +44,7 @@ from stoker_engine.layers.moe import MoE
 from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
 from stoker_engine.layers.rotary import Rotary, Rotation
 from stoker_engine.models.model import StepInputs
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class Stream(NamedTuple):

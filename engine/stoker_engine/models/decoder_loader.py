@@ -11,17 +11,17 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.kv_scales import LayerScales, kv_scales
-from stoker_engine.models.load_progress import LoadProgress, OnProgress
-from stoker_engine.models.quantized_on_load import QuantizedOnLoad
-from stoker_engine.models.stored_weights import stored_weights, with_formats
-from stoker_engine.models.weight_names import WeightNames
-from stoker_engine.models.weight_source import Part, WeightSource
-from stoker_engine.models.weights import load_weights
+from stoker_engine.models.families.weight_names import WeightNames
+from stoker_engine.models.loading.kv_scales import LayerScales, kv_scales
+from stoker_engine.models.loading.load_progress import LoadProgress, OnProgress
+from stoker_engine.models.loading.quantized_on_load import QuantizedOnLoad
+from stoker_engine.models.loading.stored_weights import stored_weights, with_formats
+from stoker_engine.models.loading.weight_source import Part, WeightSource
+from stoker_engine.models.loading.weights import load_weights
 from stoker_engine.parallel.huge_pages import collapse_pages, use_huge_pages
 from stoker_engine.quant.blocks import BlockMatrix
-from stoker_engine.quant.packed_later import Packable
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.prepack import Packable
+from stoker_engine.quant.weight_target import Slot
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.weight_formats import WeightFormats
 

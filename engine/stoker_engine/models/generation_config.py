@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from stoker_common.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.core.sampling_params import SamplingParams
 

@@ -31,6 +31,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import set_tqdm_hook
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import (
@@ -45,14 +46,13 @@ from stoker_engine.architectures.own_modules import refuse_quantized
 from stoker_engine.architectures.rope_config import RopeParameters, read_rope
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.layers.build import Build
-from stoker_engine.models.kv_scales import LayerScales, is_kv_scale, kv_scales
-from stoker_engine.models.load_progress import LoadProgress, OnProgress
+from stoker_engine.models.loading.kv_scales import LayerScales, is_kv_scale, kv_scales
+from stoker_engine.models.loading.load_progress import LoadProgress, OnProgress
+from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder, not_floating
+from stoker_engine.models.loading.weights import check_finite
 from stoker_engine.models.model import StepInputs
-from stoker_engine.models.safetensors_folder import SafetensorsFolder, not_floating
-from stoker_engine.models.weights import check_finite
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)

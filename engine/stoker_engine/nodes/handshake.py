@@ -14,7 +14,7 @@ import hmac
 import os
 from typing import Final
 
-from stoker_engine.nodes.line import Line
+from stoker_engine.nodes.connection import Line
 
 #: The variable of the environment that holds the key, the same on all nodes.
 VARIABLE: Final = "STOKER_NODE_KEY"

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from stoker_common.errors import ArgumentError, EngineDeadError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, EngineDeadError
 from stoker_engine.nodes.addresses import listen
+from stoker_engine.nodes.connection import Line, reset_on_close
 from stoker_engine.nodes.handshake import VARIABLE, WrongKeyError, greet_node, node_key
-from stoker_engine.nodes.hello import Hello
-from stoker_engine.nodes.line import Line, reset_on_close
 from stoker_engine.nodes.node import Node
+from stoker_engine.nodes.node_info import Hello
 from stoker_engine.nodes.placement import Placement
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_engine.contract.errors import EngineDeadError
-from stoker_engine.nodes.line import UNREACHABLE_S, Line
+from stoker_common.errors import EngineDeadError
+from stoker_engine.nodes.connection import UNREACHABLE_S, Line
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
-from stoker_engine.children.host_memory import host_memory
+from stoker_common.errors import ArgumentError
+from stoker_common.subprocesses.host_memory import host_memory
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.parallel.processors import cpu_quota
 
 

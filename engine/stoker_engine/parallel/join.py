@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_engine.parallel.groups import Groups
+from stoker_engine.parallel.communicator import Alone, Ranks
 from stoker_engine.parallel.layout import Layout
 from stoker_engine.parallel.process_pipeline import ProcessPipeline
-from stoker_engine.parallel.process_ranks import World
-from stoker_engine.parallel.ranks import Alone, Ranks
-from stoker_engine.parallel.shared_ranks import MAX_RANKS, SharedMemory, SharedRanks
+from stoker_engine.parallel.rank_groups import Groups
+from stoker_engine.parallel.shm_communicator import MAX_RANKS, SharedMemory, SharedRanks
+from stoker_engine.parallel.torch_communicator import World
 
 
 @dataclass(frozen=True)

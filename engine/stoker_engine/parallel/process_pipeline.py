@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-from stoker_engine.parallel.process_ranks import waiting
+from stoker_engine.parallel.torch_communicator import waiting
 from stoker_engine.sizing.pipeline_stages import Stage
 
 
 class ProcessPipeline:
-    """See `parallel.groups.Pipeline`.
+    """See `parallel.rank_groups.Pipeline`.
 
     Args:
         members: the ranks of one place in all stages, first to last.

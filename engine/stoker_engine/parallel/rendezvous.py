@@ -13,7 +13,7 @@ from stoker_engine.nodes.addresses import listen
 @contextlib.contextmanager
 def rendezvous_at(address: str) -> Iterator[str]:
     """A URL for processes that can connect to this machine by `address`, at a port that is free; see
-    `parallel.process_ranks.World`.
+    `parallel.torch_communicator.World`.
 
     Raises:
         OSError: it cannot listen.

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from stoker_engine.children.death import Died, cause_of_death, is_stopped, process_state
-from stoker_engine.children.lifeline import parent_for_child
-from stoker_engine.children.oom_kills import oom_kills
-from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
-from stoker_engine.processes.status_word import Phase, StatusWord
+from stoker_common.errors import EngineDeadError, EngineStuckError
+from stoker_common.subprocesses.death import Died, cause_of_death, is_stopped, process_state
+from stoker_common.subprocesses.lifeline import parent_for_child
+from stoker_common.subprocesses.oom_kills import oom_kills
+from stoker_engine.processes.heartbeat import Phase, StatusWord
 
 logger = logging.getLogger(__name__)
 

@@ -21,21 +21,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker_common.errors import EngineDeadError, StokerError
+from stoker_common.subprocesses.death import Died
+from stoker_common.subprocesses.lifeline import die_with, has_hung_up
+from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine import logs
-from stoker_engine.children.death import Died
-from stoker_engine.children.lifeline import die_with, has_hung_up
-from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, StokerError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.nodes.head import Head
-from stoker_engine.processes.copy_part import keep_to_own_part
+from stoker_engine.processes.device_assignment import keep_to_own_part
+from stoker_engine.processes.heartbeat import Phase, StatusWord
 from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
-from stoker_engine.processes.status_word import Phase, StatusWord
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine

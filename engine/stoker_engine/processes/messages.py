@@ -3,7 +3,7 @@
 To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, and before the first request with
 a grammar a `TokenTable`.
 From it: `Waiting` for other nodes and `Missing` ranks, while it loads; then `EngineInfo` or `LoadFailed`; then
-`StepOutputs`; `Died` (`stoker_engine.children`) last, if it can still be said.
+`StepOutputs`; `Died` (`stoker_common.subprocesses`) last, if it can still be said.
 """
 
 from __future__ import annotations

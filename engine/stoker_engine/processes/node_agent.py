@@ -5,8 +5,8 @@
          └─ it is gone: end its ranks at once, try again for a while
 
 There is a thread for each copy of the model that has ranks here. It starts their processes, so they end with it too,
-whatever it dies of (`children.lifeline`). What keeps a copy from being served ends this node only where it has no other
-copy that is.
+whatever it dies of (`stoker_common.subprocesses.lifeline`). What keeps a copy from being served ends this node only
+where it has no other copy that is.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from stoker_common.errors import ArgumentError, EngineDeadError, ModelError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, EngineDeadError, ModelError
-from stoker_engine.models.locate import locate_model
+from stoker_engine.models.hub.locate import locate_model
+from stoker_engine.nodes.connection import Line
 from stoker_engine.nodes.handshake import VARIABLE, NoNodeError, WrongKeyError, greet_head, node_key
-from stoker_engine.nodes.hello import Hello
-from stoker_engine.nodes.line import Line
+from stoker_engine.nodes.node_info import Hello
 from stoker_engine.nodes.placement import Placement
-from stoker_engine.processes.node_copy import PROGRAM, NodeCopy
+from stoker_engine.processes.node_engine import PROGRAM, NodeCopy
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
+from stoker_common.errors import EngineDeadError, EngineStuckError
 from stoker_engine.processes.engine_process import EngineProcess
-from stoker_engine.processes.status_word import PHASE_WORDS
+from stoker_engine.processes.heartbeat import PHASE_WORDS
 
 #: Seconds for which an engine may be stopped while somebody waits for it.
 STOPPED_TIMEOUT_S: Final = 3.0

@@ -2,7 +2,7 @@
 
 They are computed with as if they had been dequantized to the model's dtype; nothing but the memory they take, and the
 time it takes to read it, is another. Where kernels have panels for them, activations are rounded to 8 bits
-(`kernels.eight_bits`).
+(`kernels.int8_activations`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import Products
-from stoker_engine.quant.packed_later import PackedLater
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.prepack import PackedLater
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class BlockMatrix(nn.Module):

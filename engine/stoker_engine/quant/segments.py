@@ -12,8 +12,8 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import LinearMethod, Matrix, Products
-from stoker_engine.quant.packed_later import PackedSideBySide
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.prepack import PackedSideBySide
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 def merged(

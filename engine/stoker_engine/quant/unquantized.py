@@ -11,8 +11,8 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import each_product, experts
 from stoker_engine.quant.method import Products
-from stoker_engine.quant.packed_later import PackedLater
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.prepack import PackedLater
+from stoker_engine.quant.weight_target import Share, Slot
 
 
 class UnquantizedMatrix(nn.Module):

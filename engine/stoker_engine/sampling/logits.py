@@ -16,7 +16,7 @@ import torch
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.parallel.transfer import to_device, to_host
-from stoker_engine.sampling.choice import Choice
+from stoker_engine.sampling.sampling_metadata import Choice
 
 #: Tokens of a set that are written one by one; more of them by a mask over the vocabulary.
 _FEW = 1000

@@ -20,10 +20,10 @@ from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.parallel.transfer import to_device, to_host
-from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.draw import Draw, draw
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
+from stoker_engine.sampling.sampling_metadata import Choice
 
 #: In place of a token where there is none to be had.
 _NONE: Final = -1

@@ -11,8 +11,8 @@ from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.request import NO_ROW, Request, Sequence
 from stoker_engine.core.step import Sampled, StepResult
-from stoker_engine.sched.lineup import Lineup
 from stoker_engine.sched.scheduled import Scheduled
+from stoker_engine.sched.sequence_queues import Lineup
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stoker_engine.contract.block_hash import BlockHash, block_hash, root_hash
+from stoker_common.block_hash import BlockHash, block_hash, root_hash
 from stoker_engine.core import request
 from stoker_engine.core.request import NO_ROW
 from stoker_engine.sched.block_pool import BlockPool

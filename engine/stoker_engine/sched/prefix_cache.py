@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from stoker_engine.contract.block_hash import BlockHash
+from stoker_common.block_hash import BlockHash
 
 Key = tuple[int, BlockHash]
 

@@ -37,8 +37,8 @@ from stoker_engine.core.request import Request, Sequence
 from stoker_engine.core.step import Draft, Step, StepResult
 from stoker_engine.sched.commit import commit
 from stoker_engine.sched.kv_manager import KVManager
-from stoker_engine.sched.lineup import Lineup
 from stoker_engine.sched.scheduled import Scheduled
+from stoker_engine.sched.sequence_queues import Lineup
 from stoker_engine.sched.step_budget import PromptLimits, StepBudget
 from stoker_engine.sched.step_cost import StepCost, StepWork
 

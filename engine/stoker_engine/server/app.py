@@ -11,21 +11,21 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from stoker_engine.server import errors
+from stoker_engine.server import health
 from stoker_engine.server.anthropic import routes as messages
-from stoker_engine.server.anthropic.errors import HEADER as ANTHROPIC_HEADER
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.errors import handlers
+from stoker_engine.server.errors.anthropic import HEADER as ANTHROPIC_HEADER
 from stoker_engine.server.middleware.api_keys import APIKeyMiddleware, APIKeys
 from stoker_engine.server.middleware.body_limit import BodyLimitMiddleware
 from stoker_engine.server.middleware.content_encoding import ContentEncodingMiddleware
 from stoker_engine.server.middleware.http_metrics import HTTPMetricsMiddleware
 from stoker_engine.server.middleware.in_flight import InFlightMiddleware
 from stoker_engine.server.middleware.request_id import HEADER, RequestIdMiddleware
-from stoker_engine.server.observability import health
 from stoker_engine.server.openai import chat, completions, models, tokenization
-from stoker_engine.server.openai.responses import ErrorResponse
 from stoker_engine.server.paths import RootPathMiddleware
 from stoker_engine.server.responses import routes as responses
-from stoker_engine.server.service import Service
+from stoker_engine.server.schema.response_models import ErrorResponse
 
 
 def create_app(service: Service) -> FastAPI:
@@ -45,7 +45,7 @@ def create_app(service: Service) -> FastAPI:
         responses={"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}},
         middleware=_middleware(service),
     )
-    errors.install(app)
+    handlers.install(app)
     for endpoints in (completions, chat, responses, messages, tokenization, models, health):
         app.include_router(endpoints.routes(service))
     return app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 
 class UnavailableError(RequestError):

@@ -1,6 +1,7 @@
 """How a model's weights will be stored, known from its config.json before there are files.
 
-The engine asks the files (`models.stored_weights`); what it finds there is what config.json says, and so are these.
+The engine asks the files (`models.loading.stored_weights`); what it finds there is what config.json says, and so are
+these.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.module_names import module_name
 from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.architectures.quantization.stated import stated_quantization
 from stoker_engine.architectures.stored_formats import FileFormat, StoredFormat
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.sizing.named_experts import NamedExperts, first_expert
 from stoker_engine.sizing.weight_formats import WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices

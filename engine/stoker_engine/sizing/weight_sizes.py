@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig, NormConfig
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.sizing.divisible import dealt, share_of
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
+from stoker_engine.sizing.sharding import dealt, share_of
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, Formats, WeightFormats
 
 #: Of all layers together; models have some tens of thousands.

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 TokenSequence = tuple[int, ...]
 

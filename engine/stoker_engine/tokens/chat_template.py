@@ -21,7 +21,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.models.gguf_header import GGUFHeader
+from stoker_common.errors import ModelError
+from stoker_engine.models.gguf.gguf_header import GGUFHeader
 from stoker_engine.tokens.gguf_splits import DEFAULT, SPLITTINGS
 from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 

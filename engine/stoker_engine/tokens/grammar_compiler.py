@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.grammar.check import check_grammar

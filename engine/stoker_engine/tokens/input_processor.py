@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import NO_END, Grammar

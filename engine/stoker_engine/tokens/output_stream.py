@@ -15,7 +15,7 @@ import asyncio
 import threading
 from dataclasses import replace
 
-from stoker_engine.contract.errors import RequestFailedError
+from stoker_common.errors import RequestFailedError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import OutputDelta
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Literal, NewType
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 
 #: Token ids of a prompt that the engine can take: at least one, all of the model's vocabulary, room for one more

@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
+from stoker_common.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.contract.names import ContentFormat
 from stoker_engine.tokens import chat_template as chat_templates
 from stoker_engine.tokens.content_format import ContentForms

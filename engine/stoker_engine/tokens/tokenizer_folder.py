@@ -20,8 +20,8 @@ from typing import Any
 
 import tokenizers
 
+from stoker_common.errors import ModelError
 from stoker_engine.contract.cache_folder import cache_folder
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.json_file import read_json_object
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_engine.contract.errors import ModelError, OverloadedError, RequestError, RequestFailedError, StokerError
+from stoker_common.errors import (
+    ModelError,
+    OverloadedError,
+    RequestError,
+    RequestFailedError,
+    StokerError,
+)
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.grammar.limits import (
     COMPILE_CPU_S,
@@ -43,7 +49,7 @@ from stoker_engine.grammar.limits import (
     QUICK_S,
 )
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.tokens.kept_grammars import KeptGrammars
+from stoker_engine.tokens.grammar_cache import KeptGrammars
 from stoker_engine.tokens.tokenizer_worker import ANSWER, FORK, HELLO, JOB
 from stoker_engine.tokens.vocabulary import Vocabulary
 

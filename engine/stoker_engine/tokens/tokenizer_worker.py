@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
     Args:
         argv: the control socket's file descriptor, the log's format, the tokenizer's path, and the chat template.
     """
+    from stoker_common.errors import ArgumentError, StokerError
     from stoker_engine import logs
-    from stoker_engine.contract.errors import ArgumentError, StokerError
     from stoker_engine.tokens.tokenizer import Tokenizer
 
     for signum in (signal.SIGINT, signal.SIGTERM):  # the server's business
@@ -87,7 +87,7 @@ def _send_loaded(control: socket.socket, loaded: object) -> None:
 def _render_wrongly() -> None:
     """Has Jinja and the clock read what they read when they are first needed: a worker that may open no files could
     not."""
-    from stoker_engine.contract.errors import RequestError
+    from stoker_common.errors import RequestError
     from stoker_engine.tokens import chat_template
 
     for template in ("{{ strftime_now('%c') }}{{ 1 / 0 }}", "{% for %}", "{{ {}.a.b | tojson }}"):
@@ -115,7 +115,7 @@ class _NoCompiler:
     """What stands for a compiler that could not be made."""
 
     def compile_grammar(self, structured: object) -> str:
-        from stoker_engine.contract.errors import RequestFailedError
+        from stoker_common.errors import RequestFailedError
 
         raise RequestFailedError("grammars cannot be compiled for this model; see the server's log")
 
@@ -178,7 +178,7 @@ def _read(jobs: BinaryIO) -> bytes | None:
 
 
 def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
-    from stoker_engine.contract.errors import RequestError, RequestFailedError
+    from stoker_common.errors import RequestError, RequestFailedError
     from stoker_engine.grammar.token_table import TokenTable
 
     data: bytes = b""

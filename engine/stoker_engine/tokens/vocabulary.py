@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.detokenizer import IncrementalDetokenizer
 from stoker_engine.tokens.piece_decoders import ByteLevel, PieceDecoder, byte_level_bytes, fallback_byte, piece_decoders

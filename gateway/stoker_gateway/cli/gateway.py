@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from stoker_gateway import logs
-from stoker_gateway.addresses import usable
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
-from stoker_gateway.directory import Directory, Endpoint, cluster_name
 from stoker_gateway.errors import GatewayError
-from stoker_gateway.named_servers import NamedServers, addresses_of
+from stoker_gateway.registry.addresses import usable
+from stoker_gateway.registry.model_registry import Directory, Endpoint, cluster_name
+from stoker_gateway.registry.named_servers import NamedServers, addresses_of
 
 if TYPE_CHECKING:
     from stoker_gateway.keys.key_file import KeyFile
@@ -34,9 +34,9 @@ _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|co
 def main(argv: list[str]) -> int:
     """Runs until SIGTERM or SIGINT; 1: it cannot serve, 2: a wrong command line."""
     command = read(argv)
-    from stoker_gateway import supervising
+    from stoker_gateway.runtime import supervisor
 
-    return ended(supervising.run(command.settings, command.directory, argv))
+    return ended(supervisor.run(command.settings, command.directory, argv))
 
 
 @dataclass(frozen=True)

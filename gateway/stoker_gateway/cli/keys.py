@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 from stoker_gateway.keys import manifests, values
 from stoker_gateway.keys.errors import KeyManifestError, KeyStoreError
 from stoker_gateway.keys.file_store import FileStore

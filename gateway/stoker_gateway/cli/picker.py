@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stoker_engine.children.lifeline import die_with
-from stoker_gateway import process
+from stoker_common.subprocesses.lifeline import die_with
 from stoker_gateway.cli import cluster_flags, gateway
+from stoker_gateway.runtime import process
 
 
 async def _run(folder: Path, again: bool, command: gateway.Command) -> int:

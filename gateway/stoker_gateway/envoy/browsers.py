@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from stoker_gateway.limits import standing
+from stoker_gateway.limits import ratelimit_headers
 
 Config = dict[str, Any]
 
 #: The filter's name, in the list of filters and of what is said of hosts.
 NAME: Final = "cors"
 #: Headers of answers that pages may read.
-_EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-should-retry", *standing.HEADERS)
+_EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-should-retry", *ratelimit_headers.HEADERS)
 _METHODS: Final = "GET, POST, DELETE, OPTIONS"
 #: For how many seconds a browser need not ask again.
 _MAX_AGE_S: Final = 600

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from stoker_engine.children.lifeline import die_with
+from stoker_common.subprocesses.lifeline import die_with
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))  # what is asked of the kernel here outlives exec

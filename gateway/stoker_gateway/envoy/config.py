@@ -16,14 +16,12 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any, Final
 
-from stoker_gateway import paths
-from stoker_gateway.addresses import EVERY
-from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import access_log_lines, browsers, decoding, ended_log, local_replies, usage_filter
 from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
-from stoker_gateway.limits import standing
+from stoker_gateway.limits import ratelimit_headers
 from stoker_gateway.logs import ENVOY_JSON
-from stoker_gateway.protocol_words import (
+from stoker_gateway.protocol import paths
+from stoker_gateway.protocol.envoy_headers import (
     CLUSTER,
     DESTINATION,
     DESTINATION_METADATA,
@@ -32,6 +30,8 @@ from stoker_gateway.protocol_words import (
     SUBSET_METADATA,
     USAGE_HEADER,
 )
+from stoker_gateway.registry.addresses import EVERY
+from stoker_gateway.registry.model_registry import Directory, Endpoint
 
 Config = dict[str, Any]
 
@@ -430,7 +430,7 @@ def _routes(settings: EnvoySettings) -> Config:
             **unasked,
         },
     ]
-    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in standing.HEADERS]}
+    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in ratelimit_headers.HEADERS]}
     for match in _allowed():
         if settings.fail_open is None:
             routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})

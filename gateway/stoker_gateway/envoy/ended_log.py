@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_gateway.protocol_words import METADATA, PICK
+from stoker_gateway.protocol.envoy_headers import METADATA, PICK
 
 Config = dict[str, Any]
 

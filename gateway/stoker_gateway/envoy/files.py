@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_gateway.directory import Directory
 from stoker_gateway.envoy import config
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.registry.model_registry import Directory
 
 _CLUSTERS: Final = "cluster_manager.cds.version_text"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from stoker_gateway.protocol_words import PICKER_DETAILS
+from stoker_gateway.protocol.envoy_headers import PICKER_DETAILS
 
 Config = dict[str, Any]
 

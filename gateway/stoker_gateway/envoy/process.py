@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from stoker_engine.children.death import cause_of_death
+from stoker_common.subprocesses.death import cause_of_death
 from stoker_gateway.envoy import config
 from stoker_gateway.envoy.admin import STEP_S, EnvoyAdmin, EnvoyError
 from stoker_gateway.envoy.settings import EnvoySettings

@@ -9,7 +9,7 @@ StokerError
 
 from __future__ import annotations
 
-from stoker_engine.contract.errors import ArgumentError, RequestError, StokerError
+from stoker_common.errors import ArgumentError, RequestError, StokerError
 
 
 class KeyManifestError(StokerError):

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.errors import KeyManifestError, KeyStoreError, absent, taken
 from stoker_gateway.keys.key_file import documents, read_bytes

@@ -14,16 +14,16 @@ from typing import Final, NoReturn
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from stoker_gateway.directory import Directory
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.keys.key_watch import KeyWatch
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.keys.manifests import LABEL
-from stoker_gateway.kubernetes import directory_maker, facts
+from stoker_gateway.kubernetes import build_registry, facts
 from stoker_gateway.kubernetes.api import Api
 from stoker_gateway.kubernetes.credentials import Credentials
 from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Kind, Name, Watch
+from stoker_gateway.registry.model_registry import Directory
 
 #: Seconds between two times that changes are told, at least.
 PERIOD_S: Final = 0.2
@@ -118,7 +118,7 @@ class ClusterWatch:
                 wanted[name] = wanted.get(name, frozenset()) | {(each.name, each.generation)}
         self._credentials.want(wanted)
         self._history.keep((each.namespace, each.name) for each in endpoints)
-        return directory_maker.make(endpoints, self._slices.items().values(), self._credentials.keys(), self._history)
+        return build_registry.make(endpoints, self._slices.items().values(), self._credentials.keys(), self._history)
 
     def _changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended

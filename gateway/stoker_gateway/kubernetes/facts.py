@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stoker_engine.contract.errors import ArgumentError
-from stoker_engine.contract.sources import ModelSource
+from stoker_common.errors import ArgumentError
+from stoker_common.model_source import ModelSource
 
 #: The entry of ``status.addresses`` by which the operator says that the gateway serves an endpoint.
 ADDRESS: Final = "gateway"

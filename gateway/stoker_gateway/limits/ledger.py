@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from stoker_gateway.limits.use import Use
+from stoker_gateway.limits.key_usage import Use
 
 #: For how many seconds a request counts as under way, at most, so that one whose end nobody told is not for ever.
 LONGEST_S: Final = 3600.0

@@ -7,9 +7,9 @@ import secrets
 from typing import Protocol
 
 from stoker_gateway.keys.key import Key
-from stoker_gateway.limits.judge import judge
 from stoker_gateway.limits.ledger import Ledger
-from stoker_gateway.limits.standing import Denial, Grant
+from stoker_gateway.limits.rate_limit import judge
+from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 
 
 class Limiter(Protocol):

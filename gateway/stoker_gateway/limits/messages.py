@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from stoker_gateway.keys.key import Limits
-from stoker_gateway.limits.standing import Allowance, Denial, Standing
-from stoker_gateway.limits.told import Statement
+from stoker_gateway.limits.peer_reports import Statement
+from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, Standing
 
 Verdict = Standing | Denial
 

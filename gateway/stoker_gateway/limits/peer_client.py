@@ -12,7 +12,7 @@ import grpc
 
 from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply, Verdict
 from stoker_gateway.limits.peer_server import METHOD, SERVICE, credentials
-from stoker_gateway.limits.standing import Denial, Grant
+from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from stoker_gateway.keys.key import Key, Limits
-from stoker_gateway.limits.judge import Share, judge
 from stoker_gateway.limits.ledger import Ledger
 from stoker_gateway.limits.limiter import grant_ids
 from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply, Verdict
 from stoker_gateway.limits.peer_client import Peer
+from stoker_gateway.limits.peer_reports import Told, statement
+from stoker_gateway.limits.rate_limit import Share, judge
+from stoker_gateway.limits.ratelimit_headers import Denial, Grant, Standing
 from stoker_gateway.limits.replicas import View
-from stoker_gateway.limits.standing import Denial, Grant, Standing
-from stoker_gateway.limits.told import Told, statement
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
 
-from stoker_gateway.limits.judge import Share
-from stoker_gateway.picking.rendezvous import Rendezvous
+from stoker_gateway.limits.rate_limit import Share
+from stoker_gateway.scheduling.rendezvous import Rendezvous
 
 
 class View:

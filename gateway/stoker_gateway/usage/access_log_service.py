@@ -10,7 +10,7 @@ from typing import Any
 from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
 
 from stoker_gateway.tasks import first_of
-from stoker_gateway.usage.ended import Ended
+from stoker_gateway.usage.completed_request import Ended
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-from stoker_gateway.usage.ended import Ended
+from stoker_gateway.usage.completed_request import Ended
 
 logger = logging.getLogger(__name__)
 

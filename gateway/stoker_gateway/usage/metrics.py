@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter
 
-from stoker_gateway.usage.ended import Ended
+from stoker_gateway.usage.completed_request import Ended
 
 
 class UsageMetrics:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from stoker_gateway.protocol_words import USAGES
+from stoker_gateway.protocol.envoy_headers import USAGES
 
 #: Bytes of text that a token usually has, and of an event with one token.
 TOKEN_BYTES: Final = 4

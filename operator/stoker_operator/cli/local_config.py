@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stoker_common.errors import ModelError
+from stoker_common.model_source import ModelSource
 from stoker_engine.architectures.model_config import read_config
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.contract.sources import ModelSource
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 

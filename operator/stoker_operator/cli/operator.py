@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from stoker_operator import logs
+from stoker_operator.process import logs
 from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings, WebhookSettings
 
 CRD_MISSING = (
@@ -48,9 +48,9 @@ def _run(argv: list[str]) -> int:
     sys.setswitchinterval(0.001)
     from stoker_operator.api.v1alpha1 import KIND
     from stoker_operator.api.violation import Refused
-    from stoker_operator.kube import Kube, KubeError
+    from stoker_operator.cluster.kube import Kube, KubeError
     from stoker_operator.plan.catalogue import Catalogue
-    from stoker_operator.policy import Policy
+    from stoker_operator.policy.policy import Policy
 
     try:
         catalogue = Catalogue.load(settings.catalogue)
@@ -65,7 +65,7 @@ def _run(argv: list[str]) -> int:
     except KubeError as error:
         print(f"stoker operator: {error}", file=sys.stderr)
         return 1
-    from stoker_operator import handlers  # kopf takes a second to load, which a wrong flag need not wait for
+    from stoker_operator.manager import handlers  # kopf takes a second to load, which a wrong flag need not wait for
 
     try:
         handlers.run(settings, kube, catalogue, policy)

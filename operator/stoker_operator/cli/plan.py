@@ -24,7 +24,7 @@ from stoker_operator.cli.manifest_file import add_arguments, parse_planned, read
 from stoker_operator.cli.plan_answer import Answer, document, table
 from stoker_operator.cli.plan_flags import add_flags, document_of, flags_given
 from stoker_operator.manifests.children import children
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.capacity import capacity
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.placement import Placement

@@ -13,7 +13,7 @@ from typing import Any
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.cli.local_config import local_config
-from stoker_operator.facts import Node
+from stoker_operator.objects.facts import Node
 from stoker_operator.plan.capacity import Holder
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.options import NODE_COUNTS, Option
@@ -68,8 +68,8 @@ def ask() -> Seen:
     """The nodes, and every pod that holds devices: all pages of them, whosever they are, that have a node and have not
     ended."""
     # Imported when needed: the Kubernetes client takes a second, and every other plan does without.
-    from stoker_operator import observe
-    from stoker_operator.kube import Kube, KubeError
+    from stoker_operator.cluster import observe
+    from stoker_operator.cluster.kube import Kube, KubeError
     from stoker_operator.plan.pod_requests import pod_requests
 
     try:

@@ -11,16 +11,16 @@ from typing import Any
 from stoker_operator.api.quantity import canonical
 from stoker_operator.api.v1alpha1 import InferenceEndpoint
 from stoker_operator.api.violation import Refused
-from stoker_operator.chart_policy import chart_policy, read_values
 from stoker_operator.cli import yaml_text
 from stoker_operator.cli.manifest_file import add_arguments, answer, load
-from stoker_operator.drift import AMOUNTS
 from stoker_operator.manifests.children import children
-from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
-from stoker_operator.policy import PERMISSIVE, Policy
-from stoker_operator.template_policy import forbidden
+from stoker_operator.policy.chart_policy import chart_policy, read_values
+from stoker_operator.policy.policy import PERMISSIVE, Policy
+from stoker_operator.policy.template_policy import forbidden
+from stoker_operator.reconcile.drift import AMOUNTS
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stoker_engine.contract.sources import ModelSource
+from stoker_common.model_source import ModelSource
 from stoker_operator.api.rule import violations
 from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
 from stoker_operator.api.v1alpha1.hardware import CPU, Hardware

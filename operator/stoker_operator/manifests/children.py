@@ -6,13 +6,13 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.manifests.deployment import deployment
 from stoker_operator.manifests.disruption_budget import disruption_budget
 from stoker_operator.manifests.network_policy import network_policy
-from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.manifests.pod_monitor import pod_monitor
 from stoker_operator.manifests.service import service
 from stoker_operator.manifests.service_account import service_account
 from stoker_operator.manifests.storage import claim
+from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.plan.planner import Plan
-from stoker_operator.policy import PERMISSIVE, Policy
+from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.settings import GatewaySettings
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stoker_operator.api.v1alpha1 import Spec
-from stoker_operator.manifests.owner import OPERATOR, Manifest, Owner
 from stoker_operator.manifests.pod_template import pod_template
+from stoker_operator.objects.owner import OPERATOR, Manifest, Owner
 from stoker_operator.plan.planner import Plan
-from stoker_operator.policy import PERMISSIVE, Policy
+from stoker_operator.policy.policy import PERMISSIVE, Policy
 
 
 def deployment(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSIVE) -> Manifest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker_operator.api.v1alpha1 import Spec
-from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.objects.owner import Manifest, Owner
 
 
 def disruption_budget(owner: Owner, spec: Spec) -> Manifest | None:

@@ -8,9 +8,9 @@ from typing import Any, Final
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.manifests.owner import Manifest
 from stoker_operator.manifests.storage import CACHE_ENV, Volume
 from stoker_operator.manifests.variables import escape
+from stoker_operator.objects.owner import Manifest
 from stoker_operator.plan.placement import Placement
 from stoker_operator.plan.planner import Plan
 from stoker_operator.runtimes.registry import runtime

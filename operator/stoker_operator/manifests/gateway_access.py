@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from stoker_operator.manifests.owner import MANAGED_BY, OPERATOR, Manifest
+from stoker_operator.objects.owner import MANAGED_BY, OPERATOR, Manifest
 from stoker_operator.settings import GatewaySettings
 
 #: The name of the Role and of its RoleBinding. The operator may write no other.

@@ -11,8 +11,8 @@ from typing import Any
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.network_policy import NetworkPolicyPeer
-from stoker_operator.manifests.owner import Manifest, Owner
-from stoker_operator.policy import Policy
+from stoker_operator.objects.owner import Manifest, Owner
+from stoker_operator.policy.policy import Policy
 from stoker_operator.runtimes.runtime import PORT
 from stoker_operator.settings import GatewaySettings
 

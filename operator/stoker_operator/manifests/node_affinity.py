@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker_operator.manifests.owner import Manifest
+from stoker_operator.objects.owner import Manifest
 
 
 def node_affinity(labels: Mapping[str, Sequence[str]]) -> Manifest | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.manifests.owner import Manifest, Owner
-from stoker_operator.policy import Policy
+from stoker_operator.objects.owner import Manifest, Owner
+from stoker_operator.policy.policy import Policy
 from stoker_operator.runtimes.registry import runtime
 
 

@@ -8,11 +8,11 @@ from typing import Final
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.manifests.engine_container import engine_container
 from stoker_operator.manifests.node_affinity import node_affinity
-from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.manifests.pod_template_merge import merge_pod_spec
 from stoker_operator.manifests.storage import API_KEYS_MOUNT, TEMPLATE_FILE, TEMPLATE_MOUNT, volumes
+from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.plan.planner import Plan
-from stoker_operator.policy import PERMISSIVE, Policy
+from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.runtimes.registry import runtime
 
 #: The group that volumes are writable for, whatever user the image runs as.

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.manifests.owner import Manifest
+from stoker_operator.objects.owner import Manifest
 
 PATH: Final = "spec.template.spec"
 

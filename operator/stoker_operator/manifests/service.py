@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.exposure import DEFAULT_PORT
-from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.runtimes.registry import RUNTIMES
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.objects.owner import Manifest, Owner
 
 
 def service_account(owner: Owner) -> Manifest:

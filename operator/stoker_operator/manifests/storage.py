@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from stoker_engine.contract.sources import PVC_MOUNT, ModelSource
+from stoker_common.model_source import PVC_MOUNT, ModelSource
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.claim import SHARED
 from stoker_operator.api.violation import Violation
-from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.plan.placement import Placement
 
 CACHE_MOUNT: Final = "/cache"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from stoker_operator.facts import Node
+from stoker_operator.objects.facts import Node
 from stoker_operator.plan.catalogue import Accelerator
 
 #: Pods that are named; who holds the rest is seldom worth the words.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import (
     AttentionConfig,
@@ -27,7 +28,6 @@ from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.text_config import text_of
-from stoker_engine.contract.errors import ModelError
 
 #: Architecture → the family whose sizes its text model has; empty: the one that the text model's own config names.
 _LIKE: Final = {

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import yaml
 
+from stoker_common.errors import ModelError
+from stoker_common.model_source import ModelSource
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
@@ -22,8 +24,6 @@ from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.architectures.quantization.stated import quantization_method, without_quantization
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
 from stoker_engine.architectures.text_config import text_of
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.contract.sources import ModelSource
 from stoker_engine.sizing.planned_formats import file_formats, stated_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import weight_sizes

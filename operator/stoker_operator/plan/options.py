@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stoker_engine.contract.engine_args import COPIES_SHARE_NO_EXPERTS
-from stoker_engine.sizing.divisible import heads_problem, objection
+from stoker_engine.sizing.sharding import heads_problem, objection
 from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate

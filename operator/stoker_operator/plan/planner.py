@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker_common.errors import ModelError
+from stoker_common.model_source import ModelSource
 from stoker_engine.architectures.compute_dtype import compute_dtype
 from stoker_engine.architectures.own_modules import own_modules
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.quantization.stated import quantization_method
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.contract.sources import ModelSource
-from stoker_engine.sizing.divisible import not_split
 from stoker_engine.sizing.dtype_sizes import element_bytes
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights
+from stoker_engine.sizing.sharding import not_split
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec

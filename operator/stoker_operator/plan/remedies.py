@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from stoker_engine.contract.errors import ModelError
+from stoker_common.errors import ModelError
 from stoker_engine.sizing.memory import GIB
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights

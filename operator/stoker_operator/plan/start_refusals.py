@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures import activation, compute_dtype
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.stated import without_quantization
-from stoker_engine.contract.errors import ModelError
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.plan.model_shapes import Shape

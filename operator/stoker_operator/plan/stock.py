@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker_operator.facts import Node
+from stoker_operator.objects.facts import Node
 from stoker_operator.plan.capacity import Holder
 from stoker_operator.plan.catalogue import Accelerator, Catalogue
 

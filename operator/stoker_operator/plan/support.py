@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.own_modules import UNQUANTIZED_ONE, own_modules, why_not_loaded, why_not_quantized
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.architectures.quantization.stated import stated_quantization, without_quantization
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.sizing.planned_formats import refuse_transposed
 from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_operator.api.v1alpha1.hardware import CPU

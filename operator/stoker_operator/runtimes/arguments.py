@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_engine.contract.sources import ModelSource
+from stoker_common.model_source import ModelSource
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.planner import Plan
 

@@ -8,9 +8,9 @@ import difflib
 from functools import cache
 from typing import Any
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.argv import Parser, flag_name
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_operator.api.v1alpha1 import Spec

@@ -12,8 +12,8 @@ import difflib
 import math
 from typing import Any, ClassVar, Final
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.argv import flag_name, human_int
-from stoker_engine.contract.errors import ArgumentError
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.planner import Plan
 from stoker_operator.runtimes import vllm_flags

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.model_config import read_config
 from stoker_engine.architectures.quantization.read import read_quantization
-from stoker_engine.contract.errors import ModelError
 
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
 CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.models.registry import FAMILIES
+from stoker_engine.models.families.registry import FAMILIES
 
 #: Families whose code is remote only: transformers has no config class for them.
 REMOTE = {"qwen", "internlm2", "internlm3"}

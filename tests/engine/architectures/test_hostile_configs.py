@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Device, Numbers, memory_use

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.model_config import ModelConfig, RopeParameters
-from stoker_engine.contract.errors import ModelError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from stoker_engine.architectures.module_names import module_name
-from stoker_engine.models.registry import FAMILIES
+from stoker_engine.models.families.registry import FAMILIES
 
 _SLOTS = (
     "embed", "lm_head", *(f"layers.3.{part}" for part in ("q", "k", "v", "o", "gate", "up", "down")),

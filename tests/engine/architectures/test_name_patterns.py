@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pytest
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.quantization.listed_modules import ListedModules
 from stoker_engine.architectures.quantization.name_patterns import NamePatterns
-from stoker_engine.contract.errors import ModelError
 
-from ...work import work
+from ...support.work import work
 
 #: As checkpoints hold them: llm-compressor's ignore lists and targets, GPTQModel's and AutoRound's ``dynamic``.
 _REAL = [

@@ -14,7 +14,7 @@ from stoker_engine.exec.kv_views import LayerScales, layer_view
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 from stoker_engine.sizing.kv_format import kv_format
 
-from ..guarded_cache import GuardedBlocks
+from ...support.engine.guarded_cache import GuardedBlocks
 
 
 @dataclass

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.architectures.decoder_config import AttentionConfig
 from stoker_engine.architectures.mla_config import MLAConfig
-from stoker_engine.attention.native import NativeBackend
-from stoker_engine.attention.packages import Served, by_package
+from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.external import Served, by_package
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 
 CPU = torch.device("cpu")
 LAYER = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)

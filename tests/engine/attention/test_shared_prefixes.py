@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stoker_engine.attention.backend import AttentionShape
-from stoker_engine.attention.native import NativeBackend
-from stoker_engine.kernels.native.library import library
+from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.kernels.cpu.library import library
 
 from .conftest import Sequences, run
 

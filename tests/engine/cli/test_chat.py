@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.cli import chat
-from stoker_engine.contract.errors import ArgumentError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "chat_tools.py"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.cli import bench, command_line, run_batch, serve
 from stoker_engine.contract.argv import to_argv
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.serve_args import ServeArgs
 
 

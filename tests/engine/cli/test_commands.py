@@ -13,7 +13,7 @@ import pytest
 
 from stoker_engine.cli.lines import lines_of
 
-from ...waiting import until
+from ...support.waiting import until
 from ..conftest import engine_of
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.cli.bench.datasets import DatasetArgs, load_dataset
 from stoker_engine.cli.bench.report import percentile, summary
-from stoker_engine.contract.errors import ArgumentError
 
 
 class Words:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ...waiting import until
+from ...support.waiting import until
 from .conftest import RUN
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 

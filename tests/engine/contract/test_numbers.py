@@ -12,6 +12,7 @@ from typing import Any
 import pydantic
 import pytest
 
+from stoker_common.errors import ArgumentError, RequestError
 from stoker_engine.cli.bench.latency import LatencyArgs
 from stoker_engine.cli.bench.serving import BenchServeArgs
 from stoker_engine.cli.bench.throughput import ThroughputArgs
@@ -21,11 +22,10 @@ from stoker_engine.cli.quantize import QuantizeArgs
 from stoker_engine.cli.run_batch import BatchArgs
 from stoker_engine.contract import argv
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, RequestError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.server.anthropic.request import MessagesRequest
-from stoker_engine.server.openai.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.completion_request import CompletionRequest
 from stoker_engine.server.responses.request import ResponsesRequest
 

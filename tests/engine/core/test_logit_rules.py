@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.bad_words import BadWords
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.logit_rules import LogitRules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.sampling_defaults import sampling_params
 from stoker_engine.core.sampling_params import SamplingParams
 

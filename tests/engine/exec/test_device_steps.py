@@ -24,12 +24,12 @@ from stoker_engine.exec.build_kernels import build_kernels
 from stoker_engine.exec.runner import Runner
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.kernels.triton import compile_only as compile_only_module
-from stoker_engine.kernels.triton.compile_only import compile_only
+from stoker_engine.kernels.triton.compile import compile_only as compile_only_module
+from stoker_engine.kernels.triton.compile.compile_only import compile_only
 from stoker_engine.sizing.activations import activation_bytes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 
-from ..fake_device import (
+from ...support.engine.fake_device import (
     DEEPSEEK_V3,
     LLAMA_8B,
     LLAMA_70B,
@@ -54,7 +54,7 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
 }
-KERNELS: Final = Path(compile_only_module.__file__).parent
+KERNELS: Final = Path(compile_only_module.__file__).parents[1]
 #: A vocabulary that grammars can be spelled in.
 LETTERS: Final = TokenTable.of([b"", b"a", b"b"], special=[0])
 GRAMMAR: Final = Grammar(compile_grammar(StructuredOutputs(regex="(a|b)*")))

@@ -16,7 +16,7 @@ from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.core.step import Step
 from stoker_engine.exec.graphs import DecodeGraphs
 from stoker_engine.exec.kv_cache import KVCachePlan
-from stoker_engine.kernels.triton.decode_parts import PART_KEYS
+from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
 from stoker_engine.sizing.kv_format import kv_format
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stoker_common.errors import OutOfMemoryError
 from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import OutOfMemoryError
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
-from stoker_engine.parallel.groups import Groups
-from stoker_engine.parallel.ranks import Alone
+from stoker_engine.parallel.communicator import Alone
+from stoker_engine.parallel.rank_groups import Groups
 from stoker_engine.sizing.cache_groups import cache_groups
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Device, Numbers, memory_use

@@ -21,8 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import (
+from stoker_common.errors import (
     ArgumentError,
     EngineDeadError,
     EngineKilledError,
@@ -31,6 +30,7 @@ from stoker_engine.contract.errors import (
     StokerError,
     WeightsError,
 )
+from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step
 from stoker_engine.exec import rank_executor
@@ -39,9 +39,9 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.parallel.processors import Machine, deal
 
-from ...waiting import until
+from ...support.waiting import until
 
-PROGRAM = Path(__file__).with_name("mortal_rank.py")
+PROGRAM = Path(__file__).with_name("crashing_rank.py")
 SIZE = 3
 #: Far more than a rank takes to begin on a busy machine: only those that hang are waited for so long.
 STEP_TIMEOUT_S = 60.0

@@ -21,9 +21,9 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from stoker_common.errors import EngineDeadError
 from stoker_engine import SamplingParams
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import TokenLogprobs
@@ -32,7 +32,7 @@ from stoker_engine.engine import Engine
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.models.checkpoint import find_checkpoint
 
-from ...waiting import until
+from ...support.waiting import until
 from ..conftest import AssertGreedy, save_model
 
 SIZE = 2

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
 
-from stoker_engine.contract.errors import ArgumentError, ModelError, StokerError, WeightsError
+from stoker_common.errors import ArgumentError, ModelError, StokerError, WeightsError
 from stoker_engine.export.compressed_tensors import export
 from stoker_engine.export.round_to_nearest import quantized
 from stoker_engine.export.schemes import SCHEMES, Scheme, with_group_size

@@ -11,12 +11,12 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.export.gguf_file import FILE_TYPES, export
 from stoker_engine.export.output import check_new
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.gguf.gguf_file import GGUFFile
 
 from ..models import gguf_models, llama_cpp
 

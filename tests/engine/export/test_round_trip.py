@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.export.compressed_tensors import export
 from stoker_engine.export.schemes import SCHEMES, with_group_size

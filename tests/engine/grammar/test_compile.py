@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 from .byte_matcher import SPECIAL, SPECIAL_ID, ByteMatcher
 

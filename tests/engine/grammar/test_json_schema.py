@@ -12,10 +12,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 from .byte_matcher import MOST_ORDERS, STYLES, ByteMatcher
-from .drawn_schemas import DRAFTS, Drawing, Instances, subschemas
+from .schema_strategies import DRAFTS, Drawing, Instances, subschemas
 
 VALIDATORS = {"2020-12": jsonschema.Draft202012Validator, "7": jsonschema.Draft7Validator}
 NUM_SCHEMAS = 250

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 
 from .byte_matcher import STYLES, ByteMatcher
 

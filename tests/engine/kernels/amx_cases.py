@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional
 
 from stoker_engine.architectures.stored_formats import StoredFormat
-from stoker_engine.attention.native import NativeBackend
-from stoker_engine.kernels.native.block_panels import block_panels
-from stoker_engine.kernels.native.levels import usable_levels
-from stoker_engine.kernels.native.library import load
-from stoker_engine.kernels.native.linear import product
-from stoker_engine.kernels.native.panels import panels
+from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.kernels.cpu.block_panels import block_panels
+from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.library import load
+from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.panels import panels
 
 from ..attention.conftest import Sequences, run
 from ..attention.test_windows import SHAPE

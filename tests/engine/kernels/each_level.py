@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.cpu.isa import usable_levels
 
 #: Of levels that are not this processor's widest, the one that CI draws from: each takes a compilation of minutes, and
 #: other machines' widest are run there.

@@ -1,6 +1,6 @@
 // Drives the kernels' thread pool, for ThreadSanitizer: callers side by side, a pool that grows and shrinks meanwhile,
 // pauses after which threads have gone to sleep. Each piece must be computed once, and be there when `share` returns.
-#include "threads.h"
+#include "common/threads.h"
 
 #include <chrono>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // Drives ranks that are threads through memory they share, for ThreadSanitizer: sums, joins and copies of all lengths
 // one after another, some ranks late enough for others to sleep. Each result must be right in every rank.
-#include "shared_ranks.h"
+#include "comm/shared_ranks.h"
 
 #include <chrono>
 #include <cstdio>

@@ -6,7 +6,7 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat, GroupFormat, StoredFormat
 
-from ..gguf_random import random_blocks
+from ...support.engine.gguf_random import random_blocks
 from .group_random import name_of, random_groups
 
 GGUF_IN_PANELS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]

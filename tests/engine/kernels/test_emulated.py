@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from stoker_engine.contract.cache_folder import cache_folder
-from stoker_engine.kernels.native.build import build
-from stoker_engine.kernels.native.levels import _LEVELS
+from stoker_engine.kernels.cpu.build import build
+from stoker_engine.kernels.cpu.isa import _LEVELS
 
 HERE = Path(__file__).parent
 PARTS = HERE / "emulated"
@@ -65,7 +65,7 @@ def test_kernels_for_arm(arm: dict[str, str], chosen: list[Path | str]) -> None:
 
 _STRAY = """
 import torch
-from stoker_engine.kernels.native.library import library
+from stoker_engine.kernels.cpu.library import library
 
 def test_argmax():
     x, out, largest = torch.tensor([[1.0, 3.0, 2.0]]), torch.empty(1, dtype=torch.int64), torch.empty(1)

@@ -19,26 +19,26 @@ from torch.nn import functional
 from stoker_engine.architectures.activation import ClampedSwiGLU
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat, StoredFormat
 from stoker_engine.attention.backend import AttentionShape
-from stoker_engine.attention.native import NativeBackend
+from stoker_engine.attention.cpu import NativeBackend
 from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.kernels import activation as kernels_activation
 from stoker_engine.kernels import rotary
-from stoker_engine.kernels.eight_bits import block_of, in_eight_bits
-from stoker_engine.kernels.native import activation as native_activation
-from stoker_engine.kernels.native import gguf_blocks, group_blocks
-from stoker_engine.kernels.native import rotary as native_rotary
-from stoker_engine.kernels.native.argmax import argmax
-from stoker_engine.kernels.native.block_panels import block_panels
-from stoker_engine.kernels.native.blocks import rows as plain_rows
-from stoker_engine.kernels.native.bundle import native_kernels
-from stoker_engine.kernels.native.library import load
-from stoker_engine.kernels.native.linear import product
-from stoker_engine.kernels.native.panels import panels
-from stoker_engine.kernels.native.rms_norm import rms_norm
+from stoker_engine.kernels.cpu import activation as native_activation
+from stoker_engine.kernels.cpu import gguf_blocks, group_blocks
+from stoker_engine.kernels.cpu import rotary as native_rotary
+from stoker_engine.kernels.cpu.argmax import argmax
+from stoker_engine.kernels.cpu.block_panels import block_panels
+from stoker_engine.kernels.cpu.blocks import rows as plain_rows
+from stoker_engine.kernels.cpu.bundle import native_kernels
+from stoker_engine.kernels.cpu.library import load
+from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.panels import panels
+from stoker_engine.kernels.cpu.rms_norm import rms_norm
+from stoker_engine.kernels.int8_activations import block_of, in_eight_bits
 from stoker_engine.kernels.panels import PANEL
 
+from ...support.engine.gguf_random import random_blocks
 from ..attention.conftest import Sequences, run
-from ..gguf_random import random_blocks
 from .each_level import each_level
 from .group_random import random_groups, some_formats
 from .stored_random import IN_PANELS, random_stored, whole_numbers

@@ -12,11 +12,11 @@ from gguf.quants import quantize as gguf_quantize
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat
 from stoker_engine.kernels import gguf_blocks
-from stoker_engine.kernels.native import gguf_blocks as native
-from stoker_engine.kernels.native.library import load
-from stoker_engine.kernels.native.linear import product as dense_product
+from stoker_engine.kernels.cpu import gguf_blocks as native
+from stoker_engine.kernels.cpu.library import load
+from stoker_engine.kernels.cpu.linear import product as dense_product
 
-from ..gguf_random import SCALES, numbers, random_blocks, same
+from ...support.engine.gguf_random import SCALES, numbers, random_blocks, same
 from .each_level import each_level
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, GroupFormat
 from stoker_engine.kernels import group_blocks
 from stoker_engine.kernels.bundle import Kernels
-from stoker_engine.kernels.native import group_blocks as native
-from stoker_engine.kernels.native.bundle import native_kernels
-from stoker_engine.kernels.native.levels import usable_levels
-from stoker_engine.kernels.native.library import load
-from stoker_engine.kernels.native.linear import product as dense_product
+from stoker_engine.kernels.cpu import group_blocks as native
+from stoker_engine.kernels.cpu.bundle import native_kernels
+from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.library import load
+from stoker_engine.kernels.cpu.linear import product as dense_product
 from stoker_engine.kernels.reference import REFERENCE
 
 from .each_level import each_level

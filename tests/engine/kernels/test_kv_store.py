@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape
-from stoker_engine.attention.native import NativeBackend
+from stoker_engine.attention.cpu import NativeBackend
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.kernels.native.library import load
+from stoker_engine.kernels.cpu.library import load
 
 from ..attention.conftest import Sequences, kept, run
 from .each_level import each_level

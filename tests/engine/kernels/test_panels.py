@@ -11,14 +11,14 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat, GroupFormat, StoredFormat
 from stoker_engine.kernels.bundle import BlockPanels, Panels
-from stoker_engine.kernels.eight_bits import block_of, in_eight_bits
-from stoker_engine.kernels.native.block_panels import block_panels
-from stoker_engine.kernels.native.blocks import rows as plain_rows
-from stoker_engine.kernels.native.library import load
-from stoker_engine.kernels.native.panels import panels
+from stoker_engine.kernels.cpu.block_panels import block_panels
+from stoker_engine.kernels.cpu.blocks import rows as plain_rows
+from stoker_engine.kernels.cpu.library import load
+from stoker_engine.kernels.cpu.panels import panels
+from stoker_engine.kernels.int8_activations import block_of, in_eight_bits
 from stoker_engine.kernels.panels import PANEL, packed
 
-from ..gguf_random import SCALES, same
+from ...support.engine.gguf_random import SCALES, same
 from .each_level import each_level
 from .group_random import CODES
 from .stored_random import GGUF_IN_PANELS, IN_PANELS, id_of, random_stored, whole_numbers

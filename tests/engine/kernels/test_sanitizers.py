@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_engine.kernels.native.build import SOURCES
-from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.cpu.build import SOURCES
+from stoker_engine.kernels.cpu.isa import usable_levels
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(600)  # compiling takes most of it
@@ -43,8 +43,8 @@ def _runtime(name: str) -> str:
 _BUILD = """
 import sys
 from stoker_engine.contract.cache_folder import cache_folder
-from stoker_engine.kernels.native.build import build
-from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.cpu.build import build
+from stoker_engine.kernels.cpu.isa import usable_levels
 build(next(level for level in usable_levels() if level.name == sys.argv[1]), cache_folder() / "native")
 """
 
@@ -92,12 +92,12 @@ _BITS = """
 import sys
 import torch
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
-from stoker_engine.kernels.native.block_panels import block_panels
-from stoker_engine.kernels.native.levels import usable_levels
-from stoker_engine.kernels.native.library import load
-from stoker_engine.kernels.native.linear import product
-from stoker_engine.kernels.native.panels import panels
-from tests.engine.gguf_random import random_blocks
+from stoker_engine.kernels.cpu.block_panels import block_panels
+from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.library import load
+from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.panels import panels
+from tests.support.engine.gguf_random import random_blocks
 from tests.engine.kernels.group_random import random_groups
 
 IN_GROUPS = GroupFormat("uint8", 64, "float16", zero=True)
@@ -157,8 +157,8 @@ def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
 
 _STRAY = """
 import torch
-from stoker_engine.kernels.native.levels import usable_levels
-from stoker_engine.kernels.native.library import load
+from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.library import load
 kernels, x = load(usable_levels()[0]), torch.ones(3, 21)
 out, largest = torch.empty(3, dtype=torch.int64), torch.empty(3)
 kernels.stoker_argmax(0, x.data_ptr(), 21, out.data_ptr(), largest.data_ptr(), 3, 21)
@@ -176,7 +176,7 @@ def test_a_stray_read_would_be_seen() -> None:
 
 
 def test_ranks_do_not_stray() -> None:
-    test = f"{HERE.parent / 'parallel' / 'test_shared_ranks.py'}::test_operations_one_after_another[spinning-3]"
+    test = f"{HERE.parent / 'parallel' / 'test_shm_communicator.py'}::test_operations_one_after_another[spinning-3]"
     arguments = ("-q", "-x", "-p", "no:cacheprovider", test)
     done = _sanitized(usable_levels()[0].name, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES="25")
     assert done.returncode == 0, done.stdout[-6000:]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.parallel.ranks import Alone
+from stoker_engine.parallel.communicator import Alone
 from stoker_engine.quant.blocks import Blocks
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.weight_target import Share, Slot
 
 SIZES = [1, 2, 3, 5, 31, 32, 33, 64, 96, 97, 128, 1000]
 RANKS = [1, 2, 3, 4, 7, 8]

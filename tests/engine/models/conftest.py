@@ -23,12 +23,12 @@ from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import settle
+from stoker_engine.models.families.registry import FAMILIES
+from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
+from stoker_engine.models.loading.weights import load_weights
 from stoker_engine.models.model import Model, StepInputs
-from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.safetensors_folder import SafetensorsFolder
-from stoker_engine.models.weights import load_weights
 
-from ..served import served
+from ...support.engine.served import served
 
 _BLOCK = 8
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
-from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.model_card import card_of_folder, card_of_gguf
 
 _LLAMA = {

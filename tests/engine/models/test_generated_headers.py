@@ -16,9 +16,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS
-from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.cpu.library import native_library
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 

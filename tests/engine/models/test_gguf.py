@@ -10,9 +10,9 @@ import torch
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from stoker_engine.contract.errors import ModelError, WeightsError
-from stoker_engine.models.gguf import GGUFFile
-from stoker_engine.quant.slot import Slot
+from stoker_common.errors import ModelError, WeightsError
+from stoker_engine.models.gguf.gguf_file import GGUFFile
+from stoker_engine.quant.weight_target import Slot
 
 
 def _write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, architecture: str = "gemma3") -> Path:
@@ -79,7 +79,7 @@ def test_big_endian_files_are_refused(tmp_path: Path) -> None:
 def test_tensors_are_dequantized_piece_by_piece(
     tmp_path: Path, kind: GGMLQuantizationType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_engine.models.gguf_tensor._PIECE", 256)
+    monkeypatch.setattr("stoker_engine.models.gguf.gguf_tensor._PIECE", 256)
     values = np.random.default_rng(0).standard_normal((3, 50, 64), dtype=np.float32)
     packed = quantize(values, kind)
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")

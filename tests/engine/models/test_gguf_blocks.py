@@ -17,25 +17,26 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.engine import Engine
 from stoker_engine.kernels.blocks import dequantize
-from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.cpu.library import native_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
-from stoker_engine.models import gguf_tensor, stored_weights
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.models.gguf import gguf_tensor
+from stoker_engine.models.loading import stored_weights
+from stoker_engine.parallel.communicator import Alone, Ranks
 from stoker_engine.quant.blocks import BlockMatrix
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.weight_target import Slot
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
-from ..gguf_random import quantized
-from ..served import served
+from ...support.engine.gguf_random import quantized
+from ...support.engine.served import served
 
 
 def _beside(name: str) -> ModuleType:

@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from stoker_common.errors import ModelError
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.gguf import GGUFFile
-from stoker_engine.models.weights import load_weights
+from stoker_engine.models.gguf.gguf_file import GGUFFile
+from stoker_engine.models.loading.weights import load_weights
 
 
 def _beside(name: str) -> ModuleType:

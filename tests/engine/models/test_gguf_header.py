@@ -12,9 +12,9 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.models.gguf import GGUFFile
-from stoker_engine.models.gguf_header import GGUFHeader
+from stoker_common.errors import ModelError
+from stoker_engine.models.gguf.gguf_file import GGUFFile
+from stoker_engine.models.gguf.gguf_header import GGUFHeader
 
 _INTEGERS = {
     GGUFValueType.UINT8: (0, 2**8),

@@ -18,11 +18,11 @@ import torch
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
 from stoker_engine.engine import Engine
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 Change = Callable[..., Path]

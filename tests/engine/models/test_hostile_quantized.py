@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
 from stoker_engine.engine import Engine
 
 from ..conftest import save_tokenizer

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker_engine.contract.last_words import LastWords, Reason
+from stoker_engine.contract.termination_message import LastWords, Reason
 
-from ...waiting import until
+from ...support.waiting import until
 from .fake_hub import COMMIT, FakeHub, Fetched, Refusal, fake_hub
 
 _MIB = 1024**2
@@ -26,9 +26,9 @@ WEIGHTS = random.Random(0).randbytes(25 * _MIB)
 _LOCATE = """
 import logging, sys
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import StokerError
-from stoker_engine.contract.last_words import LastWords
-from stoker_engine.models.locate import locate_model
+from stoker_common.errors import StokerError
+from stoker_engine.contract.termination_message import LastWords
+from stoker_engine.models.hub.locate import locate_model
 logging.basicConfig(level=logging.INFO)
 try:
     print(locate_model(EngineArgs("org/model", revision=sys.argv[1] or None)))
@@ -241,8 +241,8 @@ _SMALL_DISK = """
 import collections, os, shutil, tempfile
 with tempfile.TemporaryDirectory() as home:
     os.environ["HF_HOME"] = home
-    from stoker_engine.contract.errors import DownloadError
-    from stoker_engine.models.hub import download
+    from stoker_common.errors import DownloadError
+    from stoker_engine.models.hub.download import download
     usage = collections.namedtuple("usage", "total used free")
     shutil.disk_usage = lambda _: usage(100, 90, 10)
     try:

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from stoker_common.errors import ArgumentError, WeightsError
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.architectures.quantization.read import kv_cache_of
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, WeightsError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
@@ -26,9 +26,9 @@ from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.parallel.layout import Layout
 
+from ...support.engine.served import served
+from ...support.engine.thread_ranks import thread_engine
 from ..conftest import save_model, tiny_llama_model
-from ..served import served
-from ..thread_ranks import thread_engine
 
 KEY, VALUE = 0.031, 0.0042
 SPELLINGS = {

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.contract.errors import ModelError, WeightsError
-from stoker_engine.kernels.native.library import library
+from stoker_engine.kernels.cpu.library import library
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128

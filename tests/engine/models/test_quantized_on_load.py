@@ -11,10 +11,10 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from stoker_common.errors import ArgumentError, WeightsError
 from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, WeightsError
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.kernels import blocks
 from stoker_engine.kernels.group_blocks import dequantize, quantize
@@ -23,14 +23,14 @@ from stoker_engine.layers.build import Build
 from stoker_engine.llm import LLM
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.quantized_on_load import format_on_load
-from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.models.loading.quantized_on_load import format_on_load
+from stoker_engine.parallel.communicator import Alone, Ranks
 from stoker_engine.quant.blocks import BlockMatrix
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.weight_target import Slot
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
+from ...support.engine.served import served
 from ..conftest import save_model
-from ..served import served
 from . import gguf_models, llama_cpp
 
 #: Rows that groups of 32 do not divide; GPT-2 and DBRX have theirs transposed, others several matrices in a tensor.

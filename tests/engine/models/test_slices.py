@@ -22,20 +22,20 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
-from stoker_engine.models import gguf_tensor
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.gguf import GGUFFile
-from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.safetensors_folder import SafetensorsFolder
-from stoker_engine.models.weights import load_weights
-from stoker_engine.parallel.ranks import Alone
-from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.models.families.registry import FAMILIES
+from stoker_engine.models.gguf import gguf_tensor
+from stoker_engine.models.gguf.gguf_file import GGUFFile
+from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
+from stoker_engine.models.loading.weights import load_weights
+from stoker_engine.parallel.communicator import Alone
+from stoker_engine.quant.weight_target import Share, Slot
 from stoker_engine.sizing.pipeline_stages import Stage
 
 

@@ -14,21 +14,21 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.safetensors_folder import SafetensorsFolder
-from stoker_engine.models.weights import load_weights
-from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.models.families.registry import FAMILIES
+from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
+from stoker_engine.models.loading.weights import load_weights
+from stoker_engine.parallel.communicator import Alone, Ranks
 from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes
 
-from ..served import served
+from ...support.engine.served import served
 
 _VOCABULARY = 131  # which nothing divides
 

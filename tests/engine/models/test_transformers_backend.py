@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
+from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.transformers_backend import TransformersModel
-from stoker_engine.parallel.ranks import Alone
+from stoker_engine.parallel.communicator import Alone
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128

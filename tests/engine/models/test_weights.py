@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine import LLM, SamplingParams
-from stoker_engine.contract.errors import ModelError, WeightsError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 Tensors = dict[str, torch.Tensor]

@@ -13,17 +13,17 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from stoker_engine.attention.native import NativeBackend
+from stoker_engine.attention.cpu import NativeBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.cpu.library import native_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder, LayerRun
 
-from ..gguf_random import quantized
-from ..served import served
+from ...support.engine.gguf_random import quantized
+from ...support.engine.served import served
 
 _CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from ...waiting import until
+from ...support.waiting import until
 
 _NUMBERS = itertools.count(os.getpid() % 200)
 

@@ -20,7 +20,7 @@ import pytest
 
 from stoker_engine import LLM, SamplingParams
 
-from ...waiting import until
+from ...support.waiting import until
 from .machines import Machine, Machines, cannot, machines
 
 pytestmark = pytest.mark.skipif(bool(why := cannot()), reason=why)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.nodes.placement import Placement
 

@@ -23,8 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import (
+from stoker_common.errors import (
     ArgumentError,
     EngineDeadError,
     EngineKilledError,
@@ -34,20 +33,21 @@ from stoker_engine.contract.errors import (
     StokerError,
     WeightsError,
 )
+from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.step import Step
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.supervision import Supervision
-from stoker_engine.nodes import hello
+from stoker_engine.nodes import node_info
+from stoker_engine.nodes.connection import Line
 from stoker_engine.nodes.handshake import greet_head
 from stoker_engine.nodes.head import Head
-from stoker_engine.nodes.line import Line
 from stoker_engine.parallel.rendezvous import rendezvous_at
 from stoker_engine.processes import node_agent
 from stoker_engine.processes.node_agent import NodeAgent
 
-from ...waiting import until
+from ...support.waiting import until
 
-PROGRAM = Path(__file__).parents[1] / "exec" / "mortal_rank.py"
+PROGRAM = Path(__file__).parents[1] / "exec" / "crashing_rank.py"
 #: Ranks 0 … 3 of one copy; the last two are on node 1.
 SIZE, REMOTE, STEP_TIMEOUT_S = 4, 2, 20.0
 
@@ -460,9 +460,9 @@ def test_nodes_must_have_the_same_version_and_model(nodes: Nodes, monkeypatch: p
     with pytest.raises(ArgumentError, match="MODEL: the files on node 1"):
         nodes.executor()
     assert isinstance(agent.end(), ArgumentError)
-    ours = hello.version("stoker")
+    ours = node_info.version("stoker")
     versions = iter([ours, "0.0.1"])  # the head's is read first
-    monkeypatch.setattr(hello, "version", lambda _: next(versions))
+    monkeypatch.setattr(node_info, "version", lambda _: next(versions))
     threading.Timer(0.5, nodes.agent).start()
     with pytest.raises(ArgumentError, match=f"has Stoker 0.0.1, and node 0 has {ours}"):
         nodes.executor()
@@ -511,7 +511,7 @@ def test_a_node_that_comes_while_the_head_goes(nodes: Nodes) -> None:
         head.close()
         line.wait_at_most(120)
         with pytest.raises((EOFError, ConnectionError)):
-            line.send(node=1, path="", **dataclasses.asdict(hello.Hello.of(nodes.args(node_rank=1), nodes.model)))
+            line.send(node=1, path="", **dataclasses.asdict(node_info.Hello.of(nodes.args(node_rank=1), nodes.model)))
             line.receive()
     finally:
         line.close()

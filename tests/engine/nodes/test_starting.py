@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ...waiting import until
+from ...support.waiting import until
 
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from stoker_engine.parallel.process_ranks import World
-from stoker_engine.parallel.ranks import RankLostError, Ranks
+from stoker_engine.parallel.communicator import RankLostError, Ranks
+from stoker_engine.parallel.torch_communicator import World
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, 1), (1, 64), (7, 33), (256, 48), (0, 8), (5,), (2, 3, 17))

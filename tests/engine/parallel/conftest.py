@@ -9,7 +9,7 @@ import pytest
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from stoker_engine.parallel import process_ranks
+from stoker_engine.parallel import torch_communicator
 from stoker_engine.parallel.join import Joined, join
 from stoker_engine.parallel.layout import Layout
 
@@ -22,6 +22,6 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, Layout], Jo
     def fake(backend: str, *, store: Any, rank: int, world_size: int, timeout: Any) -> None:
         begin("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
-    monkeypatch.setattr(process_ranks.distributed, "init_process_group", fake)
+    monkeypatch.setattr(torch_communicator.distributed, "init_process_group", fake)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # as a rank sets it, for good, in its own process
     yield lambda rank, layout: join(rank, layout, "file:///dev/null", 1.0)

@@ -13,16 +13,16 @@ pytest.importorskip("triton")
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.runner import Runner
-from stoker_engine.kernels.triton.compile_only import compile_only
-from stoker_engine.parallel.groups import Groups
+from stoker_engine.kernels.triton.compile.compile_only import compile_only
+from stoker_engine.parallel.communicator import Alone
 from stoker_engine.parallel.join import Joined
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.ranks import Alone
+from stoker_engine.parallel.rank_groups import Groups
 from stoker_engine.sizing.activations import activation_bytes
 from stoker_engine.sizing.memory import Device
 from stoker_engine.sizing.weight_sizes import Sharding
 
-from ..fake_device import (
+from ...support.engine.fake_device import (
     DEEPSEEK_V3,
     GIB,
     LLAMA_8B,

@@ -16,16 +16,16 @@ import torch
 pytest.importorskip("triton")
 
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.step import Step
 from stoker_engine.exec.runner import Runner
-from stoker_engine.kernels.triton.compile_only import compile_only
+from stoker_engine.kernels.triton.compile.compile_only import compile_only
+from stoker_engine.parallel.communicator import Alone
 from stoker_engine.parallel.join import Joined
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.ranks import Alone
 
-from ..fake_device import (
+from ...support.engine.fake_device import (
     LLAMA_8B,
     LLAMA_70B,
     MIXTRAL,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_engine.children import host_memory
+from stoker_common.subprocesses import host_memory
 from stoker_engine.parallel import device, processors
 
 

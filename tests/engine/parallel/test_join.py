@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from stoker_engine.kernels.native.library import library
+from stoker_engine.kernels.cpu.library import library
 
 _RANK = """
 import sys
 import torch
-from stoker_engine.kernels.native.library import library
+from stoker_engine.kernels.cpu.library import library
 from stoker_engine.parallel.join import join
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.shared_ranks import SharedMemory
+from stoker_engine.parallel.shm_communicator import SharedMemory
 
 rank, tensor, rendezvous, region = map(int, sys.argv[1:5])
 has = sys.argv[5].split(",")[rank]

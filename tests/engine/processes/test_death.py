@@ -16,12 +16,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, ModelError
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, ModelError
 from stoker_engine.processes.engine_process import EngineProcess
 
-from ...waiting import until, until_async
+from ...support.waiting import until, until_async
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SLOW_STEP = "time.sleep(0.02)"

@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
+from stoker_common.errors import EngineDeadError, EngineKilledError, EngineStuckError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, EngineStuckError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.processes import engine_process
 from stoker_engine.processes.engine_process import EngineProcess
-from stoker_engine.processes.status_word import Phase
+from stoker_engine.processes.heartbeat import Phase
 
-from ...waiting import until
+from ...support.waiting import until
 
 _PROGRAM = """
 import os, pickle, signal, sys, time
 from multiprocessing.connection import Connection
-from stoker_engine.processes.status_word import Phase, StatusWord
+from stoker_engine.processes.heartbeat import Phase, StatusWord
 connection, word = Connection(int(sys.argv[1])), StatusWord(int(sys.argv[2]))
 """
 
-MORTAL = Path(__file__).with_name("mortal_engine.py")
+MORTAL = Path(__file__).with_name("crashing_engine.py")
 
 LARGE = 1 << 20  #: bytes; more than a pipe holds
 

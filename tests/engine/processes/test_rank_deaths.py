@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from stoker_common.errors import EngineDeadError, EngineKilledError, EngineStuckError
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, EngineStuckError
+from stoker_engine.contract.engine_state import CopyState
 from stoker_engine.processes.engine_process import PROGRAM
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
+from stoker_common.errors import EngineDeadError, EngineStuckError
 from stoker_engine.processes import watchdog
-from stoker_engine.processes.status_word import Phase
+from stoker_engine.processes.heartbeat import Phase
 from stoker_engine.processes.watchdog import Watchdog
 
 STEP_TIMEOUT = 100.0

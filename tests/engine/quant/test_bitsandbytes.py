@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.quantization.bitsandbytes import parse
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import dequantize
 from stoker_engine.quant.checkpoints.bitsandbytes import find_modules
 from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix

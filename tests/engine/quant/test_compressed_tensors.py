@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.quantization.compressed_tensors import CompressedTensors, parse
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import dequantize
 from stoker_engine.quant.checkpoints.compressed_tensors import find_modules
 

@@ -11,10 +11,10 @@ import torch
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.quantization import fp8 as fp8_config
 from stoker_engine.architectures.quantization import modelopt as modelopt_config
 from stoker_engine.architectures.quantization import mxfp4 as mxfp4_config
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import dequantize
 from stoker_engine.quant.checkpoints import fp8, modelopt, mxfp4
 from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix, Pairs

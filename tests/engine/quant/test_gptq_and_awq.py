@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.quantization import awq as awq_config
 from stoker_engine.architectures.quantization import gptq as gptq_config
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import dequantize
 from stoker_engine.quant.checkpoints import awq, gptq
 from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix

@@ -15,12 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from stoker_common.errors import WeightsError
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels import select
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
@@ -28,7 +28,7 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.sizing.planned_formats import stated_formats
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
-from ..served import served
+from ...support.engine.served import served
 from .packed_words import Quantized
 
 _SIZES: dict[str, Any] = {

@@ -15,20 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.architectures.stored_formats import LARGEST_GROUP, GroupFormat
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels import select
 from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.parallel.communicator import Alone, Ranks
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
-from ..served import served
+from ...support.engine.served import served
 from .compressed import Compressed, with_columns_shuffled
 
 _SIZES: dict[str, Any] = {

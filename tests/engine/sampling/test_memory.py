@@ -13,8 +13,8 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.kernels.select import select_kernels
-from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.sampler import sample
+from stoker_engine.sampling.sampling_metadata import Choice
 from stoker_engine.sizing import activations
 
 KERNELS = select_kernels(torch.device("cpu"), torch.float32)

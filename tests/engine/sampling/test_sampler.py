@@ -20,11 +20,11 @@ from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step import Sampled
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.kernels.select_token import keep_likely
-from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.draw import Draw, _parameters, _uniform
 from stoker_engine.sampling.draw import draw as draw_rows
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.sampler import sample as sample_rows
+from stoker_engine.sampling.sampling_metadata import Choice
 
 
 def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) -> Choice:

@@ -10,10 +10,10 @@ import torch
 
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.select import select_kernels
-from stoker_engine.sampling.shared_vocabulary import likeliest
-from stoker_engine.sizing.divisible import every_part_has_some, largest_part
+from stoker_engine.sampling.vocab_parallel_argmax import likeliest
+from stoker_engine.sizing.sharding import every_part_has_some, largest_part
 
-from ..thread_ranks import ThreadRanks
+from ...support.engine.thread_ranks import ThreadRanks
 
 _KERNELS = {"reference": argmax, "chosen": select_kernels(torch.device("cpu"), torch.float32).argmax}
 

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from stoker_engine.contract.block_hash import BlockHash
+from stoker_common.block_hash import BlockHash
 from stoker_engine.core.request import Request, Sequence
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
-from .pretend import BLOCK, HYBRID, Pretend, sampling
+from .fake_model import BLOCK, HYBRID, Pretend, sampling
 
 
 class Lookups(Counter[tuple[int, BlockHash]]):

@@ -15,7 +15,7 @@ import pytest
 
 from stoker_engine.core.engine_request import EngineRequest
 
-from .pretend import Pretend, sampling
+from .fake_model import Pretend, sampling
 
 
 def bubbles(pretend: Pretend, stages: int, until: int, later: Sequence[EngineRequest] = ()) -> int:

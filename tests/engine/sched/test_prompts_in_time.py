@@ -20,7 +20,7 @@ from stoker_engine.sched.scheduler import Scheduler
 from stoker_engine.sched.step_budget import DECODE_STEPS
 from stoker_engine.sched.step_cost import REACH, Estimate, StepCost, StepWork
 
-from .pretend import FULL, sampling
+from .fake_model import FULL, sampling
 
 Takes = Callable[[StepWork], float]
 

@@ -15,7 +15,18 @@ from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Sampled, StepResult
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
-from .pretend import BLOCK, FULL, HYBRID, ONLY_STATES, STATES, Oracle, Pretend, beams, expected, sampling
+from .fake_model import (
+    BLOCK,
+    FULL,
+    HYBRID,
+    ONLY_STATES,
+    STATES,
+    Oracle,
+    Pretend,
+    beams,
+    expected,
+    sampling,
+)
 
 
 def test_a_long_prompt_is_chunked_beside_decodes() -> None:

@@ -23,10 +23,10 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from stoker_common.errors import EngineDeadError, RequestError
 from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, RequestError
+from stoker_engine.contract.engine_state import CopyState
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
@@ -38,15 +38,15 @@ from stoker_engine.core.step_report import StepReport
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.server.app import create_app
-from stoker_engine.server.connection.http_protocol import http_protocol
-from stoker_engine.server.http_server import Server, bind, uvicorn_config
-from stoker_engine.server.service import Service
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.http.http_protocol import http_protocol
+from stoker_engine.server.http.http_server import Server, bind, uvicorn_config
 from stoker_engine.sizing.cache_groups import CacheGroup
 from stoker_engine.tokens.content_format import ContentForms
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
-from ...waiting import HANGING_S, until, until_async
+from ...support.waiting import HANGING_S, until, until_async
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

@@ -11,7 +11,7 @@ from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.tokens.output_stream import OutputStream
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 from .conftest import FakeEngine, fake_logprobs
 
 

@@ -12,7 +12,7 @@ import pytest
 from httpx import Response
 from starlette.testclient import TestClient
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.server.middleware.api_keys import APIKeys

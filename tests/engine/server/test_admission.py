@@ -11,11 +11,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from stoker_engine.contract.errors import OverloadedError
+from stoker_common.errors import OverloadedError
 from stoker_engine.server.app import create_app
 from stoker_engine.server.engine.admission import Admission
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 from .conftest import FakeEngine, MakeClient, MakeService
 from .test_errors import error_of
 

@@ -1,6 +1,6 @@
 """Engines that die under many clients: at every point, by every means, once and again. No client ever hangs.
 
-Faked: the model, in `mortal_engine.py`. Real: the server, its sockets, the engine's process, scheduler and blocks.
+Faked: the model, in `crashing_engine.py`. Real: the server, its sockets, the engine's process, scheduler and blocks.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.cli.lines import lines_as_they_come
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 
 from .conftest import Serving, sample, wait_until
 
-ENGINE = Path(__file__).parents[1] / "processes" / "mortal_engine.py"
+ENGINE = Path(__file__).parents[1] / "processes" / "crashing_engine.py"
 TOKENS = 60
 SECONDS = 120
 

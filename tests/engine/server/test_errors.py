@@ -9,9 +9,9 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from stoker_engine.contract.errors import EngineDeadError, RequestError
+from stoker_common.errors import EngineDeadError, RequestError
 
-from ... import golden
+from ...support import golden
 from .conftest import FakeEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from stoker_engine.contract.copy_state import CopyState
+from stoker_engine.contract.engine_state import CopyState
 from stoker_engine.server.app import create_app
 from stoker_engine.server.unavailable import UnavailableError
 
-from ...virtual_time import now
+from ...support.virtual_time import now
 from .conftest import FakeEngine, MakeService
 
 PROBES = ("/live", "/health", "/ready", "/ping")

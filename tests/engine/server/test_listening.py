@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from stoker_engine.contract.frontend_args import FrontendArgs
-from stoker_engine.server import http_server
-from stoker_engine.server.http_server import bind
+from stoker_engine.server.http import http_server
+from stoker_engine.server.http.http_server import bind
 
 
 def reached(bound: socket.socket, host: str) -> bool:

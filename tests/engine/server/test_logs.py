@@ -17,7 +17,7 @@ from stoker_engine.server.observability import throughput_log
 from stoker_engine.server.observability.access_log import skip_paths
 from stoker_engine.server.observability.throughput_log import ThroughputLog
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 from .conftest import FakeEngine, MakeClient
 
 STATS = SchedulerStats(2, 1, 0.25, 100, 40, 0)

@@ -15,10 +15,10 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool, transform_schema
 from pydantic import BaseModel
 
-from stoker_engine.contract.errors import RequestFailedError
+from stoker_common.errors import RequestFailedError
 from stoker_engine.server.app import create_app
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 from .conftest import FakeEngine, Listen, MakeService, wait_until
 
 HELLO: Any = {"model": "tiny", "max_tokens": 500, "messages": [{"role": "user", "content": "hi"}]}

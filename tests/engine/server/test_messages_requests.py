@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from stoker_engine.contract.errors import EngineDeadError, RequestError
+from stoker_common.errors import EngineDeadError, RequestError
 from stoker_engine.server.anthropic.request import MessagesRequest
-from stoker_engine.server.openai.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.unavailable import UnavailableError
 
-from ...work import work
+from ...support.work import work
 from .conftest import FakeEngine, MakeClient, MakeService
 from .test_messages import HELLO, WEATHER, ScriptedEngine
 

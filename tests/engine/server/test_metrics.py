@@ -15,7 +15,7 @@ from stoker_engine.core.step_report import FinishedRequest, FirstToken, Schedule
 from stoker_engine.metrics import EngineMetrics, process_registry
 from stoker_engine.sizing.cache_groups import CacheGroup
 
-from ... import golden
+from ...support import golden
 
 #: vLLM 0.32's names and types, of all that applies here.
 VLLM = {

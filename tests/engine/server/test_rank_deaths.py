@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from stoker_engine.cli.lines import lines_of
-from stoker_engine.contract.last_words import LastWords, Reason
+from stoker_engine.contract.termination_message import LastWords, Reason
 
-from ...waiting import until
+from ...support.waiting import until
 from .test_serve_command import SERVE
 
 SIZE = 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.server.openai.reasoning_tokens import ReasoningTokens
+from stoker_engine.server.conversation.reasoning_tokens import ReasoningTokens
 from stoker_engine.server.parsers.parts import Content, Reasoning
 
 from .scripted_engine import ScriptedEngine

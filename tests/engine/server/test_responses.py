@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from stoker_engine.contract.errors import NotFoundError
+from stoker_common.errors import NotFoundError
 from stoker_engine.server.responses.items import from_json, messages, to_json
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 

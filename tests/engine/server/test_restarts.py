@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
+from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
 from stoker_engine.server.engine import restarts
 from stoker_engine.server.engine.restarts import Restarts
 

@@ -22,9 +22,9 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_engine.cli.lines import lines_of
-from stoker_engine.contract.last_words import LastWords, Reason
+from stoker_engine.contract.termination_message import LastWords, Reason
 
-from ...waiting import until
+from ...support.waiting import until
 from ..conftest import engine_of
 
 SERVE = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"

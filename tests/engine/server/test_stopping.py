@@ -15,10 +15,10 @@ import httpx
 import pytest
 import uvicorn
 
-from stoker_engine.contract.errors import EngineDeadError, ModelError
-from stoker_engine.server.http_server import Server
+from stoker_common.errors import EngineDeadError, ModelError
+from stoker_engine.server.http.http_server import Server
 
-from ...virtual_time import elapse, now
+from ...support.virtual_time import elapse, now
 from .conftest import FakeEngine, MakeService, wait_until
 from .conftest import serving_fake as serving
 

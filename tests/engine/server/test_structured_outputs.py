@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from stoker_engine.cli.lines import lines_of
 
-from ..grammar.hostile import constraints
+from ..grammar.malformed_grammars import constraints
 from .conftest import FakeEngine
 
 MESSAGES: Any = [{"role": "user", "content": "the quick fox"}]

@@ -25,13 +25,13 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.server.app import create_app
-from stoker_engine.server.openai.messages import Tool
-from stoker_engine.server.openai.tool_choice import ToolUse
+from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.parsers.forced_calls import NamedCall, RequiredCalls
 from stoker_engine.server.parsers.harmony import MARKERS
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
 from stoker_engine.server.parsers.tools.openai import OpenAIToolParser
-from stoker_engine.server.service import Service
+from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.schema.tool_choice import ToolUse
 
 from ..grammar.byte_matcher import SPECIAL, ByteMatcher
 from .scripted_engine import ScriptedEngine

@@ -18,8 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from stoker_engine.contract.frontend_args import FrontendArgs
-from stoker_engine.server import http_server, uvicorn_internals
-from stoker_engine.server.connection import http_protocol
+from stoker_engine.server.http import http_protocol, http_server, uvicorn_internals
 
 from .test_slow_clients import Connected
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.tokens import chat_template
 from stoker_engine.tokens.tokenizer import Tokenizer
 

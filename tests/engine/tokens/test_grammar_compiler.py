@@ -14,15 +14,15 @@ import psutil
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from stoker_engine.contract.errors import OverloadedError, RequestError, RequestFailedError
+from stoker_common.errors import OverloadedError, RequestError, RequestFailedError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.grammar.limits import COMPILE_CPU_S, COMPILE_MEMORY
 from stoker_engine.tokens import tokenizer_process
-from stoker_engine.tokens.kept_grammars import KeptGrammars
+from stoker_engine.tokens.grammar_cache import KeptGrammars
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
-from ...waiting import until_async
-from ..grammar.hostile import constraints, growing
+from ...support.waiting import until_async
+from ..grammar.malformed_grammars import constraints, growing
 
 #: It takes longer to be compiled than anybody may take.
 ENDLESS: dict[str, Any] = {
@@ -211,7 +211,7 @@ def test_thousands_of_hostile_constraints_are_answered(folder: Path, part_of: Ca
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_engine.tokens.kept_grammars._MOST", 1000)
+    monkeypatch.setattr("stoker_engine.tokens.grammar_cache._MOST", 1000)
     compiled = []
 
     async def compile_grammar(structured: StructuredOutputs) -> str:

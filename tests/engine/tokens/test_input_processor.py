@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.sizing.cache_groups import CacheGroup

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_engine.contract.errors import RequestFailedError
+from stoker_common.errors import RequestFailedError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import Logprob
 from stoker_engine.core.outputs import OutputDelta

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.tokens.prompt_tokens import prompt_tokens
 
 from .test_input_processor import INFO

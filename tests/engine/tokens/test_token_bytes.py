@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.tokens.detokenizer import IncrementalDetokenizer
 from stoker_engine.tokens.tokenizer import Tokenizer
 

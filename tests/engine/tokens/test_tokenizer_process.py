@@ -11,12 +11,12 @@ import psutil
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
+from stoker_common.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.tokens import tokenizer_process
 from stoker_engine.tokens.tokenizer import Tokenizer
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ shout }}"
 USER = {"role": "user", "content": "hello"}

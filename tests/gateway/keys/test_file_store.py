@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.errors import KeyStoreError
 from stoker_gateway.keys.file_store import FileStore

@@ -19,7 +19,7 @@ from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 
 
 def text(*ids: str, **fields: str) -> str:

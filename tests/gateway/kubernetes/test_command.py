@@ -18,7 +18,7 @@ from stoker_gateway.cli.gateway import main
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.key import Key, digest_of
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 from ..behind_envoy import CHAT, Server
 from .stand_in_api import ENDPOINTS, KEYS, SLICES, Object, StandInApi, endpoint, secret, slice_of
 

@@ -15,7 +15,7 @@ from kubernetes import client
 from stoker_gateway.kubernetes.api import Api
 from stoker_gateway.kubernetes.watch import Kind, Watch
 
-from ...waiting import until
+from ...support.waiting import until
 from .stand_in_api import ENDPOINTS, StandInApi, endpoint
 
 

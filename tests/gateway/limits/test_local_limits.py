@@ -13,7 +13,7 @@ from stoker_gateway.keys.key import Key, Limits
 from stoker_gateway.limits import ledger as ledgers
 from stoker_gateway.limits.ledger import LONGEST_S, Ledger
 from stoker_gateway.limits.limiter import LocalLimiter
-from stoker_gateway.limits.standing import Denial, Grant, duration
+from stoker_gateway.limits.ratelimit_headers import Denial, Grant, duration
 
 
 @dataclass

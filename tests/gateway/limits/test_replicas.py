@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from stoker_gateway.keys.key import Key, Limits
 from stoker_gateway.limits import peer_client, peer_limiter
+from stoker_gateway.limits.key_usage import Use
 from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply
 from stoker_gateway.limits.peer_limiter import PeerLimiter
+from stoker_gateway.limits.peer_reports import Told, statement
 from stoker_gateway.limits.peer_server import METHOD, SERVICE, PeerServer, credentials
+from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, Grant, Standing
 from stoker_gateway.limits.replicas import View
-from stoker_gateway.limits.standing import Allowance, Denial, Grant, Standing
-from stoker_gateway.limits.told import Told, statement
-from stoker_gateway.limits.use import Use
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 
 SKEWS = (0.0, 86_400.25, 7.75)
 

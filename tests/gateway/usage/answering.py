@@ -12,17 +12,17 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.hearing import answered_listener, ended_listener
-from stoker_gateway.picker.server import PickerServer
-from stoker_gateway.picking.picker import EndpointPicker
+from stoker_gateway.ext_proc.server import PickerServer
+from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.runtime.listeners import answered_listener, ended_listener
+from stoker_gateway.scheduling.picker import EndpointPicker
 from stoker_gateway.usage.access_log_service import AccessLogService
-from stoker_gateway.usage.ended import Ended
+from stoker_gateway.usage.completed_request import Ended
 
-from ...waiting import until_async
+from ...support.waiting import until_async
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

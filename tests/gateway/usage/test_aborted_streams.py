@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ...engine.conftest import save_model, tiny_llama_model
 from ...engine.server.test_serve_command import serving
-from ...waiting import until_async
+from ...support.waiting import until_async
 from .answering import behind
 
 PROMPT = "a prompt of some words"

@@ -13,10 +13,10 @@ import pytest
 
 from stoker_gateway.usage import billing
 from stoker_gateway.usage.billing import BillingLog
-from stoker_gateway.usage.ended import Ended
+from stoker_gateway.usage.completed_request import Ended
 from stoker_gateway.usage.tokens import Tokens
 
-from ...waiting import until
+from ...support.waiting import until
 
 ENDED = Ended("m", "team", "", 1, ("10.0.0.1:80",), False, 200, Tokens(3, 1, 2), 10, False, 1795420800.25, 1.0, "r")
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from stoker_gateway.paths import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from stoker_gateway.protocol.paths import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from stoker_gateway.usage.tokens import Tokens, said
 
 from .answering import behind

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from stoker_operator.api.manifest import read
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.api.violation import Refused
-from stoker_operator.drift import differs
-from stoker_operator.facts import Child
-from stoker_operator.judge import Knowledge, judge
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.facts import Child
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.reconcile.drift import differs
+from stoker_operator.reconcile.evaluate import Knowledge, judge
 
-from .specimens import RIGHT, at, dotted, fields
+from .spec_cases import RIGHT, at, dotted, fields
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 OWNER = Owner("a", "default", "uid")

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.api.violation import Refused
-from stoker_operator.judge import Knowledge, judge
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.reconcile.evaluate import Knowledge, judge
 
-from .specimens import RIGHT, RULE_BREAKERS, Wrong, at, dotted, fields, generated
+from .spec_cases import RIGHT, RULE_BREAKERS, Wrong, at, dotted, fields, generated
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 GENERATED = tuple(generated(SCHEMA))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import kube
 from stoker_operator.cli.plan import main
+from stoker_operator.cluster import kube
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator import kube
 from stoker_operator.cli.plan import main
+from stoker_operator.cluster import kube
 
 ROOT = Path(__file__).parents[3]
 LLAMA_8B = ["--model", "meta-llama/Meta-Llama-3-8B-Instruct", "--accelerator", "nvidia-a100-80gb", "--count", "4"]
@@ -288,7 +288,7 @@ def test_the_documentation_shows_what_is_printed(run: Any) -> None:
 
 def test_every_reason_is_documented() -> None:
     """The planner's sources name the reasons; the table of the documentation has each of them."""
-    shared = ROOT / "engine/stoker_engine/sizing/divisible.py"
+    shared = ROOT / "engine/stoker_engine/sizing/sharding.py"
     paths = [shared, *(ROOT / "operator/stoker_operator/plan").glob("*.py")]
     sources = "\n".join(path.read_text() for path in paths)
     pattern = r"reason=\"(\w+)\"|(?:Problem|Objection)\(\s*\"(\w+)\"|, \"(Unsupported\w+)\"\)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_operator.facts import Node
+from stoker_operator.objects.facts import Node
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.plan.catalogue import Catalogue
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.engine_args import COPIES_SHARE_NO_EXPERTS, EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import Study, Unplannable, plan

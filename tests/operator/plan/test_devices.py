@@ -10,10 +10,10 @@ import pytest
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.judge import Knowledge, judge
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
+from stoker_operator.reconcile.evaluate import Knowledge, judge
 
 from .conftest import LLAMA_8B, document
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
-from stoker_engine.exec import shared_model
+from stoker_engine.exec import check_sharding
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.stored_weights import with_formats
-from stoker_engine.parallel.ranks import Alone
+from stoker_engine.models.loading.stored_weights import with_formats
+from stoker_engine.parallel.communicator import Alone
 from stoker_engine.quant.unquantized import UNQUANTIZED
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
@@ -108,9 +108,9 @@ def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dic
             enable_expert_parallel=sizes.get("expert", 1) > 1,
         )
         with pytest.MonkeyPatch.context() as patch:  # there is no such device here, and no file
-            patch.setattr(shared_model, "resolve_device", lambda _: torch.device(device))
-            patch.setattr(shared_model, "resolve_dtype", lambda *_: torch.float32)
-            shared_model.refuse_indivisible(args, checkpoint)
+            patch.setattr(check_sharding, "resolve_device", lambda _: torch.device(device))
+            patch.setattr(check_sharding, "resolve_dtype", lambda *_: torch.float32)
+            check_sharding.refuse_indivisible(args, checkpoint)
     except ArgumentError as error:
         return error.message
     return ""

@@ -11,8 +11,8 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
-from stoker_engine.contract.sources import ModelSource
-from stoker_engine.sizing.divisible import not_split
+from stoker_common.model_source import ModelSource
+from stoker_engine.sizing.sharding import not_split
 from stoker_engine.sizing.weight_sizes import weight_bytes, weight_sizes
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from stoker_engine.contract.sources import ModelSource
+from stoker_common.model_source import ModelSource
 from stoker_engine.sizing.weight_sizes import weight_bytes
 from stoker_operator.plan.model_shapes import Shape, shape_of
 

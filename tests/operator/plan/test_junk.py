@@ -16,7 +16,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.plan.planner import plan, planned_ways_out, study
 
-from ...work import work
+from ...support.work import work
 from .conftest import LLAMA_405B, document
 
 #: Steps, of which a second has more than ten million. To read a quantized mixture of 200 layers takes two million, as

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from stoker_engine.contract.sources import ModelSource
+from stoker_common.model_source import ModelSource
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import model_cache_groups
 from stoker_operator.plan.model_shapes import Shape, shape_of

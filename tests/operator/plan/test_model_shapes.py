@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
+from stoker_common.errors import ModelError
+from stoker_common.model_source import DEMO_MODELS, ModelSource
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import ModelError
-from stoker_engine.contract.sources import DEMO_MODELS, ModelSource
 from stoker_engine.sizing.weight_sizes import weight_bytes, weight_sizes
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
 from stoker_operator.plan.unplannable import Unplannable
@@ -137,10 +137,10 @@ def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None
     import torch
 
     from stoker_engine.contract.engine_args import EngineArgs
-    from stoker_engine.kernels.native.library import native_library
+    from stoker_engine.kernels.cpu.library import native_library
     from stoker_engine.models.checkpoint import find_checkpoint
-    from stoker_engine.models.demo import demo_model
-    from stoker_engine.models.gguf import GGUFFile
+    from stoker_engine.models.gguf.gguf_file import GGUFFile
+    from stoker_engine.models.hub.demo import demo_model
 
     cpu = torch.device("cpu")
     for name in DEMO_MODELS:

@@ -13,12 +13,12 @@ import yaml
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.cli.plan import main
-from stoker_operator.judge import Knowledge, judge
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.plan.options import Advice
 from stoker_operator.plan.planner import study
+from stoker_operator.reconcile.evaluate import Knowledge, judge
 
 from .conftest import document
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 from transformers import CONFIG_MAPPING
 
+from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Violation

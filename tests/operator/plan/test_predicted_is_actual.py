@@ -19,14 +19,14 @@ from transformers import (
     MixtralForCausalLM,
 )
 
+from stoker_common.subprocesses import host_memory
 from stoker_engine.architectures.model_config import ModelConfig, read_config
-from stoker_engine.children import host_memory
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.engine import Engine
 from stoker_engine.exec.kv_cache import plan_kv_cache
 from stoker_operator.api.manifest import parse
 from stoker_operator.manifests.children import children
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
 from stoker_operator.runtimes.stoker import serve_args

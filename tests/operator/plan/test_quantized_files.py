@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.sources import ModelSource
+from stoker_common.model_source import ModelSource
 from stoker_engine.sizing.weight_sizes import weight_bytes
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue

@@ -14,11 +14,11 @@ import pytest
 
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.judge import Configs, Knowledge, judge
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.plan.planner import Study, plan, planned_ways_out, study
+from stoker_operator.reconcile.evaluate import Configs, Knowledge, judge
 
 from .conftest import document
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 import pytest
 import torch
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import ACTIVATIONS
 from stoker_engine.architectures.compute_dtype import compute_dtype, why_not_computed
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.activation import activation
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build

@@ -9,7 +9,7 @@ import pytest
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.manifests.children import children
-from stoker_operator.manifests.owner import Owner
+from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
 from stoker_operator.runtimes.registry import RUNTIMES

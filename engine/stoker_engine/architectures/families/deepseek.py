@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import AttentionConfig, DecoderConfig
 from stoker_engine.architectures.families.family_config import FamilyConfig
@@ -12,7 +13,6 @@ from stoker_engine.architectures.families.reading import alike, mlp, num_heads, 
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.rope_config import read_rope, yarn_mscale
-from stoker_engine.contract.errors import ModelError
 
 
 def _v2(c: Fields) -> DecoderConfig:

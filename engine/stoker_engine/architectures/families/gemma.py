@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.architectures.decoder_config import (
     DecoderConfig,
@@ -27,7 +28,6 @@ from stoker_engine.architectures.families.reading import (
     windowed,
 )
 from stoker_engine.architectures.rope_config import read_rope
-from stoker_engine.contract.errors import ModelError
 
 #: Norms before and after attention and MLP.
 SANDWICH: Final = ResidualConfig(norms=("input_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm"))

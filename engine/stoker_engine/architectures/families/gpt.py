@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import (
     DecoderConfig,
@@ -21,7 +22,6 @@ from stoker_engine.architectures.decoder_config import (
 from stoker_engine.architectures.families.family_config import FamilyConfig
 from stoker_engine.architectures.families.reading import alike, attention, layer_norm, mlp, refuse, windowed
 from stoker_engine.architectures.rope_config import read_rope
-from stoker_engine.contract.errors import ModelError
 
 #: Attention and MLP side by side, on one norm.
 PARALLEL: Final = ResidualConfig("parallel", norms=("input_norm",))

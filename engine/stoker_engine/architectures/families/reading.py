@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig, MLPConfig, NormConfig
-from stoker_engine.contract.errors import ModelError
 
 #: Several times what the largest models have. What is beyond is a mistake, and would take long to find out otherwise.
 MOST_LAYERS: Final = 10_000

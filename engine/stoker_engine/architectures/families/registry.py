@@ -1,6 +1,6 @@
 """Which family an architecture is, by the names in config.json's ``architectures``.
 
-A further name for a family is one line here and one in `models.registry`.
+A further name for a family is one line here and one in `models.families.registry`.
 """
 
 from __future__ import annotations

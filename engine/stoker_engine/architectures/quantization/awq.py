@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.gptq import group_size
 from stoker_engine.architectures.quantization.listed_modules import is_head, is_usually_numbers
 from stoker_engine.architectures.stored_formats import GroupFormat, Scale
-from stoker_engine.contract.errors import ModelError
 
 METHOD: Final = "awq"
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, class_of, is_head
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import ModelError
 
 METHOD: Final = "bitsandbytes"
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, class_of
 from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, GroupFormat, Scale
-from stoker_engine.contract.errors import ModelError
 
 METHOD: Final = "compressed-tensors"
 

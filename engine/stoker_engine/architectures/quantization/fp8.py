@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_usually_numbers
 from stoker_engine.architectures.stored_formats import LARGEST_GROUP, GroupFormat, Scale
-from stoker_engine.contract.errors import ModelError
 
 
 @dataclass(frozen=True)

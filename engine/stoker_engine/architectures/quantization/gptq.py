@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_head, is_usually_numbers
 from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
-from stoker_engine.contract.errors import ModelError
 
 METHOD: Final = "gptq"
 

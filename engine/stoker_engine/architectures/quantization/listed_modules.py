@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.quantization.name_patterns import NamePatterns
-from stoker_engine.contract.errors import ModelError
 
 #: Of a module's name; no model has one of more.
 _MOST_WORDS: Final = 50

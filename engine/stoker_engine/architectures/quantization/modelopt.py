@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.fp8 import FP8
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_usually_numbers
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import ModelError
 
 #: NVFP4: 16 numbers share a scale, and the tensor's numbers one more.
 _NVFP4: Final = GroupFormat("fp4", 16, "fp8_e4m3", row_scale=True)

@@ -6,10 +6,10 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.architectures.quantization.stated import stated_quantization
-from stoker_engine.contract.errors import ModelError
 
 #: A parsed config.json with a ``quantization_config`` → what it says; raises ModelError.
 Read = Callable[[Mapping[str, Any]], QuantizationConfig]

@@ -12,8 +12,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from stoker_common.errors import ModelError
 from stoker_engine.architectures.text_config import text_of
-from stoker_engine.contract.errors import ModelError
 
 
 def stated_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.argv import flag
-from stoker_engine.contract.errors import ArgumentError
 
 _NAMES = ("random", "prefix_repetition", "sharegpt", "custom")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker_common.errors import ArgumentError
 from stoker_engine.cli.bench.datasets import Sample
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step_report import StepTimes
 
@@ -46,7 +46,7 @@ class OfflineEngine:
 
     def __init__(self, args: EngineArgs) -> None:
         from stoker_engine.engine import Engine
-        from stoker_engine.models.locate import locate_model, locate_tokenizer
+        from stoker_engine.models.hub.locate import locate_model, locate_tokenizer
         from stoker_engine.tokens.input_processor import InputProcessor
         from stoker_engine.tokens.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 
 _WIDTH = 50
 

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stoker_common.errors import ArgumentError, StokerError
 from stoker_engine.cli import command_line
 from stoker_engine.cli.bench.datasets import DatasetArgs, Sample, load_dataset
 from stoker_engine.cli.bench.report import percents, print_table, summary, write_json
@@ -24,7 +25,6 @@ from stoker_engine.cli.lines import lines_as_they_come
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, StokerError
 
 if TYPE_CHECKING:
     import httpx
@@ -116,7 +116,7 @@ async def _run(args: BenchServeArgs, dataset: DatasetArgs) -> int:
 
 
 def _samples(args: BenchServeArgs, dataset: DatasetArgs, models: list[dict[str, Any]]) -> list[Sample]:
-    from stoker_engine.models.locate import locate_model
+    from stoker_engine.models.hub.locate import locate_model
     from stoker_engine.tokens.tokenizer import Tokenizer
 
     source = args.tokenizer or next((model["root"] for model in models if model.get("root")), None) or args.model

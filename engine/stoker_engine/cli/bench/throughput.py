@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from stoker_common.errors import ArgumentError
 from stoker_engine import logs
 from stoker_engine.cli import command_line
 from stoker_engine.cli.bench.datasets import DatasetArgs, load_dataset
@@ -17,7 +18,6 @@ from stoker_engine.cli.bench.report import print_table, write_json
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import torch
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.triton import block_product as blocks_of
-from stoker_engine.kernels.triton.block_tile import has_tiles
 from stoker_engine.kernels.triton.bundle import TRITON
-from stoker_engine.kernels.triton.fixed_product import batched_product, product_of, wide_product
+from stoker_engine.kernels.triton.gemm import quant_gemm as blocks_of
+from stoker_engine.kernels.triton.gemm.batch_invariant_gemm import batched_product, product_of, wide_product
+from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
 
 def block_product(

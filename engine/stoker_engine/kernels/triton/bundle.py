@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import Final
 
 from stoker_engine.kernels.reference import REFERENCE
-from stoker_engine.kernels.triton.activation import act_and_mul, activation
-from stoker_engine.kernels.triton.argmax import argmax
-from stoker_engine.kernels.triton.block_product import block_product
-from stoker_engine.kernels.triton.experts import block_experts, experts
-from stoker_engine.kernels.triton.join_rotated import join_rotated
-from stoker_engine.kernels.triton.layer_norm import layer_norm
-from stoker_engine.kernels.triton.logprobs import logprobs
-from stoker_engine.kernels.triton.products import batched_product, wide_product
-from stoker_engine.kernels.triton.rms_norm import add_rms_norm, rms_norm
-from stoker_engine.kernels.triton.rotary import apply_rotary
-from stoker_engine.kernels.triton.route import route
-from stoker_engine.kernels.triton.select_token import select_token
-from stoker_engine.kernels.triton.token_mask import keep_allowed
+from stoker_engine.kernels.triton.gemm.linear import batched_product, wide_product
+from stoker_engine.kernels.triton.gemm.quant_gemm import block_product
+from stoker_engine.kernels.triton.moe.experts import block_experts, experts
+from stoker_engine.kernels.triton.moe.route import route
+from stoker_engine.kernels.triton.ops.activation import act_and_mul, activation
+from stoker_engine.kernels.triton.ops.concat_rotated import join_rotated
+from stoker_engine.kernels.triton.ops.layer_norm import layer_norm
+from stoker_engine.kernels.triton.ops.rms_norm import add_rms_norm, rms_norm
+from stoker_engine.kernels.triton.ops.rotary import apply_rotary
+from stoker_engine.kernels.triton.sampling.argmax import argmax
+from stoker_engine.kernels.triton.sampling.logprobs import logprobs
+from stoker_engine.kernels.triton.sampling.select_token import select_token
+from stoker_engine.kernels.triton.sampling.token_mask import keep_allowed
 
 TRITON: Final = replace(
     REFERENCE,

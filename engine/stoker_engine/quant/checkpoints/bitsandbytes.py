@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import torch
 
+from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.bitsandbytes import BitsAndBytes, nf4_format, unfit
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import values
 from stoker_engine.quant.checkpoints.components import components, needed
 from stoker_engine.quant.checkpoints.grouped_matrix import Bytes, GroupedMatrix, check_sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from stoker_engine.contract.errors import WeightsError
+from stoker_common.errors import WeightsError
 
 #: What files hold of activations, which are not quantized: known, and not needed.
 OF_ACTIVATIONS: Final = (

@@ -16,9 +16,9 @@ from typing import Final
 
 import torch
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.quantization.compressed_tensors import CompressedTensors, Scheme
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels.group_blocks import implied_zero
 from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed, refuse_others
 from stoker_engine.quant.checkpoints.grouped_matrix import (

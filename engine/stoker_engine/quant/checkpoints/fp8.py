@@ -17,9 +17,9 @@ from typing import Final
 
 import torch
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.quantization.fp8 import FP8
 from stoker_engine.architectures.stored_formats import Code
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed, refuse_others
 from stoker_engine.quant.checkpoints.grouped_matrix import Bytes, Grid, GroupedMatrix, check_sizes, dtype_name, scale_of
 from stoker_engine.quant.checkpoints.module import Tensors

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.quantization.gptq import GPTQ
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.quant.checkpoints.components import components, needed
 from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix, Packed, Values, check_sizes, scale_of
 from stoker_engine.quant.checkpoints.module import Part, Tensors

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 import torch
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.stored_formats import GroupFormat, Scale
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels.group_blocks import encode
 from stoker_engine.quant.checkpoints.module import Part, Tensors
 from stoker_engine.quant.checkpoints.packed_integers import unpack, words_around, words_of

@@ -13,9 +13,9 @@ from typing import Final
 
 import torch
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.quantization.fp8 import FP8
 from stoker_engine.architectures.quantization.modelopt import NVFP4
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.quant.checkpoints import fp8
 from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed
 from stoker_engine.quant.checkpoints.grouped_matrix import (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from stoker_common.errors import WeightsError
 from stoker_engine.architectures.quantization.mxfp4 import MXFP4
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.contract.errors import WeightsError
 from stoker_engine.quant.checkpoints.components import components, needed
 from stoker_engine.quant.checkpoints.grouped_matrix import Grid, check_cut, check_sizes, scale_of
 from stoker_engine.quant.checkpoints.module import Part, Tensors

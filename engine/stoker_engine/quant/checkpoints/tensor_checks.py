@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from stoker_engine.contract.errors import WeightsError
+from stoker_common.errors import WeightsError
 from stoker_engine.quant.checkpoints.grouped_matrix import dtype_name
 from stoker_engine.quant.checkpoints.module import Tensors
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.server.openai.responses import Extra, Usage
-from stoker_engine.server.parsers.call_arguments import read_arguments
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
+from stoker_engine.server.schema.call_arguments import read_arguments
+from stoker_engine.server.schema.response_models import Extra, Usage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

@@ -20,8 +20,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.server.openai.field_types import StrictModel
-from stoker_engine.server.openai.unbuilt import Absent, NoList, Only
+from stoker_engine.server.schema.field_types import StrictModel
+from stoker_engine.server.schema.unsupported import Absent, NoList, Only
 
 #: Where the client would have us cache the prompt. It asks for nothing: whatever prompts share is computed once.
 CacheHint = dict[str, Any] | None

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.server.anthropic.blocks import CacheHint, MessageParam, Text, ToolUseBlockParam, chat_messages
-from stoker_engine.server.anthropic.errors import NO_THREADS
-from stoker_engine.server.openai.chat_request import ChatCompletionRequest
-from stoker_engine.server.openai.field_types import (
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.errors.anthropic import NO_THREADS
+from stoker_engine.server.schema.field_types import (
     MAX_METADATA,
     MAX_STOPS,
     CacheSalt,
@@ -26,7 +26,7 @@ from stoker_engine.server.openai.field_types import (
     StrictModel,
     at_most,
 )
-from stoker_engine.server.openai.unbuilt import Absent, NoDict, NoList, Off, Only
+from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, Only
 
 #: What this API calls the fields of a chat request, for errors.
 FIELD_NAMES: Final[Mapping[str, str]] = {

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from stoker_engine.server.anthropic import errors
 from stoker_engine.server.anthropic.answer import (
     AnthropicMessage,
     AnthropicUsage,
@@ -25,17 +24,18 @@ from stoker_engine.server.anthropic.request import FIELD_NAMES, Conversation, Co
 from stoker_engine.server.anthropic.system_places import takes_system_anywhere
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.connection.sse import EventStream, Framing, event
-from stoker_engine.server.engine.generation import renamed
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.chat_run import Answer, Turn, TurnDelta, rendered_prompt
+from stoker_engine.server.conversation.generation import renamed
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.conversation.sse import EventStream, Framing, event
+from stoker_engine.server.errors import anthropic
 from stoker_engine.server.middleware import request_id
-from stoker_engine.server.openai.chat_request import ChatCompletionRequest
-from stoker_engine.server.openai.turn import Answer, Turn, TurnDelta, rendered_prompt
-from stoker_engine.server.service import Service
 
 
 def routes(service: Service) -> APIRouter:
     """The endpoints, for `service`."""
-    failed = {"model": errors.AnthropicErrorResponse}
+    failed = {"model": anthropic.AnthropicErrorResponse}
     router = APIRouter(route_class=JSONRoute, responses={"4XX": failed, "5XX": failed})
     chats = _Chats(service)
 
@@ -46,7 +46,7 @@ def routes(service: Service) -> APIRouter:
         name = request_id.request_id(request, None)
         turn = await Turn.prepare(chat, service, request, f"msg_{name}", FIELD_NAMES, bends=True)
         writer = _Writer(body, turn, service.model_name)
-        headers = {request_id.HEADER: name, errors.HEADER: name}
+        headers = {request_id.HEADER: name, anthropic.HEADER: name}
         if body.stream:
             framing = Framing(named=True, last=b"", error=partial(_error, name))
             return EventStream(writer.events(), headers, turn.usage, framing)
@@ -63,7 +63,7 @@ def routes(service: Service) -> APIRouter:
             prompt = await until_disconnect(request.receive, rendered_prompt(chat, service))
         name = request_id.request_id(request, None)
         count = MessageTokensCount(input_tokens=len(prompt.token_ids))
-        return Response(count.model_dump_json(), headers={errors.HEADER: name}, media_type="application/json")
+        return Response(count.model_dump_json(), headers={anthropic.HEADER: name}, media_type="application/json")
 
     return router
 
@@ -147,4 +147,4 @@ class _Writer:
 
 def _error(name: str, error: Exception) -> bytes:
     """The event that ends a stream that fails."""
-    return event(errors.encode(errors.describe(error, name)[1]), "error")
+    return event(anthropic.encode(anthropic.describe(error, name)[1]), "error")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.server.engine.engine_client import PromptTokenizer
 
 _FIRST, _LATER = "be brief", "be kind"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stoker_engine.contract.errors import OverloadedError
+from stoker_common.errors import OverloadedError
 
 
 @dataclass

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from stoker_engine.contract.copy_state import CopyState
-from stoker_engine.contract.errors import EngineDeadError
+from stoker_common.errors import EngineDeadError
+from stoker_engine.contract.engine_state import CopyState
 from stoker_engine.contract.names import ContentFormat
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
+from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
 
 #: Seconds that a request waits for an engine that is loaded again: a little less than proxies wait for an answer.
 PATIENCE_S: Final = 55.0

@@ -21,9 +21,9 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stoker_engine.contract.errors import ArgumentError
+from stoker_common.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
-from stoker_engine.server import errors
+from stoker_engine.server.errors import handlers
 from stoker_engine.server.paths import OPEN_PATHS, route_path
 from stoker_engine.server.unavailable import UnauthorizedError
 
@@ -134,7 +134,7 @@ class APIKeyMiddleware:
                 key = self._keys.check(*(None if value is None else value.encode("latin-1") for value in given))
                 scope.setdefault("state", {})["api_key"] = key
             except UnauthorizedError as error:
-                await errors.response(error, scope)(scope, receive, send)
+                await handlers.response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker_engine.server import errors
+from stoker_engine.server.errors import handlers
 from stoker_engine.server.unavailable import TooLargeError
 
 
@@ -25,7 +25,7 @@ class BodyLimitMiddleware:
         sentence = f"the request body is larger than {self._limit} bytes"
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared[:20]) > self._limit:
-            await errors.response(TooLargeError(sentence), scope)(scope, receive, send)
+            await handlers.response(TooLargeError(sentence), scope)(scope, receive, send)
             return
         received = 0
 

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker_engine.server import errors
+from stoker_engine.server.errors import handlers
 
 HEADER: Final = "content-encoding"
 #: Encoding → zlib's word for its format.
@@ -35,7 +35,7 @@ class ContentEncodingMiddleware:
         if encoding not in _FORMATS:
             sentence = f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, deflate, or no encoding"
             refusal = HTTPException(415, sentence, headers={"accept-encoding": "gzip, deflate"})
-            await errors.response(refusal, scope)(scope, receive, send)
+            await handlers.response(refusal, scope)(scope, receive, send)
             return
         scope = {**scope, "headers": list(scope["headers"])}
         headers = MutableHeaders(scope=scope)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker_engine.server import errors
 from stoker_engine.server.engine.lifecycle import Lifecycle
+from stoker_engine.server.errors import handlers
 from stoker_engine.server.middleware.body_limit import discard
 from stoker_engine.server.paths import OPEN_PATHS, route_path
 from stoker_engine.server.unavailable import NotBegunError
@@ -38,7 +38,7 @@ class InFlightMiddleware:
             self._lifecycle.check_open()
         except NotBegunError as error:
             await discard(receive, self._max_request_bytes)
-            await errors.response(error, scope)(scope, receive, send_last)
+            await handlers.response(error, scope)(scope, receive, send_last)
             return
         self._lifecycle.enter()
         try:

@@ -15,11 +15,14 @@ from starlette.responses import Response
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.connection.sse import EventStream
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.chat_run import Answer, Turn, TurnDelta
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.conversation.sse import EventStream
 from stoker_engine.server.middleware.request_id import HEADER, request_id
-from stoker_engine.server.openai.chat_request import ChatCompletionRequest
-from stoker_engine.server.openai.logprobs import ChatLogprobs, LogprobWriter, prompt_logprobs
-from stoker_engine.server.openai.responses import (
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from stoker_engine.server.schema.logprobs import ChatLogprobs, LogprobWriter, prompt_logprobs
+from stoker_engine.server.schema.response_models import (
     CalledFunction,
     ChatChoice,
     ChatChunkChoice,
@@ -32,9 +35,6 @@ from stoker_engine.server.openai.responses import (
     ToolCall,
     ToolCallDelta,
 )
-from stoker_engine.server.openai.turn import Answer, Turn, TurnDelta
-from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
-from stoker_engine.server.service import Service
 
 
 def routes(service: Service) -> APIRouter:

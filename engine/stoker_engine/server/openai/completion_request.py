@@ -8,11 +8,11 @@ from typing import Any, Final, cast
 
 from pydantic import model_validator
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.core.sampling_params import RequestParams
-from stoker_engine.server.openai.field_types import Count, CountOrAll, CountOrZero, Prompt
-from stoker_engine.server.openai.sampled_request import SampledRequest
-from stoker_engine.server.openai.unbuilt import UnbuiltCompletion
+from stoker_engine.server.conversation.sampled_request import SampledRequest
+from stoker_engine.server.schema.field_types import Count, CountOrAll, CountOrZero, Prompt
+from stoker_engine.server.schema.unsupported import UnbuiltCompletion
 
 #: Most choices of one request, over all its prompts; more belong in several.
 MAX_CHOICES: Final = 1024

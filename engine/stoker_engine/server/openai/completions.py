@@ -17,14 +17,14 @@ from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.connection.sse import EventStream
+from stoker_engine.server.conversation.generation import Generation, Output
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.conversation.sse import EventStream
 from stoker_engine.server.engine.engine_client import PromptTokenizer
-from stoker_engine.server.engine.generation import Generation, Output
 from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
-from stoker_engine.server.openai.logprobs import LogprobWriter, prompt_logprobs
-from stoker_engine.server.openai.responses import Completion, CompletionChoice
-from stoker_engine.server.service import Service
+from stoker_engine.server.schema.logprobs import LogprobWriter, prompt_logprobs
+from stoker_engine.server.schema.response_models import Completion, CompletionChoice
 from stoker_engine.tokens.prompt_tokens import PromptTokens, prompt_tokens
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from stoker_engine.server.openai.responses import ModelCard, ModelList
-from stoker_engine.server.service import Service
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.schema.response_models import ModelCard, ModelList
 
 
 def routes(service: Service) -> APIRouter:

@@ -8,16 +8,16 @@ from fastapi import APIRouter, Request
 from pydantic import model_validator
 from starlette.responses import Response
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.engine.generation import renamed
-from stoker_engine.server.openai.chat_prompt import render
-from stoker_engine.server.openai.chat_request import ChatRendering, Messages
-from stoker_engine.server.openai.field_types import StrictModel, TokenIds
-from stoker_engine.server.openai.responses import DetokenizeResponse, TokenizeResponse
-from stoker_engine.server.openai.unbuilt import NoDict
-from stoker_engine.server.service import Service
+from stoker_engine.server.conversation.chat_prompt import render
+from stoker_engine.server.conversation.chat_request import ChatRendering, Messages
+from stoker_engine.server.conversation.generation import renamed
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.schema.field_types import StrictModel, TokenIds
+from stoker_engine.server.schema.response_models import DetokenizeResponse, TokenizeResponse
+from stoker_engine.server.schema.unsupported import NoDict
 from stoker_engine.tokens.prompt_tokens import check_vocabulary
 
 

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.call_text import CallText, NotACallError, Reading
 from stoker_engine.server.parsers.markers import Markers
 from stoker_engine.server.parsers.parts import Content, Part
+from stoker_engine.server.schema.messages import Tool
 
 
 class CallParser(ABC):

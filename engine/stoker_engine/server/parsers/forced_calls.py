@@ -1,4 +1,4 @@
-"""Calls that a grammar forces, written as `server/openai/tool_choice.py` says: they are passed on as they come.
+"""Calls that a grammar forces, written as `server/schema/tool_choice.py` says: they are passed on as they come.
 
 What the grammar allows is always a call, so nothing has to wait for its end. An answer that is cut off ends within a
 call's arguments; what is cut off before a call has a name is content.
@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
-from stoker_engine.server.openai.messages import Tool
-from stoker_engine.server.parsers.json_text import JSONScanner, NotJSONError, parsed
 from stoker_engine.server.parsers.parts import Content, Part, ToolCallArguments, ToolCallStart, merged
+from stoker_engine.server.schema.json_text import JSONScanner, NotJSONError, parsed
+from stoker_engine.server.schema.messages import Tool
 
 #: Makes the id of a call, from its tool's name and its number in the answer; None: any will do.
 NewID = Callable[[str, int], str | None]

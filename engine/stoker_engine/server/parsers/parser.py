@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.parts import Content, Part, merged
+from stoker_engine.server.schema.messages import Tool
 
 
 class ReasoningParser(Protocol):

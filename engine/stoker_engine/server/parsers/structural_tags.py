@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.schema.messages import Tool
 
 
 def structural_tag(tools: Sequence[Tool], trigger: str, begin: str, end: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-from stoker_engine.server.openai.messages import Tool
-from stoker_engine.server.parsers.json_text import NotJSONError, parsed
+from stoker_engine.server.schema.json_text import NotJSONError, parsed
+from stoker_engine.server.schema.messages import Tool
 
 _INTEGER: Final = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")

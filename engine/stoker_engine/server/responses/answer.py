@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from stoker_engine.server.openai.logprobs import ContentLogprob
-from stoker_engine.server.openai.responses import Usage
 from stoker_engine.server.responses.items import Status
+from stoker_engine.server.schema.logprobs import ContentLogprob
+from stoker_engine.server.schema.response_models import Usage
 
 
 class OutputText(BaseModel):

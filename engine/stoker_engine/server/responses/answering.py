@@ -11,10 +11,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from stoker_engine.core.sampling_params import SamplingParams
-from stoker_engine.server.connection import sse
-from stoker_engine.server.openai import errors
-from stoker_engine.server.openai.logprobs import ContentLogprob, LogprobWriter
-from stoker_engine.server.openai.turn import Turn, TurnDelta
+from stoker_engine.server.conversation import sse
+from stoker_engine.server.conversation.chat_run import Turn, TurnDelta
+from stoker_engine.server.errors import openai
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
 from stoker_engine.server.responses.events import Event
@@ -22,6 +21,7 @@ from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.responses.writer import ResponseWriter
+from stoker_engine.server.schema.logprobs import ContentLogprob, LogprobWriter
 
 
 class Answering:
@@ -73,13 +73,13 @@ class Answering:
         except Exception as error:
             if not has_begun:
                 raise
-            errors.log_unexpected(error)
-            _, body = errors.describe(error)
+            openai.log_unexpected(error)
+            _, body = openai.describe(error)
             yield self._writer.fail(body.error.message)
 
     def error_event(self, error: Exception) -> bytes:
         """The event that ends a stream that cannot even be ended by ``response.failed``."""
-        _, body = errors.describe(error)
+        _, body = openai.describe(error)
         event = self._writer.error(body.error)
         return sse.event(event.model_dump_json().encode(), event.type)
 

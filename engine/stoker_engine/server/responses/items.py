@@ -21,9 +21,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.server.openai.field_types import StrictModel
-from stoker_engine.server.openai.unbuilt import Absent
-from stoker_engine.server.parsers.call_arguments import read_arguments
+from stoker_engine.server.schema.call_arguments import read_arguments
+from stoker_engine.server.schema.field_types import StrictModel
+from stoker_engine.server.schema.unsupported import Absent
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

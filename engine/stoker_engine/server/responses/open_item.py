@@ -6,8 +6,6 @@ import abc
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
-from stoker_engine.server.openai.logprobs import ContentLogprob
-from stoker_engine.server.parsers.call_arguments import read_arguments
 from stoker_engine.server.responses.answer import (
     OutputFunctionCall,
     OutputItem,
@@ -30,6 +28,8 @@ from stoker_engine.server.responses.events import (
     TextDoneEvent,
 )
 from stoker_engine.server.responses.items import Status
+from stoker_engine.server.schema.call_arguments import read_arguments
+from stoker_engine.server.schema.logprobs import ContentLogprob
 
 
 class OpenItem(abc.ABC):

@@ -8,23 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from stoker_engine.contract.errors import RequestError
-from stoker_engine.server.engine.generation import renamed
-from stoker_engine.server.openai.chat_request import ChatCompletionRequest
-from stoker_engine.server.openai.field_types import (
-    CacheSalt,
-    Count,
-    CountOrAll,
-    Int64,
-    LogitBias,
-    Metadata,
-    RequestId,
-    Stop,
-    StrictModel,
-    TokenIds,
-)
-from stoker_engine.server.openai.structured_outputs import StructuredOutputsFields, is_option
-from stoker_engine.server.openai.unbuilt import Absent, NoDict, NoList, Off, Only
+from stoker_common.errors import RequestError
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.generation import renamed
+from stoker_engine.server.conversation.structured_outputs import StructuredOutputsFields, is_option
 from stoker_engine.server.responses.items import Input, Item, MessageItem, TextPart, messages, of_type
 from stoker_engine.server.responses.request_fields import (
     AllowedTools,
@@ -38,6 +25,19 @@ from stoker_engine.server.responses.request_fields import (
     TextFormat,
     ToolChoice,
 )
+from stoker_engine.server.schema.field_types import (
+    CacheSalt,
+    Count,
+    CountOrAll,
+    Int64,
+    LogitBias,
+    Metadata,
+    RequestId,
+    Stop,
+    StrictModel,
+    TokenIds,
+)
+from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, Only
 
 #: What a chat calls by the same name.
 _SAME: Final = (

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stoker_engine.server.openai.field_types import StrictModel, or_else
-from stoker_engine.server.openai.unbuilt import Absent, Off, Only
 from stoker_engine.server.responses.items import of_type
+from stoker_engine.server.schema.field_types import StrictModel, or_else
+from stoker_engine.server.schema.unsupported import Absent, Off, Only
 
 
 class FunctionTool(StrictModel):

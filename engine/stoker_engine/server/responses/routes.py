@@ -10,21 +10,21 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response as HTTPResponse
 
-from stoker_engine.contract.errors import RequestError
+from stoker_common.errors import RequestError
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.connection.sse import EventStream, Framing
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.chat_run import Turn
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.conversation.sse import EventStream, Framing
 from stoker_engine.server.middleware.request_id import HEADER, request_id
-from stoker_engine.server.openai.chat_request import ChatCompletionRequest
-from stoker_engine.server.openai.field_types import REQUEST_ID
-from stoker_engine.server.openai.turn import Turn
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import DeletedResponse, ItemList, Response
 from stoker_engine.server.responses.answering import Answering
 from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest, check_include, error_names
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
-from stoker_engine.server.service import Service
+from stoker_engine.server.schema.field_types import REQUEST_ID
 
 #: The request header by which a gateway names the response, so that it knows where each is kept.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"

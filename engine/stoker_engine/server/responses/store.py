@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from stoker_engine.contract.errors import NotFoundError
+from stoker_common.errors import NotFoundError
 
 #: Most bytes of JSON that are kept.
 MAX_BYTES: Final = 64 * 2**20

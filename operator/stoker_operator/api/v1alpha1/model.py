@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from stoker_engine.contract.sources import DEMO_MODELS, SOURCE_PATTERNS
+from stoker_common.model_source import DEMO_MODELS, SOURCE_PATTERNS
 from stoker_operator.api.rule import Rule
 from stoker_operator.api.v1alpha1.base import EachOnce, Part
 from stoker_operator.api.v1alpha1.references import ConfigMapKeyRef, SecretKeyRef

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from stoker_engine.kernels.native import levels, library
+from stoker_engine.kernels.cpu import isa, library
 
 QEMU = "qemu-aarch64-static"
 #: Where Debian's cross compiler has the libraries that such a program needs.
@@ -106,17 +106,17 @@ def _address(given: Any) -> int:
     return ctypes.addressof(given._obj if hasattr(given, "_obj") else given)
 
 
-_NEON = levels.Level("neon", (), frozenset())
+_NEON = isa.Level("neon", (), frozenset())
 _emulated = Emulated()
 
 
-def _load(level: levels.Level) -> Emulated:
+def _load(level: isa.Level) -> Emulated:
     assert level is _NEON
     _emulated.stoker_use_threads(torch.get_num_threads())
     return _emulated
 
 
-levels._LEVELS = dict.fromkeys(levels._LEVELS, (_NEON,))  # type: ignore[attr-defined]
+isa._LEVELS = dict.fromkeys(isa._LEVELS, (_NEON,))  # type: ignore[attr-defined]
 library.load = _load  # type: ignore[assignment]
 library.library = functools.cache(lambda: _emulated)  # type: ignore[assignment]
 

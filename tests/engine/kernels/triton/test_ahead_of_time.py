@@ -1,6 +1,7 @@
 """Triton's kernels compiled for GPUs that are not here: they spill nothing, use tensor cores, take what the table says.
 
-The table is what `python -m stoker_engine.kernels.triton.ahead_of_time` prints, with the compiler of constraints.txt.
+The table is what `python -m stoker_engine.kernels.triton.compile.ahead_of_time` prints, with the compiler of
+constraints.txt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from stoker_engine.kernels.triton.ahead_of_time import TARGETS, compiled, specimens
+from stoker_engine.kernels.triton.compile.ahead_of_time import TARGETS, compiled, specimens
 
 TABLE = Path(__file__).with_name("resources.jsonl")
 #: KiB of shared memory that a program may have: CUDA C++ Programming Guide, "Compute Capabilities"; AMD's LDS.

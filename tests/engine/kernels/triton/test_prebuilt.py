@@ -16,7 +16,7 @@ from triton import knobs
 from triton.runtime import build
 
 from stoker_engine.kernels.prebuilt import VARIABLE, use_prebuilt
-from stoker_engine.kernels.triton.driver import build_driver, can_build_driver, use_built_driver
+from stoker_engine.kernels.triton.compile.driver import build_driver, can_build_driver, use_built_driver
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.parser import AnswerParser
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
 from stoker_engine.server.parsers.registry import reasoning_parser, tool_parser
+from stoker_engine.server.schema.messages import Tool
 
 
 class Reading:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from stoker_common.errors import RequestError
 from stoker_engine.contract import names
-from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.parsers.detect import reasoning_parser, tool_call_parser
 from stoker_engine.server.parsers.parts import Content
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, TOOL_PARSERS

@@ -7,8 +7,8 @@ import json
 import jsonschema
 import pytest
 
-from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.registry import tool_parser
+from stoker_engine.server.schema.messages import Tool
 
 from .drawn_calls import parse
 

@@ -9,7 +9,7 @@ import pytest
 
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallStart, merged, tool_call
 
-from ....work import assert_linear
+from ....support.work import assert_linear
 from .drawn_calls import draw_call
 from .reading import Reading, calls_of, said
 from .rendered import Case, answer, as_recorded, needs_templates, prompt, recordings

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from stoker_engine.server.openai.tool_choice import ToolUse
 from stoker_engine.server.parsers.choice import Parsers, Parsing
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, merged
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, reasoning_parser
+from stoker_engine.server.schema.tool_choice import ToolUse
 
-from ....work import assert_linear
+from ....support.work import assert_linear
 from .reading import Reading, said
 from .rendered import USER, Case, answer, as_recorded, end_of, needs_templates, prompt, recordings
 

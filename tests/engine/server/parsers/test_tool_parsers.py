@@ -12,7 +12,7 @@ import pytest
 from stoker_engine.server.parsers.parts import Content, Part
 from stoker_engine.server.parsers.registry import tool_parser
 
-from ....work import assert_linear
+from ....support.work import assert_linear
 from .drawn_calls import WRITERS, draw_calls, draw_text, parse
 from .rendered import RECORDINGS
 

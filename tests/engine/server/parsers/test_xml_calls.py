@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, tool_call
 from stoker_engine.server.parsers.typed_values import arguments
+from stoker_engine.server.schema.messages import Tool
 
-from ....work import assert_linear
+from ....support.work import assert_linear
 from .drawn_calls import draw_text, draw_value
 from .reading import Reading, calls_of, said
 from .rendered import Case, answer, as_recorded, needs_templates, recordings

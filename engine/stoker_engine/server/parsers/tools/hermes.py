@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.call_parser import CallParser
 from stoker_engine.server.parsers.call_text import Reading
 from stoker_engine.server.parsers.json_calls import read_call
 from stoker_engine.server.parsers.markers import Markers
 from stoker_engine.server.parsers.structural_tags import structural_tag
+from stoker_engine.server.schema.messages import Tool
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 

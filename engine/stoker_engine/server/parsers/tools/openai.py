@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from stoker_engine.contract.errors import RequestError
-from stoker_engine.server.openai.messages import Tool
+from stoker_common.errors import RequestError
 from stoker_engine.server.parsers import harmony
-from stoker_engine.server.parsers.json_text import NotJSONError, parsed
 from stoker_engine.server.parsers.parts import Content, Part, tool_call
+from stoker_engine.server.schema.json_text import NotJSONError, parsed
+from stoker_engine.server.schema.messages import Tool
 
 _FUNCTIONS: Final = "functions."
 

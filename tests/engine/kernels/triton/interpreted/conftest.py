@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stoker_engine.attention import select
 
-from ....guarded_cache import GuardedBlocks
+from .....support.engine.guarded_cache import GuardedBlocks
 
 ON_CHIP: Final = os.environ.get("STOKER_ON_CHIP") == "1"
 #: Where kernels run.

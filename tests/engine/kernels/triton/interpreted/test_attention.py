@@ -15,7 +15,7 @@ from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract import names
-from stoker_engine.models.kv_scales import LayerScales
+from stoker_engine.models.loading.kv_scales import LayerScales
 
 from ....attention.conftest import Sequences, run
 from .conftest import ON_CHIP

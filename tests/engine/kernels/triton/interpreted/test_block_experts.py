@@ -11,7 +11,7 @@ from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.kernels.bundle import BlockStack
 from stoker_engine.kernels.triton.bundle import TRITON
 
-from ....gguf_random import random_blocks
+from .....support.engine.gguf_random import random_blocks
 from ...group_random import name_of, random_groups, some_formats
 from .test_experts import draw_chosen, unwritten_is_nan
 

@@ -13,7 +13,7 @@ from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.bundle import TRITON
 
-from ....gguf_random import SCALES, random_blocks
+from .....support.engine.gguf_random import SCALES, random_blocks
 from ...group_random import CODES, name_of, random_groups, some_formats
 from ...group_random import SCALES as GROUP_SCALES
 

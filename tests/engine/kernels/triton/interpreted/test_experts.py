@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
-from stoker_engine.kernels.triton.align import align, most_tiles
 from stoker_engine.kernels.triton.bundle import TRITON
-from stoker_engine.kernels.triton.combine import combine
-from stoker_engine.kernels.triton.grouped_product import grouped_product, tiles_of
+from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_product, tiles_of
+from stoker_engine.kernels.triton.moe.align import align, most_tiles
+from stoker_engine.kernels.triton.moe.combine import combine
 
 from .conftest import DEVICE
 

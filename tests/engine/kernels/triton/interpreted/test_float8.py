@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.float8 import E4M3, E5M2, INT8, decode, encode
+from stoker_engine.kernels.triton.common.float8 import E4M3, E5M2, INT8, decode, encode
 
 from .conftest import DEVICE
 

@@ -18,7 +18,7 @@ from stoker_engine.core.outputs import RequestOutput
 from stoker_engine.exec import graphs as graphs_module
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.exec.graphs import DecodeGraph, DecodeGraphs
-from stoker_engine.kernels.triton import attention_tiles, decode_parts
+from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
 
 from .conftest import ON_CHIP
 
@@ -82,7 +82,7 @@ def test_as_kernel_by_kernel(
     model: str, options: dict[str, object], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs_module, "_SHORTEST", 64)
-    for module in (attention_tiles, decode_parts, triton):  # so that contexts of a few tokens are several parts
+    for module in (attention_tiles, decode_splits, triton):  # so that contexts of a few tokens are several parts
         monkeypatch.setattr(module, "PART_KEYS", 32)
     path: Path = request.getfixturevalue(model)
     sizes = {"num_gpu_blocks_override": 120, "max_model_len": 160, "max_num_batched_tokens": 24, "max_num_seqs": 5}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker_engine.kernels.kv_store import kv_store as defined
-from stoker_engine.kernels.triton.kv_store import kv_store
+from stoker_engine.kernels.triton.attention.kv_store import kv_store
 
 CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 HOSTILE = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 448.0, 464.0, 465.0, 57344.0, 3e38, -3e38)

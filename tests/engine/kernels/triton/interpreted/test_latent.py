@@ -10,8 +10,8 @@ import torch
 
 from stoker_engine.kernels.kv_store import dequantized, kv_store
 from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.triton.attention.mla_rope_and_cache import store_latent
 from stoker_engine.kernels.triton.bundle import TRITON
-from stoker_engine.kernels.triton.store_latent import store_latent
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 CACHES = (None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stoker_engine.kernels.select_token import COLUMNS, LEAST, SCALE, TOP_K, TOP_P, UNIFORM, keep_likely
-from stoker_engine.kernels.triton.select_token import select_token, thresholds
+from stoker_engine.kernels.triton.sampling.select_token import select_token, thresholds
 
 from .conftest import DEVICE
 

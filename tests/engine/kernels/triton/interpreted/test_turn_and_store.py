@@ -14,7 +14,7 @@ import torch
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.kernels.kv_store import dequantized, kv_store
 from stoker_engine.kernels.reference import REFERENCE
-from stoker_engine.kernels.triton.turn_and_store import turn_and_store
+from stoker_engine.kernels.triton.attention.rope_and_cache import turn_and_store
 
 CACHES = (None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 #: Of a number in the model's dtype.

@@ -1,0 +1,84 @@
+"""Where a model comes from: the ``source`` of an InferenceEndpoint and the MODEL of ``stoker serve``.
+
+hf://ORG/NAME       a Hugging Face hub repository
+pvc://CLAIM/PATH    a folder or file on a PersistentVolumeClaim, mounted under PVC_MOUNT
+demo://NAME         a model that a Python package carries
+file:///PATH        a folder or file of the machine the engine runs on
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from stoker_common.errors import ArgumentError
+
+#: Where the operator mounts a ``pvc://`` claim in the engine's pod.
+PVC_MOUNT: Final = "/models"
+
+#: Names that ``demo://`` has.
+DEMO_MODELS: Final[tuple[str, ...]] = ("gemma-3-270m",)
+
+#: One pattern for each scheme; the operator's schema uses the same ones.
+SOURCE_PATTERNS: Final[dict[str, str]] = {
+    "hf": r"hf://[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*",
+    "pvc": r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/].*)?",
+    "demo": r"demo://[a-z0-9][a-z0-9.-]*",
+    "file": r"file:///.+",
+}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A parsed model source.
+
+    Attributes:
+        scheme: which of the four forms it is.
+        name: hub id, claim name, demo name or absolute path.
+        path: folder or file inside the claim, relative; empty for other schemes.
+    """
+
+    scheme: Literal["hf", "pvc", "demo", "file"]
+    name: str
+    path: str = ""
+
+    @classmethod
+    def parse(cls, source: str) -> ModelSource:
+        """Reads ``scheme://…``.
+
+        Raises:
+            ArgumentError: no known scheme, or a malformed rest.
+        """
+        scheme, separator, rest = source.partition("://")
+        if not separator or scheme not in SOURCE_PATTERNS or not re.fullmatch(SOURCE_PATTERNS[scheme], source):
+            raise ArgumentError(
+                "source",
+                f"{source!r} is none of hf://ORG/NAME, pvc://CLAIM/PATH, demo://NAME, file:///PATH",
+            )
+        if scheme == "demo" and rest not in DEMO_MODELS:
+            raise ArgumentError("source", f"no demo model {rest!r}; there is {', '.join(DEMO_MODELS)}")
+        if scheme == "pvc":
+            claim, _, path = rest.partition("/")
+            if ".." in path.split("/"):
+                raise ArgumentError("source", f"{source!r} leaves the claim; use a path without '..'")
+            return cls("pvc", claim, path.rstrip("/"))
+        return cls(scheme, rest)  # type: ignore[arg-type]
+
+    @property
+    def model_argument(self) -> str:
+        """The MODEL that ``stoker serve`` takes for this source."""
+        if self.scheme == "demo":
+            return f"demo://{self.name}"
+        if self.scheme == "pvc":
+            return f"{PVC_MOUNT}/{self.path}".rstrip("/")
+        return self.name
+
+    @property
+    def served_name(self) -> str:
+        """The name the API answers to when none is given: what a user would call the model."""
+        if self.scheme == "pvc":
+            return (self.path or self.name).rsplit("/", 1)[-1]
+        if self.scheme == "file":
+            return self.name.rstrip("/").rsplit("/", 1)[-1]
+        return self.name

@@ -1,0 +1,53 @@
+"""The chain of hashes over a prompt's text, for who has no tokenizer: a router before the servers.
+
+    h(0) = H(endpoint ‖ salt ‖ text of block 0)        h(i) = H(h(i-1) ‖ text of block i)
+
+It stands beside the chain over tokens (`block_hash.py`): two prompts whose text begins alike have blocks alike, since
+what a chat template and a tokenizer make of them begins alike too.
+
+Blocks grow with their distance from the beginning: `BLOCKS_OF_A_SIZE` of each size, which then doubles. So a block is
+at most a 32nd of what is before it, beyond the first ones, and 32 MiB are less than 400 hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Final
+
+from stoker_common.block_hash import BlockHash, root_hash
+
+#: Bytes of the first blocks, some 128 tokens of English.
+FIRST_BLOCK: Final = 512
+
+#: How many blocks follow each other before their size doubles.
+BLOCKS_OF_A_SIZE: Final = 32
+
+
+def block_ends(size: int) -> Iterator[int]:
+    """Where the full blocks of a text of `size` bytes end, in order."""
+    end, block = 0, FIRST_BLOCK
+    while True:
+        for _ in range(BLOCKS_OF_A_SIZE):
+            end += block
+            if end > size:
+                return
+            yield end
+        block *= 2
+
+
+def text_chain(text: bytes | memoryview, endpoint: str, salt: str = "") -> list[BlockHash]:
+    """The hashes of a text's full blocks.
+
+    Args:
+        text: the prompt in UTF-8, as the model will see it or in any form that begins alike when prompts do.
+        endpoint: whose prompts these are; those of others have other hashes.
+        salt: the request's ``cache_salt``: prompts with different ones share no block.
+    """
+    parent = blake2b(salt.encode(), key=root_hash(endpoint), digest_size=16).digest()
+    chain, view, start = list[BlockHash](), memoryview(text), 0
+    for end in block_ends(len(view)):
+        parent = blake2b(view[start:end], key=parent, digest_size=16).digest()
+        chain.append(parent)
+        start = end
+    return chain

@@ -1,0 +1,119 @@
+"""Attention by the CPU's kernels: reads keys and values where they lie in their blocks, whatever the mix of decodes and
+chunks, and gives each row the same result in every batch, bit for bit. So do whole layers, where all parts of one are
+such kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stoker_engine.attention.backend import Angles, AttentionShape, KVCache, LayerParts, WholeLayers
+from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.kernels.cpu.activation import kind_of
+from stoker_engine.kernels.cpu.attention import AttentionOf, AttentionStep, attention, step_of
+from stoker_engine.kernels.cpu.layer import LayerOf, NormOf, RunLayers, layers
+from stoker_engine.kernels.cpu.matrix import NativeProduct
+
+
+@dataclass(frozen=True)
+class NativeBackend:
+    """Attention on a CPU, in bfloat16 or float32."""
+
+    library: ctypes.CDLL
+
+    def prepare(self, metadata: AttentionMetadata) -> ctypes.Array[AttentionStep]:
+        """See `AttentionBackend.prepare`: each group's part of the kernel's call."""
+        return (AttentionStep * len(metadata.groups))(
+            *(
+                step_of(metadata.query_starts, metadata.seq_lens, group.tables, group.slot_mapping, metadata.block_size)
+                for group in metadata.groups
+            )
+        )
+
+    def forward(
+        self,
+        shape: AttentionShape,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor | None,
+        cache: KVCache,
+        plan: ctypes.Array[AttentionStep],
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        return attention(self.library, _attention_of(shape, cache), query, key, value, plan[cache.group])
+
+    def takes(self, parts: LayerParts) -> bool:
+        """See `LayerBackend.takes`."""
+        products = parts.qkv, parts.out, parts.up, parts.down
+        is_native = all(isinstance(product, NativeProduct) for product in products)
+        return is_native and kind_of(parts.activation) is not None and parts.rotary_dim % 2 == 0
+
+    def layers(self, parts: Sequence[LayerParts]) -> WholeLayers:
+        """See `LayerBackend.layers`."""
+        made: tuple[list[KVCache], RunLayers] | None = None
+
+        def run(
+            x: torch.Tensor,
+            angles: Sequence[Angles],
+            plan: ctypes.Array[AttentionStep],
+            caches: Sequence[KVCache],
+            rows: torch.Tensor | None,
+        ) -> torch.Tensor:
+            nonlocal made
+            if made is None or not all(map(operator.is_, made[0], caches)):
+                of = [_layer_of(its, cache) for its, cache in zip(parts, caches, strict=True)]
+                made = list(caches), layers(self.library, of)
+            return made[1](x, plan, [(each.cos, each.sin) for each in angles], rows)
+
+        return run
+
+
+def _layer_of(parts: LayerParts, cache: KVCache) -> LayerOf:
+    qkv, out, up, down = parts.qkv, parts.out, parts.up, parts.down
+    kind = kind_of(parts.activation)
+    assert isinstance(qkv, NativeProduct) and isinstance(out, NativeProduct) and kind is not None
+    assert isinstance(up, NativeProduct) and isinstance(down, NativeProduct)
+    norms = {name: NormOf(norm.weight, norm.eps) for name, norm in parts.norms.items()}
+    heads = parts.head_norm
+    return LayerOf(
+        dtype=parts.dtype,
+        hidden=parts.hidden,
+        multiplier=parts.multiplier,
+        input_norm=norms.get("input_norm"),
+        q_norm=None if heads is None else NormOf(heads.q_weight, heads.eps),
+        k_norm=None if heads is None else NormOf(heads.k_weight, heads.eps),
+        post_attention_norm=norms.get("post_attention_norm"),
+        pre_mlp_norm=norms.get("pre_mlp_norm"),
+        post_mlp_norm=norms.get("post_mlp_norm"),
+        qkv=qkv,
+        out=out,
+        up=up,
+        down=down,
+        pairs=parts.rotary_dim // 2,
+        interleaved=parts.interleaved,
+        activation=kind,
+        gated=parts.gated,
+        attention=_attention_of(parts.shape, cache),
+        angles=parts.angles,
+        group=cache.group,
+    )
+
+
+def _attention_of(shape: AttentionShape, cache: KVCache) -> AttentionOf:
+    return AttentionOf(
+        shape.num_heads,
+        cache.key,
+        cache.value,
+        cache.key_scales,
+        cache.value_scales,
+        cache.scales_of_tokens,
+        shape.scale,
+        shape.sliding_window,
+        shape.logits_soft_cap,
+        shape.alibi_slopes,
+        shape.sinks,
+    )

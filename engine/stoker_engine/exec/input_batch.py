@@ -1,0 +1,225 @@
+"""What the runner keeps of each running sequence, a row each, from step to step: see `core.step`.
+
+    row   tokens                        block tables, by group      how it samples
+     0    t0 t1 t2 t3 t4 …              4 9 2 7 0 0 …               greedy, nothing else asked for
+     1    t0 t1 t2 …                    5 1 0 …                     temperature 0.7, seed 5, …
+
+Numpy arrays that grow by what is new: building a step's inputs is a few array operations, whatever is in the rows.
+Memory that no sequence has needed yet is not touched.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from stoker_engine.core.logit_rules import LogitRules
+from stoker_engine.core.step import KNOWN_ENTRY, TABLE_ENTRY, Fork, NewSequence, Step
+from stoker_engine.core.token_counts import TokenCounts
+from stoker_engine.grammar.masks import FREE, Mask
+from stoker_engine.grammar.matcher import Matcher
+from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
+
+
+@dataclass(slots=True)
+class RowState:
+    """What a row has beside tokens and blocks.
+
+    Attributes:
+        new: what began it, or its parent.
+        rules: what is done to its logits; None: nothing.
+        counts: tokens it holds, where they are penalised.
+        num_prompt_logprobs: prompt tokens whose log-probabilities are known.
+        is_plain: its next token is the likeliest one, and nothing else is asked for.
+        matcher: how far it has come in its grammar; None: there is none, or nobody has asked yet.
+    """
+
+    new: NewSequence
+    index: int
+    rules: LogitRules | None
+    counts: TokenCounts | None
+    num_prompt_logprobs: int
+    is_plain: bool
+    matcher: Matcher | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt, in tokens."""
+        return len(self.new.asked.prompt_token_ids)
+
+
+class Rows:
+    """The rows.
+
+    Args:
+        num_rows: most sequences that run.
+        num_tokens: most tokens of a sequence, drafts included.
+        block_size: tokens in a block.
+        groups: of layers; a sequence has a block table for each.
+
+    Attributes:
+        token_ids: int32 [rows, tokens].
+        tables: int32 [groups, rows, blocks], `NULL_BLOCK` where there is none.
+        states: of each row that has been begun.
+        asking: rows of which more is asked than the likeliest token, see `RowState`.
+        wants_prompt_logprobs: rows whose requests ask for them.
+        constrained: rows whose requests have a grammar.
+    """
+
+    def __init__(self, num_rows: int, num_tokens: int, block_size: int, groups: Sequence[CacheGroup]) -> None:
+        self.token_ids = np.zeros((num_rows, num_tokens), dtype=np.int32)
+        longest = max(-(-num_tokens // block_size), *(group.blocks_per_sequence for group in groups))
+        self.tables = np.zeros((len(groups), num_rows, longest), dtype=np.int32)  # the null block is 0
+        self.states: dict[int, RowState] = {}
+        self.asking: set[int] = set()
+        self.wants_prompt_logprobs: set[int] = set()
+        self.constrained: set[int] = set()
+        self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
+        self._counted: set[int] = set()  # rows whose tokens are counted
+        self._num_blocks = [0] * num_rows  # entries of the tables that may not be empty
+
+    def apply(self, step: Step) -> None:
+        """Takes in what has changed."""
+        for fork in step.forks:
+            self._fork(fork)
+        for new in step.new:
+            self._begin(new)
+        for row, position, token_ids in step.written:
+            self.append(row, position, token_ids)
+        if step.known:
+            rows, positions, tokens = np.array(step.known, dtype=np.int32).reshape(-1, KNOWN_ENTRY).T.tolist()
+            self.append_one(rows, positions, tokens)
+        if step.tables:
+            row_of, group, index, block = self._entries(step)
+            self.tables[group, row_of, index] = block
+            for row, last in zip(row_of.tolist(), index.tolist(), strict=True):
+                self._num_blocks[row] = max(self._num_blocks[row], last + 1)
+
+    def append(self, row: int, position: int, token_ids: list[int]) -> None:
+        """Writes tokens that follow what the row holds before `position`."""
+        self.token_ids[row, position : position + len(token_ids)] = token_ids
+        counts = self.states[row].counts
+        if counts is not None:
+            for token_id in token_ids:
+                counts.add(token_id)
+
+    def append_one(self, rows: list[int], positions: list[int], token_ids: list[int]) -> None:
+        """Writes one token into each of the rows; see `append`."""
+        self.token_ids[rows, positions] = token_ids
+        if self._counted:
+            for row, token_id in zip(rows, token_ids, strict=True):
+                if (counts := self.states[row].counts) is not None:
+                    counts.add(token_id)
+
+    def choice(self, row: int, position: int, num_samples: int, drafted: list[int], mask: Mask = FREE) -> Choice | None:
+        """How the token at `position` is chosen; None: it is the likeliest one.
+
+        Args:
+            drafted: tokens before it that are not the row's yet.
+            mask: what its grammar leaves.
+        """
+        if row not in self.asking and num_samples == 1:
+            return None
+        state = self.states[row]
+        asked, prompt = state.new.asked, state.num_prompt_tokens
+        counts = state.counts
+        if counts is not None and drafted:
+            counts = counts.copy()
+            for token_id in drafted:
+                counts.add(token_id)
+        return Choice(
+            params=asked.params,
+            seed=asked.seed + state.index,
+            known=self.token_ids[row, :position],  # type: ignore[arg-type]
+            num_prompt_tokens=prompt,
+            num_samples=num_samples,
+            rules=state.rules,
+            counts=counts,
+            may_end=asked.params.kind != "generate" or position - prompt >= asked.params.min_tokens,
+            num_candidates=state.new.num_candidates,
+            allowed=mask.allowed,
+        )
+
+    def prompt_positions(self, row: int, start: int, end: int) -> range:
+        """Of the positions computed, those whose logits say a prompt token's log-probability that is asked for."""
+        state = self.states[row]
+        params = state.new.asked.params
+        if params.kind != "generate" or params.prompt_logprobs is None:
+            return range(0)
+        return range(max(start, state.num_prompt_logprobs), min(end, state.num_prompt_tokens - 1))
+
+    def _begin(self, new: NewSequence) -> None:
+        asked, row = new.asked, new.row
+        prompt, output = asked.prompt_token_ids, new.output_token_ids
+        self.token_ids[row, : len(prompt)] = prompt
+        self.token_ids[row, len(prompt) : len(prompt) + len(output)] = output
+        self._clear(row, max(map(len, new.blocks)))
+        for group, table in enumerate(new.blocks):
+            self.tables[group, row, : len(table)] = table
+        rules = self._rules_of(new)
+        params = asked.params
+        is_plain = params.kind == "generate" and params.temperature == 0 and params.logprobs is None and rules is None
+        is_plain = is_plain and asked.grammar is None
+        self._remember(
+            row, RowState(new, new.index, rules, _counts(rules, prompt, output), new.num_prompt_logprobs, is_plain)
+        )
+
+    def _fork(self, fork: Fork) -> None:
+        row, parent = fork.row, fork.parent
+        self.token_ids[row, : fork.num_tokens] = self.token_ids[parent, : fork.num_tokens]
+        self._clear(row, max(fork.num_blocks))
+        for table, num_blocks in zip(self.tables, fork.num_blocks, strict=True):
+            table[row, :num_blocks] = table[parent, :num_blocks]
+        state = copy.copy(self.states[parent])
+        state.index = fork.index
+        state.matcher = None  # the parent goes on with its own
+        if state.rules is not None:  # the parent may be ahead
+            prompt = state.new.asked.prompt_token_ids
+            state.counts = _counts(state.rules, prompt, self.token_ids[row, len(prompt) : fork.num_tokens].tolist())
+        self._remember(row, state)
+
+    def _remember(self, row: int, state: RowState) -> None:
+        self.states[row] = state
+        self.asking.discard(row)
+        if not state.is_plain:
+            self.asking.add(row)
+        params = state.new.asked.params
+        self.wants_prompt_logprobs.discard(row)
+        if params.kind == "generate" and params.prompt_logprobs is not None:
+            self.wants_prompt_logprobs.add(row)
+        self.constrained.discard(row)
+        if state.new.asked.grammar is not None:
+            self.constrained.add(row)
+        self._counted.discard(row)
+        if state.counts is not None:
+            self._counted.add(row)
+
+    def _clear(self, row: int, num_blocks: int) -> None:
+        """Empties the tables of a row that is about to get `num_blocks` blocks."""
+        self.tables[:, row, : self._num_blocks[row]] = NULL_BLOCK
+        self._num_blocks[row] = num_blocks
+
+    def _rules_of(self, new: NewSequence) -> LogitRules | None:
+        """Made once for all the sequences of a request that are here at the same time."""
+        request = new.asked.id, new.asked.arrival_time  # an id may come again once its request has ended
+        rules = self._rules.get(request)
+        if rules is None and (rules := LogitRules.of(new.asked)) is not None:
+            self._rules[request] = rules
+        return rules
+
+    def _entries(self, step: Step) -> tuple[np.ndarray, ...]:
+        group, row, index, block = np.array(step.tables, dtype=np.int32).reshape(-1, TABLE_ENTRY).T
+        return row, group, index, block
+
+
+def _counts(rules: LogitRules | None, prompt: list[int], output: list[int]) -> TokenCounts | None:
+    counts = None if rules is None else rules.counts(prompt)
+    if counts is not None:
+        for token_id in output:
+            counts.add(token_id)
+    return counts

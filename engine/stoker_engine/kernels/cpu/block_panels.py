@@ -1,0 +1,70 @@
+"""Matrices in blocks, packed into panels: those of GGUF's and those in groups."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import torch
+
+from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
+from stoker_engine.kernels.bundle import BlockPanels
+from stoker_engine.kernels.cpu import gguf_panels, group_panels
+from stoker_engine.kernels.cpu.matrix import NativeProduct
+from stoker_engine.kernels.panels import PANEL, checked
+
+
+def block_panels(library: ctypes.CDLL) -> BlockPanels | None:
+    """The operations of a library's level; None: it multiplies rows."""
+    if not library.stoker_has_panels():
+        return None
+    return BlockPanels(
+        fit=partial(fit, library), pack=partial(pack, library), product=partial(product, library),
+        rows=partial(rows, library),
+    )  # fmt: skip
+
+
+def fit(library: ctypes.CDLL, blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> bool:
+    """See `BlockPanels`."""
+    if dtype != torch.bfloat16 or not blocks.is_contiguous() or len(blocks) < PANEL:
+        return False
+    if isinstance(stored, GGUFFormat):
+        return gguf_panels.has_panels(library, stored)
+    return group_panels.has_panels(library, stored, inner)
+
+
+def pack(library: ctypes.CDLL, blocks: torch.Tensor, stored: StoredFormat, inner: int) -> None:
+    """See `BlockPanels`."""
+    if isinstance(stored, GGUFFormat):
+        gguf_panels.pack(library, blocks)
+    else:
+        group_panels.pack(library, blocks, stored, inner)
+
+
+def product(
+    library: ctypes.CDLL,
+    blocks: torch.Tensor,
+    stored: StoredFormat,
+    inner: int,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+) -> NativeProduct:
+    """See `BlockPanels`."""
+    assert fit(library, blocks, stored, inner, dtype)
+    if isinstance(stored, GGUFFormat):
+        return gguf_panels.product(library, blocks, stored, inner, dtype, bias)
+    return group_panels.product(library, blocks, stored, inner, dtype, bias)
+
+
+def rows(
+    library: ctypes.CDLL, blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """See `BlockPanels`.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    ids = checked(ids, len(blocks))
+    if isinstance(stored, GGUFFormat):
+        return gguf_panels.rows(library, blocks, stored, ids, dtype)
+    return group_panels.rows(library, blocks, stored, inner, ids, dtype)

@@ -1,0 +1,34 @@
+"""Products with matrices in blocks, by the CPU's kernels."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
+from stoker_engine.kernels.cpu import gguf_blocks, group_blocks
+from stoker_engine.kernels.cpu.matrix import NativeProduct
+
+
+def product(
+    library: ctypes.CDLL,
+    blocks: torch.Tensor,
+    stored: StoredFormat,
+    inner: int,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+) -> NativeProduct:
+    """See `kernels.blocks.block_linear`. Rows of `blocks` may lie apart."""
+    if isinstance(stored, GGUFFormat):
+        return gguf_blocks.product(library, blocks, stored, dtype, bias)
+    return group_blocks.product(library, blocks, stored, inner, dtype, bias)
+
+
+def rows(
+    library: ctypes.CDLL, blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """See `kernels.blocks.block_rows`."""
+    if isinstance(stored, GGUFFormat):
+        return gguf_blocks.dequantize(library, blocks.index_select(0, ids), stored, dtype)
+    return group_blocks.dequantize(library, blocks.index_select(0, ids), stored, inner, dtype)

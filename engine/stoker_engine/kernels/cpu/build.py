@@ -1,0 +1,150 @@
+"""Compiles the kernels: one small library a level, in seconds.
+
+``python -m stoker_engine.kernels.cpu.build`` builds all levels, for an image that will run on processors not known
+yet; with ``--levels host`` the one that this machine's processor runs. A library's name carries a hash of what it was
+made from: one that is out of date is never loaded, and one that this machine has compiled before is copied.
+``STOKER_NATIVE_CXXFLAGS`` adds flags for the compiler, after ours: sanitizers, for example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stoker_engine.contract.cache_folder import cache_folder
+from stoker_engine.kernels.cpu.isa import Level, levels, usable_levels
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "csrc"
+#: Where images have the libraries.
+PREBUILT = SOURCES.parent / "lib"
+
+#: A multiplication and an addition may become one instruction; nothing else that changes results is allowed.
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-pthread", "-fPIC", "-w")
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled; says why."""
+
+
+def _flags(level: Level) -> tuple[str, ...]:
+    return (*_FLAGS, *level.flags, *shlex.split(os.environ.get("STOKER_NATIVE_CXXFLAGS", "")))
+
+
+def _sources() -> list[Path]:
+    found = sorted(SOURCES.rglob("*.cpp"))
+    if not found:
+        raise BuildError(f"there are no C++ sources in {SOURCES}")
+    return found
+
+
+@functools.cache
+def file_name(level: Level) -> str:
+    """The library's name, without its folder."""
+    digest = hashlib.sha256(" ".join(_flags(level)).encode())
+    for file in sorted((*_sources(), *SOURCES.rglob("*.h"))):
+        digest.update(file.read_bytes())
+    return f"stoker-{level.name}-{digest.hexdigest()[:16]}.so"
+
+
+def build(level: Level, folder: Path) -> Path:
+    """Compiles the library of `level` into `folder`, unless it is there; takes the one in the cache folder, if there is
+    one. Safe to call from several processes.
+
+    Raises:
+        BuildError: no compiler, one that is too old, or a folder that cannot be written.
+    """
+    target = folder / file_name(level)
+    if target.is_file():
+        return target
+    compiled = cache_folder() / "native" / target.name
+    compiler = None if compiled.is_file() else _compiler()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if target.is_file():
+                return target
+            if compiler is None:
+                logger.info("copying CPU kernels (%s) into %s", level.name, folder)
+                _copy(compiled, target)
+            else:
+                logger.info("compiling CPU kernels (%s) into %s", level.name, folder)
+                _compile(compiler, level, target)
+    except OSError as error:
+        raise BuildError(f"cannot write {folder}: {error.strerror}") from error
+    return target
+
+
+def _compiler() -> str:
+    wanted = os.environ.get("CXX")
+    found = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("c++")
+    if found is None:
+        raise BuildError(f"there is no C++ compiler ({wanted or 'g++'})")
+    return found
+
+
+def _copy(compiled: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name:
+        copied = Path(name) / target.name
+        shutil.copy2(compiled, copied)
+        copied.rename(target)  # whole, or not there
+
+
+def _compile(compiler: str, level: Level, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name, ThreadPoolExecutor() as pool:
+        folder = Path(name)
+        flags = _flags(level)
+        sources = _sources()
+        objects = [folder / f"{source.parent.name}-{source.stem}.o" for source in sources]
+        commands = [
+            (compiler, *flags, f"-I{SOURCES}", "-c", "-o", str(o), str(c))
+            for o, c in zip(objects, sources, strict=True)
+        ]
+        list(pool.map(_run, commands))
+        made = folder / target.name
+        _run((compiler, *flags, "-shared", "-o", str(made), *map(str, objects)))
+        made.rename(target)  # whole, or not there
+
+
+def _run(command: tuple[str, ...]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{command[0]} failed: {done.stdout.strip()[-2000:]}")
+
+
+def main() -> None:
+    """Builds levels into the folder that is given."""
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels for the levels of this kind of processor.")
+    parser.add_argument("folder", type=Path, nargs="?", default=PREBUILT, help="default: where the engine looks first")
+    parser.add_argument(
+        "--levels", choices=("all", "host"), default="all", help="host: only the widest that this processor runs"
+    )
+    options = parser.parse_args()
+    folder: Path = options.folder
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    wanted = levels()
+    if options.levels == "host":
+        wanted = tuple(level for level in usable_levels() if level.tried)[:1]
+    try:
+        made = {build(level, folder) for level in wanted}
+    except BuildError as error:
+        sys.exit(f"the CPU kernels were not built: {error}")
+    for stale in set(folder.glob("stoker-*.so")) - made:
+        stale.unlink()
+
+
+if __name__ == "__main__":
+    main()

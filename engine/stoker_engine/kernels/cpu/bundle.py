@@ -1,0 +1,91 @@
+"""The CPU's kernels as one bundle; what has none runs as the reference does."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+
+from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
+from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
+from stoker_engine.kernels.cpu import blocks
+from stoker_engine.kernels.cpu.activation import activation, clamped_swiglu, kind_of
+from stoker_engine.kernels.cpu.argmax import argmax
+from stoker_engine.kernels.cpu.block_panels import block_panels
+from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.matrix import side_by_side
+from stoker_engine.kernels.cpu.panels import panels
+from stoker_engine.kernels.cpu.rms_norm import rms_norm
+from stoker_engine.kernels.cpu.rotary import angles, apply_rotary
+from stoker_engine.kernels.cpu.token_mask import keep_allowed
+from stoker_engine.kernels.moe import block_experts, each_product, experts, wide_product
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.rms_norm import after_sum
+
+
+@cache
+def native_kernels(library: ctypes.CDLL) -> Kernels:
+    """The bundle of one library. Tensors are on the CPU, in bfloat16 or float32; a row's result is the same in every
+    batch, bit for bit."""
+    multiply = partial(product, library)
+
+    def batched_product(weight: torch.Tensor) -> Operation:
+        heads = each_product(multiply, weight)
+        return lambda x: torch.stack([head(x[:, index]) for index, head in enumerate(heads)], dim=1)
+
+    def chosen_experts(
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        act: Activation,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+    ) -> Experts:
+        return experts(
+            each_product(multiply, gate_up, gate_up_bias), each_product(multiply, down, down_bias), gated(act)
+        )
+
+    multiply_blocks = partial(blocks.product, library)
+
+    def chosen_block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
+        return block_experts(multiply_blocks, gate_up, down, gated(act), dtype)
+
+    def plain(act: Activation) -> Operation:
+        return _activation(library, act, REFERENCE.activation, gated=False)
+
+    def gated(act: Activation) -> Operation:
+        if isinstance(act, ClampedSwiGLU):
+            return partial(clamped_swiglu, library, act)
+        return _activation(library, act, REFERENCE.act_and_mul, gated=True)
+
+    return replace(
+        REFERENCE,
+        product=multiply,
+        batched_product=batched_product,
+        side_by_side=partial(side_by_side, library),
+        experts=chosen_experts,
+        wide_product=wide_product(multiply),
+        block_product=multiply_blocks,
+        block_experts=chosen_block_experts,
+        block_rows=partial(blocks.rows, library),
+        rms_norm=partial(rms_norm, library),
+        add_rms_norm=lambda weight, eps: after_sum(rms_norm(library, weight, eps)),
+        activation=plain,
+        act_and_mul=gated,
+        apply_rotary=partial(apply_rotary, library),
+        angles=partial(angles, library),
+        argmax=partial(argmax, library),
+        narrow_logits=True,
+        keep_allowed=partial(keep_allowed, library),
+        panels=panels(library),
+        block_panels=block_panels(library),
+    )
+
+
+def _activation(
+    library: ctypes.CDLL, act: Activation, reference: Callable[[Activation], Operation], *, gated: bool
+) -> Operation:
+    kind = kind_of(act)
+    return reference(act) if kind is None else partial(activation, library, kind, gated=gated)

@@ -1,0 +1,277 @@
+// Causal attention of a flat batch against the paged cache, by the online softmax (Milakov & Gimelshein, 2018; Dao et
+// al., 2022) in float32.
+//
+// Keys are taken in tiles of TILE that start at position 0, and tiles in parts of PART keys. A row (one query of one
+// head) runs through a part's tiles in order, and the parts' results are merged in order, whether one thread does all
+// of it or each part is another's. So a row's result depends on its own sequence alone, bit for bit: not on the batch,
+// not on the chunk it is computed in, not on the number of threads.
+//
+// What is stored in 8 bits stands for itself times a scale: scores are multiplied by those of keys, and weights by those
+// of values, so that numbers are multiplied as they are stored.
+//
+// Work is shared by (sequence, key head, tile of queries); decodes of long sequences are shared by parts too, which those
+// of them that have a prefix in common read together (cascade).
+#include <algorithm>
+#include <vector>
+
+#include "attention/attention_item.h"
+#include "common/memory.h"
+#include "attention/store_tokens.h"
+
+namespace {
+
+// Bytes of states that wait to be merged: more decodes than these belong to come one wave after another.
+constexpr long MOST_WAITING = 32 << 20;
+
+// Works for each thread from which on a thread takes all heads of one: their keys and values are neighbours, which processors
+// foresee.
+constexpr long MANY = 8;
+
+// The pieces of a thread, so many neighbours `together`. It knows its next one early, so that what that needs can be fetched
+// meanwhile; but for the last ones, which are whoever's comes first.
+class Turns {
+ public:
+  Turns(Pieces& pieces, long together) : pieces_(pieces), together_(together) { advance(); }
+  bool are_over() const { return are_over_; }
+  long now() const { return now_; }
+  bool is_next_known() const { return is_next_known_; }
+  long next() const { return next_; }
+
+  void advance() {
+    if (!is_next_known_) {
+      are_over_ = !pieces_.take(next_);
+      next_ *= together_;
+    }
+    now_ = next_++;
+    is_next_known_ = next_ % together_ != 0;
+    if (is_next_known_ || are_over_) return;
+    is_next_known_ = pieces_.take_early(next_);
+    next_ *= together_;
+  }
+
+ private:
+  Pieces& pieces_;
+  const long together_;
+  long now_ = 0, next_ = 0;
+  bool is_next_known_ = false, are_over_ = false;
+};
+
+// What a thread takes: queries of one sequence with all of their keys, or decodes with one part of theirs.
+struct Work {
+  long sequence;      // whose blocks are read
+  long first, count;  // queries: rows of the flat batch; of a part, decodes as `Decodes` lists them
+  long position;      // of the first query
+  long part;          // -1: all parts, one after another
+  long waiting;       // of a part, the queries before it whose states wait
+};
+
+// The decodes of a step that see more keys than a part. Their parts are shared out among threads, and a part that several
+// of them have in the same blocks, whole, is read once for all of these.
+class Decodes {
+ public:
+  Decodes(const AttentionCall& call, long most) : call_(call), most_(most) {}
+
+  // Whether it is one of them.
+  bool take(long sequence, long position) {
+    const long first = part_at(oldest_of(position)), parts = part_at(position) + 1 - first;
+    if (parts < 2) return false;
+    all_.push_back({sequence, position, first, parts, 0});
+    return true;
+  }
+
+  // After all of them were taken.
+  void sort() {
+    std::stable_sort(all_.begin(), all_.end(), [&](const Decode& a, const Decode& b) { return is_before(a, b); });
+    for (const Decode& each : all_) places_.push_back(call_.query_starts[each.sequence]);
+  }
+
+  // Of decodes from `first` on, of which so many as have room for their parts' states become work; returns the next one.
+  long share_out(long first, long room, std::vector<Work>& work) {
+    long last = first, last_part = 0, pieces = 0;
+    for (; last < size() && (last == first || pieces + all_[last].parts <= room); last++) {
+      Decode& each = all_[last];
+      each.piece = pieces, pieces += each.parts;
+      last_part = std::max(last_part, each.first_part + each.parts);
+    }
+    pieces_.resize(pieces);
+    waiting = 0;
+    for (long part = 0; part < last_part; part++)
+      for (long i = first, count; i < last; i += count) {
+        count = 1;
+        const Decode& decode = all_[i];
+        if (part < decode.first_part || part >= decode.first_part + decode.parts) continue;
+        while (count < most_ && i + count < last && shared(all_[i + count - 1], all_[i + count], part)) count++;
+        const long position = count > 1 ? begin_of(part + 1) - 1 : decode.position;
+        for (long n = 0; n < count; n++) {
+          const Decode& each = all_[i + n];
+          pieces_[each.piece + part - each.first_part] = {(long)work.size(), n};
+        }
+        work.push_back({decode.sequence, i, count, position, part, waiting});
+        waiting += count;
+      }
+    return last;
+  }
+
+  long size() const { return all_.size(); }
+  const long* places(const Work& work) const { return places_.data() + work.first; }
+
+  // Calls `each` with the work that holds a part of decode i, and which of its queries that is; parts in their order.
+  template <class Each>
+  void parts_of(long i, Each each) const {
+    for (long n = all_[i].piece; n < all_[i].piece + all_[i].parts; n++) each(pieces_[n].work, pieces_[n].query);
+  }
+  Work whole(long i) const { return {all_[i].sequence, places_[i], 1, all_[i].position, -1, -1}; }
+
+  long waiting = 0;  // queries, one a part, whose states wait
+
+ private:
+  struct Decode {
+    long sequence, position, first_part, parts, piece;
+  };
+  struct Piece {
+    long work, query;
+  };
+
+  long oldest_of(long position) const { return call_.window ? std::max(0l, position + 1 - call_.window) : 0; }
+  const int32_t* table(const Decode& of) const { return call_.tables + of.sequence * call_.table_stride; }
+
+  // By the blocks that parts begin with: those that share parts are neighbours then.
+  bool is_before(const Decode& a, const Decode& b) const {
+    if (a.first_part != b.first_part) return a.first_part < b.first_part;
+    for (long n = a.first_part; n < a.first_part + std::min(a.parts, b.parts); n++) {
+      const long block = begin_of(n) / call_.block_size;
+      const int32_t one = table(a)[block], other = table(b)[block];
+      if (one != other) return one < other;
+    }
+    return a.parts < b.parts;
+  }
+
+  // Whether both see all keys of a part, which lie in the same blocks. A slope depends on each one's own position.
+  bool shared(const Decode& a, const Decode& b, long part) const {
+    const long begin = begin_of(part), end = begin_of(part + 1);
+    for (const Decode* each : {&a, &b})
+      if (each->position + 1 < end || oldest_of(each->position) > begin) return false;
+    const long from = begin / call_.block_size, until = (end + call_.block_size - 1) / call_.block_size;
+    return !call_.alibi_slopes && std::equal(table(a) + from, table(a) + until, table(b) + from);
+  }
+
+  const AttentionCall& call_;
+  const long most_;
+  std::vector<Decode> all_;
+  std::vector<long> places_;
+  std::vector<Piece> pieces_;
+};
+
+template <class A>
+void attend(const AttentionCall& call) {
+  const long group = call.heads / call.kv_heads, heads = call.kv_heads;
+  // Enough rows that keys are read and rearranged rarely, few enough to share out.
+  long rows = 256;
+  while (rows > 64 && call.tokens * call.heads < rows * 16 * threads()) rows /= 2;
+  const long queries = std::max(1l, rows / group);
+  const long depth = Item<A>::depth_of(call), width = Item<A>::width_of(call);
+  const long state_size = State::size(queries * group, width);
+  const long work_size = Workspace::size(queries * group, depth, width);
+  std::vector<Work> work;
+  Decodes decodes(call, queries);
+  for (long s = 0; s < call.sequences; s++) {
+    const long start = call.query_starts[s], count = call.query_starts[s + 1] - start;
+    const long position = call.seq_lens[s] - count;
+    if (count == 1 && decodes.take(s, position)) continue;
+    for (long q = 0; q < count; q += queries)
+      work.push_back({s, start + q, std::min(queries, count - q), position + q, -1, -1});
+  }
+  decodes.sort();
+  const long room = std::max(1l, MOST_WAITING / (long)sizeof(float) / State::size(call.heads, width));
+
+  // Kept between calls: the largest, for latent attention, would cost page faults each time.
+  const auto memory = [&] {
+    thread_local Memory kept;
+    return (float*)kept.of((2 * state_size + work_size) * sizeof(float));
+  };
+  for (long decode = 0; !work.empty() || decode < decodes.size(); work.clear()) {
+    const long first = decode;
+    decode = decodes.share_out(first, room, work);
+    const long total = (long)work.size(), waiting = decodes.waiting * call.heads;
+    static thread_local Memory memory_of_parts;
+    const State parts((float*)memory_of_parts.of(State::size(waiting, width) * sizeof(float)), waiting, width);
+    const auto part_of = [&](const Work& w, long head) {
+      return parts.from((w.waiting * heads + head * w.count) * group);
+    };
+    const auto work_of = [&](long piece) -> const Work& {  // a sequence's last queries first: they see the most keys
+      return work[total - 1 - piece / heads];
+    };
+    const auto item_of = [&](long piece) {
+      const Work& w = work_of(piece);
+      if (w.part < 0) return Item<A>{call, w.sequence, piece % heads, w.first, w.count, w.position};
+      const long* places = decodes.places(w);
+      return Item<A>{call, w.sequence, piece % heads, *places, w.count, w.position, w.count > 1 ? places : nullptr};
+    };
+    const auto first_part_of = [&](long piece, const Item<A>& item) {
+      return work_of(piece).part < 0 ? part_at(item.oldest_of(0)) : work_of(piece).part;
+    };
+    const long together = call.tokens == call.sequences && total >= MANY * threads() ? heads : 1;
+    parallel(total * heads / together, [&](Pieces& pieces) {
+      float* own = memory();
+      Workspace space(own + 2 * state_size, queries * group, depth);
+      Tiles tiles;
+      bool is_at_hand = false;
+      for (Turns turns(pieces, together); !turns.are_over(); turns.advance()) {
+        const auto locate_next = [&](Tile& to) {
+          if (!turns.is_next_known()) return false;
+          const Item<A> next = item_of(turns.next());
+          next.locate_part(first_part_of(turns.next(), next), to);
+          return true;
+        };
+        const long piece = turns.now();
+        const Work& w = work_of(piece);
+        const Item<A> item = item_of(piece);
+        const long first_part = first_part_of(piece, item);
+        if (!is_at_hand) item.locate_part(first_part, tiles.now());
+        is_at_hand = turns.is_next_known();
+        item.read_queries(space);
+        if (w.part >= 0) {
+          item.run_part(w.part, tiles, space, part_of(w, piece % heads), locate_next);
+          continue;
+        }
+        const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
+        const long last_part = part_at(item.position_of(item.rows - 1));
+        for (long p = first_part; p <= last_part; p++) {
+          const auto locate_after = [&](Tile& to) {
+            if (p == last_part) return locate_next(to);
+            item.locate_part(p + 1, to);
+            return true;
+          };
+          item.run_part(p, tiles, space, p == first_part ? sum : part, locate_after);
+          if (p != first_part) merge(sum, part, item.rows);
+        }
+        item.put(sum);
+      }
+    });
+    parallel((decode - first) * heads, [&](Pieces& pieces) {
+      const State sum(memory(), group, width);
+      for (long piece; pieces.take(piece);) {
+        const long index = first + piece / heads, head = piece % heads;
+        const Work w = decodes.whole(index);
+        const Item<A> item{call, w.sequence, head, w.first, 1, w.position};
+        sum.clear(group);
+        decodes.parts_of(index,
+                         [&](long i, long query) { merge(sum, part_of(work[i], head).from(query * group), group); });
+        item.put(sum);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void attention(const AttentionCall& call) {
+  call.is_bf16 ? store_new<bf16>(call) : store_new<float>(call);
+  if (call.stored == FLOAT) return attend<Singles<float>>(call);
+#if defined(__AVX512BF16__)
+  if (call.is_bf16) return attend<Pairs>(call);
+#endif
+  attend<Singles<bf16>>(call);
+}
+
+extern "C" void stoker_attention(const AttentionCall* call) { attention(*call); }

@@ -1,0 +1,677 @@
+// Some queries of one sequence against the keys of one head: what a thread of attention.cpp works on.
+//
+// How numbers are multiplied is one of two ways:
+//
+//   Singles<K>   queries, weights and values as floats; keys K in words of one float or two bf16
+//   Pairs        all as bf16, two products and their sum at a time: weights are rounded to it, sums stay floats.
+//                Two keys' values lie in a word; of a pair that a row sees half of, the other value becomes 0
+//
+// Where there is Intel's tile unit, pairs are its words: 32 rows at a time with what is rearranged for vectors, too. Few rows
+// take keys of bfloat16 as they lie.
+#pragma once
+
+#include "attention/attention.h"
+#include "attention/amx_attention.h"
+#include "attention/keys_in_place.h"
+#include "common/memory.h"
+#include "attention/softmax_state.h"
+#include "attention/kv_dtypes.h"
+#include "gemm/amx_tiles.h"
+
+namespace {
+
+// Keys of a part; the first ones are smaller, so that what is short is shared out among threads, too.
+constexpr long PART = 512, SMALL_PART = 128, SMALL_PARTS = PART / SMALL_PART;
+
+inline long part_at(long position) {
+  return position < PART ? position / SMALL_PART : SMALL_PARTS - 1 + position / PART;
+}
+inline long begin_of(long part) {
+  return part < SMALL_PARTS ? part * SMALL_PART : (part - SMALL_PARTS + 1) * PART;
+}
+
+constexpr int VECTORS = LANES == 16 ? 4 : 2;  // of each of ROWS rows in registers
+
+inline long rounded_up(long n, long to) { return (n + to - 1) / to * to; }
+
+template <class K>
+struct Singles {
+  typedef K Key;
+  static constexpr bool PAIRS = false;
+  // e to the power of score - largest; or, of pairs, of scale × score - largest.
+  static Vec weight_of(Vec score, float largest, float) { return ::exp_of(score - largest); }
+  static void put(float* weights, long key, Vec p) { store(weights + key, p); }
+};
+
+struct Pairs {
+  typedef bf16 Key;
+  static constexpr bool PAIRS = true;
+#if defined(__AVX512BF16__)
+  // As `power_of_2` is, and to 2⁻²³ of the score.
+  static Vec weight_of(Vec score, float largest, float scale) {
+    constexpr float LOG2_E = 1.44269504f;
+    return power_of_2(score * (scale * LOG2_E) - largest * LOG2_E);
+  }
+  static void put(float* weights, long key, Vec p) { store((bf16*)weights + key, p); }
+#endif
+};
+
+// What a thread works on: an item's queries, and a tile brought into the form that rows are multiplied with.
+struct Workspace {
+#if defined(STOKER_AMX)
+  mutable TileUnit unit;
+#endif
+  float* queries;           // [rows][depth], padded with 0; of pairs words [rows][depth / 2]
+  uint32_t* columns;        // [depth / 2][16]: these words of up to 16 rows, turned
+  uint32_t* keys;           // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
+  float* values;            // [TILE][width]; of pairs words [TILE / 2][width]
+  const float* rows[TILE];  // of the values: here, or in the cache if that holds floats; of pairs not used
+  float key_scales[TILE], value_scales[TILE];
+
+  static long size(long rows, long depth, long width) { return (LANES / 2 + rows) * depth + TILE * (depth + width); }
+  Workspace(float* memory, long rows, long depth)
+      : queries(memory + LANES / 2 * depth),
+        columns((uint32_t*)memory),
+        keys((uint32_t*)(queries + rows * depth)),
+        values(queries + (rows + TILE) * depth) {}
+};
+
+// Words of one or two numbers of LANES keys × a query's numbers, added to the scores.
+inline Vec add_products(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
+inline Vec add_products(Vec scores, WordVec keys, const float* query, bf16) {
+  scores += (Vec)(keys << 16) * query[0];
+  return scores + (Vec)(keys & 0xffff0000u) * query[1];
+}
+
+// A query's words of two numbers likewise.
+inline Vec add_pairs(Vec sums, WordVec keys, uint32_t query) {
+#if defined(__AVX512BF16__)
+  return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(query), (__m512bh)keys);
+#else
+  return sums;  // Pairs are used where there is the instruction
+#endif
+}
+
+// Some queries with all heads of one key head: rows are (query, head of the group). They are consecutive ones of one
+// sequence; or where `places` are given, each of another, and all see each key that they are run over.
+template <class A>
+struct Item {
+  typedef typename A::Key K;
+  static constexpr bool PAIRS = A::PAIRS;
+  static constexpr long WORD = 4 / sizeof(K);  // numbers in a word
+  static constexpr long UNIT = PAIRS ? 2 : 1;  // keys whose values are added at once
+#if defined(STOKER_AMX)
+  static constexpr bool TILED = PAIRS;  // by the tile unit
+#else
+  static constexpr bool TILED = false;
+#endif
+  static constexpr long KEYS = TILED ? 32 : LANES;  // that are scored together
+
+  const AttentionCall& call;
+  long sequence, kv_head;
+  long first, count;  // the first query, as a row of the flat batch, and how many
+  long position;      // of the first query
+  const long* places = nullptr;  // of queries, as rows of the flat batch
+  long group = call.heads / call.kv_heads;
+  long rows = count * group;
+  long depth = depth_of(call), width = width_of(call);
+
+  static long depth_of(const AttentionCall& call) { return rounded_up(call.head_dim, LANES * WORD); }
+  static long width_of(const AttentionCall& call) { return rounded_up(call.value_dim, LANES * UNIT); }
+
+  long query_of(long row) const { return places ? places[row / group] : first + row / group; }
+  long position_of(long row) const { return places ? position : position + row / group; }
+  long head_of(long row) const { return kv_head * group + row % group; }
+  long oldest_of(long row) const {
+    return call.window && !places ? std::max(0l, position_of(row) + 1 - call.window) : 0;
+  }
+
+  void read_queries(const Workspace& work) const {
+    if constexpr (PAIRS)
+      read_pairs((uint32_t*)work.queries);
+    else
+      call.is_bf16 ? read_queries_of<bf16>(work.queries) : read_queries_of<float>(work.queries);
+#if defined(STOKER_AMX)
+    if (are_keys_in_place()) turn_queries((const uint32_t*)work.queries, rows, depth / WORD, work.columns);
+#endif
+  }
+
+  void read_pairs(uint32_t* to) const {
+    for (long r = 0; r < rows; r++, to += depth / 2) {
+      const bf16* from = (const bf16*)call.query + query_of(r) * call.query_token + head_of(r) * call.query_head;
+      memcpy(to, from, call.head_dim * sizeof(bf16));
+      memset((bf16*)to + call.head_dim, 0, (depth - call.head_dim) * sizeof(bf16));
+    }
+  }
+
+  template <class T>
+  void read_queries_of(float* to) const {
+    for (long r = 0; r < rows; r++) {
+      const T* from = (const T*)call.query + query_of(r) * call.query_token + head_of(r) * call.query_head;
+      for (long d = 0; d < depth; d += LANES) {
+        const long left = std::max(0l, call.head_dim - d);
+        store(to + r * depth + d, left >= LANES ? load(from + d) : load_part(from + d, left));
+      }
+    }
+  }
+
+  // The keys from `start` to before `end`; those that are missing to a whole tile repeat the last. Tiles begin where they
+  // do for every row, also below the window: keys that it has left repeat its oldest, since their blocks are others'.
+  void locate(long start, long end, Tile& tile) const {
+    const int32_t* table = call.tables + sequence * call.table_stride;
+    const long oldest = oldest_of(0), size = size_of(call.stored);
+    const char *keys = (const char*)call.keys + kv_head * call.key_head * size;
+    const char *values = (const char*)call.values + kv_head * call.value_head * size;
+    const float *key_scales = call.key_scales + kv_head * call.key_scale_head;
+    const float *value_scales = call.value_scales + kv_head * call.value_scale_head;
+    const long begin = std::max(start, oldest), last = end - 1;
+    tile.count = std::min(TILE, end - start);
+    for (long j = 0, count; j < TILE; j += count) {  // those of a block, or some for which one stands
+      const long at = std::clamp(start + j, begin, last), slot = at % call.block_size;
+      const long block = table[at / call.block_size];
+      const bool repeats = start + j < begin || at == last;
+      count = at == last ? TILE - j : repeats ? begin - start - j : std::min(call.block_size - slot, last - at);
+      count = std::min(count, TILE - j);
+      const auto put = [&](auto* to, auto* from, long stride) {
+        for (long i = 0; i < count; i++) to[j + i] = from + (repeats ? 0 : i * stride);
+      };
+      put(tile.keys, keys + (block * call.key_block + slot * call.key_slot) * size, call.key_slot * size);
+      put(tile.values, values + (block * call.value_block + slot * call.value_slot) * size, call.value_slot * size);
+      if (!call.key_scales) continue;
+      put(tile.key_scales, key_scales + block * call.key_scale_block + slot * call.key_scale_slot, call.key_scale_slot);
+      put(tile.value_scales, value_scales + block * call.value_scale_block + slot * call.value_scale_slot,
+          call.value_scale_slot);
+    }
+  }
+
+  // Brings `keys` of the tile into the workspace, and meanwhile fetches the next tile.
+  void rearrange(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
+    if constexpr (sizeof(K) == sizeof(float)) return rearrange_stored<float>(tile, next, keys, work);
+    switch (call.stored) {
+      case BF16: return rearrange_stored<bf16>(tile, next, keys, work);
+      case E4M3: return rearrange_stored<e4m3>(tile, next, keys, work);
+      case E5M2: return rearrange_stored<e5m2>(tile, next, keys, work);
+      case INT8: return rearrange_stored<int8>(tile, next, keys, work);
+    }
+  }
+
+  template <class S>
+  INLINED_INTO void rearrange_stored(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
+    for (long j = 0; j < keys; j += LANES) {
+      if (next)
+        for (long k = j; k < j + LANES; k++) fetch(next->keys[k], call.head_dim * sizeof(S));
+      for (long d = 0; d < depth; d += LANES * WORD) {
+        WordVec taken[LANES];
+        const long left = call.head_dim - d;
+        for (int k = 0; k < LANES; k++) {
+          const S* from = (const S*)tile.keys[j + k] + d;
+          taken[k] = left >= LANES * WORD ? words(from) : words_part(from, left);
+        }
+        transpose(taken);
+        for (int i = 0; i < LANES; i++) memcpy(work.keys + (d / WORD + i) * TILE + j, &taken[i], sizeof(WordVec));
+      }
+    }
+    if constexpr (PAIRS) {
+      for (long j = 0; j < keys; j += 2) {
+        if (next) fetch(next->values[j], call.value_dim * sizeof(S)), fetch(next->values[j + 1], call.value_dim * sizeof(S));
+        pair_values((const S*)tile.values[j], (const S*)tile.values[j + 1], (uint32_t*)work.values + j / 2 * width);
+      }
+    }
+    for (long j = 0; !PAIRS && j < keys; j++) {
+      const S* from = (const S*)tile.values[j];
+      if (next) fetch(next->values[j], call.value_dim * sizeof(S));
+      work.rows[j] = (const float*)from;
+      if (sizeof(S) == sizeof(float) && call.value_dim % LANES == 0) continue;
+      work.rows[j] = work.values + j * width;
+      to_floats(work.values + j * width, from, call.value_dim);
+    }
+    if (!call.key_scales) return;
+    for (long j = 0; j < TILE; j++) {
+      if (next) fetch((const char*)next->key_scales[j], 4), fetch((const char*)next->value_scales[j], 4);
+      work.key_scales[j] = *tile.key_scales[j];
+      work.value_scales[j] = *tile.value_scales[j];
+    }
+  }
+
+  // Two keys' values → words of both. Of each 2 × LANES numbers those at even places come first, then the others.
+  template <class S>
+  void pair_values(const S* first, const S* second, uint32_t* to) const {
+    for (long d = 0; d < width; d += 2 * LANES) {
+      const long left = call.value_dim - d;
+      const bool whole = left >= 2 * LANES;
+      const WordVec a = whole ? words(first + d) : words_part(first + d, left);
+      const WordVec b = whole ? words(second + d) : words_part(second + d, left);
+      const WordVec even = (a & 0xffffu) | (b << 16), odd = (a >> 16) | (b & 0xffff0000u);
+      memcpy(to + d, &even, sizeof even);
+      memcpy(to + d + LANES, &odd, sizeof odd);
+    }
+  }
+
+  template <int R>
+  void score(const Workspace& work, long r, float (*scores)[TILE], long keys) const {
+    for (long j = 0; j < keys; j += VECTORS * LANES) {
+      Vec sums[R][VECTORS] = {};
+      const float* query = work.queries + r * depth;
+      for (long d = 0; d < depth / WORD; d++)
+        for (int v = 0; v < VECTORS; v++) {
+          WordVec words;
+          memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
+          for (int i = 0; i < R; i++)
+            if constexpr (PAIRS)
+              sums[i][v] = add_pairs(sums[i][v], words, ((const uint32_t*)work.queries)[(r + i) * (depth / 2) + d]);
+            else
+              sums[i][v] = add_products(sums[i][v], words, query + i * depth + d * WORD, K());
+        }
+      for (int i = 0; i < R; i++)
+        for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
+    }
+  }
+
+  // Whether scores differ from what the softmax takes by their scale alone, which is left to `weight_of` then.
+  bool are_scaled_later() const {
+    return PAIRS && !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
+  }
+
+  // Scores of row `r` for `keys` from `start` → as the softmax takes them, but perhaps for their scale; NOTHING where it does
+  // not see a key. Returns the largest of each lane.
+  Vec adjust(const Workspace& work, long r, float* scores, long start, long keys) const {
+    const bool all_seen = start + keys - 1 <= position_of(r) && start >= oldest_of(r);
+    Vec most = broadcast(NOTHING);
+    if (are_scaled_later() && all_seen) {
+      for (long j = 0; j < keys; j += LANES) most = larger(most, load(scores + j));
+      return most;
+    }
+    const float at = (float)position_of(r), oldest = (float)oldest_of(r);
+    const float slope = call.alibi_slopes ? call.alibi_slopes[head_of(r)] : 0.0f;
+    const float scale = are_scaled_later() ? 1.0f : call.scale;
+    Vec steps;
+    for (int i = 0; i < LANES; i++) steps[i] = (float)i;
+    for (long j = 0; j < keys; j += LANES) {
+      Vec s = load(scores + j) * scale;
+      if (call.key_scales) s *= load(work.key_scales + j);
+      if (call.soft_cap != 0) s = tanh_of(s / call.soft_cap) * call.soft_cap;
+      if (!all_seen || slope != 0) {
+        // Positions are small next to 2²⁴, so floats hold them exactly.
+        const Vec positions = steps + (float)(start + j);
+        if (slope != 0) s += slope * (positions - at);
+        s = positions <= at ? s : broadcast(NOTHING);
+        s = positions >= oldest ? s : broadcast(NOTHING);
+      }
+      store(scores + j, s);
+      most = larger(most, s);
+    }
+    return most;
+  }
+
+  // Units of keys: singles, or pairs. Weights are what they are multiplied by, [TILE / UNIT] of 4 bytes for each row.
+  struct Weights {
+    alignas(64) float of[TILE / UNIT];
+  };
+
+  // exp(scores - largest) of `keys` → weights, times the values' scales; returns the sum of each lane.
+  Vec exponentials(const Workspace& work, const float* scores, float largest, Weights& weights, long keys) const {
+    const float scale = are_scaled_later() ? call.scale : 1.0f;
+    Vec sum = {};
+    if (!call.key_scales) {
+      for (long j = 0; j < keys; j += LANES) {
+        const Vec p = A::weight_of(load(scores + j), largest, scale);
+        sum += p;
+        A::put(weights.of, j, p);
+      }
+      return sum;
+    }
+    for (long j = 0; j < keys; j += LANES) {
+      const Vec s = load(scores + j), p = A::weight_of(s, largest, scale);
+      sum += p;
+      // Of a key that is not seen the scale may be no number, too.
+      A::put(weights.of, j, s == NOTHING ? Vec{} : p * load(work.value_scales + j));
+    }
+    return sum;
+  }
+
+  // Scores of R rows for `keys` from `start`, a multiple of LANES → weights, 0 where a row sees none, and corrections. What
+  // there is of each row once, lies in lanes of a vector.
+  template <int R>
+  void weigh(const Workspace& work, long r, float (*scores)[TILE], long start, long keys, const State& state,
+             Weights* weights, float* factors) const {
+    Vec most[ROWS], sums[ROWS];
+    for (int i = 0; i < R; i++) most[i] = adjust(work, r + i, scores[i], start, keys);
+    for (int i = R; i < ROWS; i++) most[i] = most[0];
+    Vec here = each_of<ROWS>(most, [](Vec a, Vec b) { return larger(a, b); });
+    if (are_scaled_later()) here *= call.scale;
+    const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, here);
+    // A row that sees none of these keys has no largest: its weights are 0. A score that is no number makes its row so.
+    float shifts[LANES], corrections[LANES];
+    store(shifts, largest == NOTHING ? Vec{} : largest);
+    for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i], keys);
+    for (int i = R; i < ROWS; i++) sums[i] = sums[0];
+    const Vec factor = before == largest ? broadcast(1) : ::exp_of(before - largest);
+    const Vec sum = each_of<ROWS>(sums, [](Vec a, Vec b) { return a + b; });
+    put_row_numbers<R>(state.largest + r, largest);
+    put_row_numbers<R>(state.weight + r, row_numbers<R>(state.weight + r) * factor + sum);
+    store(corrections, factor);
+    std::copy(corrections, corrections + R, factors);
+  }
+
+  // Multiplies R rows by their corrections and adds weights × values, for the units begin … end - 1 of the tile.
+  template <int R, int V>
+  void add_values(const Workspace& work, float* to, const Weights* weights, const float* factors, long d, long begin,
+                  long end, uint32_t seen = ~0u) const {
+    Vec sums[R][V];
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) sums[r][v] = load(to + r * width + d + v * LANES) * factors[r];
+    for (long k = begin; k < end; k++)
+      for (int v = 0; v < V; v++) {
+        if constexpr (PAIRS) {
+          WordVec value;
+          memcpy(&value, (const uint32_t*)work.values + k * width + d + v * LANES, sizeof value);
+          if constexpr (R == 1) value &= seen;
+          for (int r = 0; r < R; r++) {
+            uint32_t pair;
+            memcpy(&pair, weights[r].of + k, sizeof pair);
+            sums[r][v] = add_pairs(sums[r][v], value, pair);
+          }
+        } else {
+          const Vec value = load(work.rows[k] + d + v * LANES);
+          for (int r = 0; r < R; r++) sums[r][v] += value * weights[r].of[k];
+        }
+      }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) store(to + r * width + d + v * LANES, sums[r][v]);
+  }
+
+  template <int R>
+  void add_values(const Workspace& work, float* to, const Weights* weights, const float* factors, long begin, long end,
+                  uint32_t seen = ~0u) const {
+    long d = 0;
+    for (; d + VECTORS * LANES <= width; d += VECTORS * LANES)
+      add_values<R, VECTORS>(work, to, weights, factors, d, begin, end, seen);
+    for (; d < width; d += LANES) add_values<R, 1>(work, to, weights, factors, d, begin, end, seen);
+  }
+
+  // Likewise for one row that sees the keys first … last, of which the units begin … end - 1 hold some.
+  void add_own(const Workspace& work, float* to, const Weights& weights, float factor, long first, long last, long begin,
+               long end) const {
+    if constexpr (PAIRS) {
+      for (long k = begin; k < end; k++, factor = 1.0f) {
+        const uint32_t seen = (2 * k < first ? 0xffff0000u : ~0u) & (2 * k + 1 > last ? 0x0000ffffu : ~0u);
+        add_values<1>(work, to, &weights, &factor, k, k + 1, seen);
+      }
+      if (begin >= end && factor != 1.0f) add_values<1>(work, to, &weights, &factor, 0, 0);
+    } else {
+      add_values<1>(work, to, &weights, &factor, begin, end);
+    }
+  }
+
+  template <int R>
+  INLINED_INTO void run_rows(const Workspace& work, long r, long start, const State& state) const {
+    long first[R], last[R];  // keys of the tile that a row sees, none where first > last; both grow from row to row
+    for (int i = 0; i < R; i++) {
+      first[i] = std::max(0l, oldest_of(r + i) - start);
+      last[i] = std::min(TILE - 1, position_of(r + i) - start);
+    }
+    if (first[0] > last[R - 1]) return;
+    float scores[R][TILE], factors[R];
+    Weights weights[R];
+    const long keys = rounded_up(last[R - 1] + 1, LANES);
+    score<R>(work, r, scores, keys);
+    weigh<R>(work, r, scores, start, keys, state, weights, factors);
+    float* to = state.values + r * width;
+    // A value that a row does not see is left out, not multiplied by 0: it may be nan. So units that not all rows see
+    // whole, at either end, go to each row alone.
+    const long begin = (first[R - 1] + UNIT - 1) / UNIT, end = (last[0] + 1) / UNIT;
+    const auto first_of = [&](int i) { return first[i] / UNIT; };
+    const auto end_of = [&](int i) { return last[i] < first[i] ? first_of(i) : last[i] / UNIT + 1; };
+    const bool alike = first[0] == first[R - 1] && last[0] == last[R - 1];
+    if (alike && first_of(0) == begin && end_of(0) == end) {
+      add_values<R>(work, to, weights, factors, begin, end);
+      return;
+    }
+    for (int i = 0; i < R; i++)
+      add_own(work, to + i * width, weights[i], factors[i], first[i], last[i], first_of(i), std::min(end_of(i), begin));
+    std::fill(factors, factors + R, 1.0f);
+    if (begin < end) add_values<R>(work, to, weights, factors, begin, end);
+    for (int i = 0; i < R; i++)
+      add_own(work, to + i * width, weights[i], 1.0f, first[i], last[i], std::max(std::max(begin, end), first_of(i)),
+              end_of(i));
+  }
+
+#if defined(STOKER_AMX)
+  // What of a tile some rows are worked out in.
+  struct Scored {
+    alignas(64) float scores[2 * TILE_ROWS][TILE];
+    Weights weights[2 * TILE_ROWS];
+    float factors[2 * TILE_ROWS];
+  };
+
+  // The rows that see keys of the tile, and no others, so that each has the same steps in every item: the first, and the end.
+  std::pair<long, long> rows_that_see(long start) const {
+    long r = 0, end = rows;
+    while (position_of(r) < start) r++;
+    while (end > r && oldest_of(end - 1) >= start + TILE) end--;
+    return {r, end};
+  }
+
+  // How many of the tile's keys, from its first on, such rows are computed for: up to the last that one of them sees.
+  long keys_seen(long r, long count, long start) const {
+    return rounded_up(std::min(TILE - 1, position_of(r + count - 1) - start) + 1, KEYS);
+  }
+
+  // All rows.
+  void run_tile(const Workspace& work, long start, const State& state) const {
+    auto [r, end] = rows_that_see(start);
+    for (long count; r < end; r += count) {
+      count = std::min(2 * TILE_ROWS, end - r);
+      count > TILE_ROWS ? run_tiled<2>(work, r, count, start, state) : run_tiled<1>(work, r, count, start, state);
+    }
+  }
+
+  // Up to M × 16 of them.
+  template <int M>
+  void run_tiled(const Workspace& work, long r, long count, long start, const State& state) const {
+    const long keys = keys_seen(r, count, start);
+    Scored scored;
+    Upcoming nothing;
+    work.unit.set_for(std::min(count, TILE_ROWS), std::max(count - TILE_ROWS, 0l));
+    score_tiled<M>(work, r, scored.scores, keys);
+    add_scored<M>(work, r, count, start, keys, scored, state, nothing);
+  }
+
+  // Whether rows take keys as they lie: they are few, and 16 keys from any multiple of 16 on lie in one block.
+  bool are_keys_in_place() const {
+    return PAIRS && rows <= TILE_ROWS && call.stored == BF16 && call.head_dim % (TILE_WORDS * WORD) == 0 &&
+           call.block_size % TILE_ROWS == 0;
+  }
+
+  // All rows over a tile of so many keys, which are taken as they lie. Values are rearranged.
+  void run_in_place(const Tile& tile, const Tile* next, long keys, const Workspace& work, long start,
+                    const State& state) const {
+    const long vectors = width / (UNIT * LANES), groups = (rows + ROWS - 1) / ROWS, size = sizeof(bf16);
+    const long steps = keys / KEYS * (depth + width) / (TILE_WORDS * WORD);
+    const long weight = keys / UNIT * vectors + steps * STEP_WEIGHT + groups * keys / LANES * SOFTMAX_WEIGHT;
+    Upcoming ahead = next ? Upcoming(*next, call.value_dim * size, call.head_dim * size, weight) : Upcoming();
+    for (long j = 0; j < keys; j += UNIT) {
+      ahead.fetch(vectors);
+      pair_values((const bf16*)tile.values[j], (const bf16*)tile.values[j + 1], (uint32_t*)work.values + j / 2 * width);
+    }
+    const auto [r, end] = rows_that_see(start);
+    if (r == end) return;
+    const long oldest = oldest_of(0), newest = position_of(rows - 1), block_size = call.block_size;
+    const auto keys_from = [&](long j) -> const char* {
+      const long at = start + j;
+      if (at + TILE_ROWS <= oldest || at > newest) return nullptr;
+      const long block = call.tables[sequence * call.table_stride + at / block_size];
+      return (const char*)call.keys +
+             (block * call.key_block + at % block_size * call.key_slot + kv_head * call.key_head) * size;
+    };
+    Scored scored;
+    work.unit.set_for(end - r, TILE_ROWS);
+    const long seen = keys_seen(r, end - r, start);
+    score_in_place(work.columns, depth / WORD, r, end - r, keys_from, call.key_slot * size, seen, scored.scores, ahead);
+    add_scored<1>(work, r, end - r, start, seen, scored, state, ahead);
+  }
+
+  // Scores → the softmax, by whose weights values are added to those of the rows.
+  template <int M>
+  void add_scored(const Workspace& work, long r, long count, long start, long keys, Scored& scored, const State& state,
+                  Upcoming& ahead) const {
+    for (long i = 0; i < count; i += ROWS) {
+      ahead.fetch(keys / LANES * SOFTMAX_WEIGHT);
+      with_rows(std::min<long>(ROWS, count - i), [&](auto some) {
+        weigh<some>(work, r + i, scored.scores + i, start, keys, state, scored.weights + i, scored.factors + i);
+      });
+    }
+    float* const to = state.values + r * width;
+    for (long i = 0; i < count; i++) {
+      if (scored.factors[i] == 1.0f) continue;
+      for (long d = 0; d < width; d += LANES) store(to + i * width + d, load(to + i * width + d) * scored.factors[i]);
+    }
+    const uint32_t* const values = (const uint32_t*)work.values;
+    const bool all_seen = oldest_of(r + count - 1) <= start && start + keys - 1 <= position_of(r);
+    if (all_seen || are_finite(values, keys / UNIT))
+      add_tiled<M>(work, values, to, scored.weights, keys, ahead);
+    else
+      add_seen(work, r, count, start, to, scored.weights, keys);
+  }
+
+  template <int M>
+  void score_tiled(const Workspace& work, long r, float (*scores)[TILE], long keys) const {
+    const long stride = depth * sizeof(bf16);
+    const char* queries = (const char*)work.queries + r * stride;
+    for (long j = 0; j < keys; j += KEYS) {
+      clear_sums<M, 2>();
+      for (long d = 0; d < depth / WORD; d += TILE_WORDS) {
+        const uint32_t* columns = work.keys + d * TILE + j;
+        multiply_tiles<M, 2>(queries + d * 4, stride, columns, columns + TILE_COLUMNS, TILE * 4);
+      }
+      store_sums<M, 2>(scores[0] + j, sizeof scores[0]);
+    }
+  }
+
+  // Weights × values of the tile's first keys, added to those of the rows.
+  template <int M>
+  void add_tiled(const Workspace& work, const uint32_t* values, float* to, const Weights* weights, long keys,
+                 Upcoming& ahead) const {
+    const long stride = width * 4;
+    TileUnit::wrote(weights);
+    for (long d = 0; d < width; d += 2 * TILE_COLUMNS) {
+      load_sums<M, 2>(to + d, stride);
+      for (long k = 0; k < keys / UNIT; k += TILE_WORDS) {
+        ahead.fetch(STEP_WEIGHT);
+        const uint32_t* columns = values + k * width + d;
+        multiply_tiles<M, 2>(weights[0].of + k, sizeof(Weights), columns, columns + TILE_COLUMNS, stride);
+      }
+      store_sums<M, 2>(to + d, stride);
+    }
+  }
+
+  // Whether each number of so many words is one, and finite.
+  bool are_finite(const uint32_t* values, long units) const {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 others = 0;
+    for (long i = 0; i < units * width; i += LANES)
+      others |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(values + i), exponent), exponent);
+    return others == 0;
+  }
+
+  // Likewise, each row by itself with 0 in place of the values that it does not see: their weight, 0, times infinity is no
+  // number.
+  void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights, long keys) const {
+    static thread_local Memory memory;
+    Upcoming nothing;
+    bf16* const seen = (bf16*)memory.of(TILE / UNIT * width * sizeof(uint32_t));
+    work.unit.set_for(1, 0);
+    for (long i = 0; i < count; i++) {
+      memcpy((void*)seen, work.values, keys / UNIT * width * sizeof(uint32_t));
+      for (long j = 0; j < keys; j++) {
+        if (start + j <= position_of(r + i) && start + j >= oldest_of(r + i)) continue;
+        for (long d = 0; d < width; d++) seen[(j / 2 * width + d) * 2 + j % 2] = bf16{};
+      }
+      TileUnit::wrote(seen);
+      add_tiled<1>(work, (const uint32_t*)seen, to + i * width, weights + i, keys, nothing);
+    }
+  }
+#endif
+
+  // Calls `run` with a number of rows as a constant.
+  template <int R = ROWS, class Run>
+  static void with_rows(long count, Run run) {
+    if (count == R) return run(std::integral_constant<int, R>());
+    if constexpr (R > 1) with_rows<R - 1>(count, run);
+  }
+
+  // The keys of a part that any row sees, and those before them in their tile.
+  long begin_of_part(long part) const { return std::max(begin_of(part), oldest_of(0) / TILE * TILE); }
+  long end_of_part(long part) const { return std::min(begin_of(part + 1), position_of(rows - 1) + 1); }
+
+  // The first tile of a part.
+  void locate_part(long part, Tile& tile) const { locate(begin_of_part(part), end_of_part(part), tile); }
+
+  // Runs all rows over the keys of one part, whose first tile is at hand. `locate_after` gives the tile that comes after the
+  // part's last one, and whether there is one: a short part's is its first as well, which nothing else would have fetched.
+  template <class LocateAfter>
+  void run_part(long part, Tiles& tiles, Workspace& work, const State& state, LocateAfter locate_after) const {
+    state.clear(rows);
+    const long end = end_of_part(part);
+    for (long start = begin_of_part(part); start < end; start += TILE) {
+      bool more = start + TILE < end;
+      if (more)
+        locate(start + TILE, end, tiles.next());
+      else
+        more = locate_after(tiles.next());
+      const Tile* next = more ? &tiles.next() : nullptr;
+      run_over(tiles.now(), next, std::min(TILE, rounded_up(end - start, KEYS)), work, start, state);
+      tiles.turn();
+    }
+  }
+
+  // Runs all rows over so many keys of a tile.
+  void run_over(const Tile& tile, const Tile* next, long keys, Workspace& work, long start, const State& state) const {
+#if defined(STOKER_AMX)
+    if (are_keys_in_place()) return run_in_place(tile, next, keys, work, start, state);
+#endif
+    rearrange(tile, next, keys, work);
+    if constexpr (TILED)
+      this->run_tile(work, start, state);  // which there may not be
+    else
+      for (long r = 0; r < rows; r += ROWS)
+        with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
+  }
+
+  // What the values of row `r` are multiplied by at the end. A sink is a key without a value, which each row of its head
+  // sees last.
+  float share_of(long r, const State& state) const {
+    if (!call.sinks) return 1.0f / state.weight[r];
+    const float sink = call.sinks[head_of(r)], largest = std::max(state.largest[r], sink);
+    const float factor = correction(state.largest[r], largest);
+    return factor / (state.weight[r] * factor + correction(sink, largest));
+  }
+
+  void put(const State& state) const { call.is_bf16 ? put_as<bf16>(state) : put_as<float>(state); }
+
+  template <class T>
+  void put_as(const State& state) const {
+    for (long r = 0; r < rows; r++) {
+      T* to = (T*)call.out + (query_of(r) * call.heads + head_of(r)) * call.value_dim;
+      const float share = share_of(r, state);
+      if constexpr (PAIRS) {
+        for (long d = 0; d < call.value_dim; d += 2 * LANES) {  // even places, then odd ones: see pair_values
+          const auto words = [&](long i) {
+            return __builtin_convertvector(nearest_bf16(load(state.values + r * width + d + i) * share), WordVec);
+          };
+          const WordVec both = words(0) | words(LANES) << 16;
+          const long left = call.value_dim - d;
+          if (left >= 2 * LANES)
+            memcpy((void*)(to + d), &both, sizeof both);  // as a rule: its size is known, so it is no call
+          else
+            memcpy((void*)(to + d), &both, left * sizeof(bf16));
+        }
+        continue;
+      }
+      for (long d = 0; d < call.value_dim; d += LANES)
+        store_up_to(to + d, load(state.values + r * width + d) * share, call.value_dim - d);
+    }
+  }
+};
+
+}  // namespace

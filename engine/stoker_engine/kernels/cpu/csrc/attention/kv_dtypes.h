@@ -1,0 +1,148 @@
+// Numbers as the KV cache stores them: floats, bf16, and three of 8 bits, which stand for themselves times a scale.
+// Every number of 8 bits is one of bf16 too, so keys are multiplied as bf16 and nothing is lost.
+//
+//     e4m3     float8: 4 bits of exponent from 2⁻⁶, 3 of mantissa; ±448 are the largest, 0x7f is not-a-number
+//     e5m2     float8: 5 bits of exponent from 2⁻¹⁴, 2 of mantissa; ±57344 are the largest, above 0x7b is nothing of ours
+//     int8     ±127 are the largest
+#pragma once
+
+#include "common/rows.h"
+
+// How stoker_attention's caller names them.
+enum Stored : long { FLOAT, BF16, E4M3, E5M2, INT8 };
+
+inline long size_of(long stored) { return stored == FLOAT ? 4 : stored == BF16 ? 2 : 1; }
+
+struct e4m3 {
+  static constexpr int MANTISSA = 3, BIAS = 7, LARGEST_CODE = 0x7e;
+  static constexpr float LARGEST = 448;
+  uint8_t bits;
+};
+
+struct e5m2 {
+  static constexpr int MANTISSA = 2, BIAS = 15, LARGEST_CODE = 0x7b;
+  static constexpr float LARGEST = 57344;
+  uint8_t bits;
+};
+
+struct int8 {
+  static constexpr float LARGEST = 127;
+  int8_t bits;
+};
+
+typedef uint8_t ByteVec __attribute__((vector_size(LANES)));
+typedef uint8_t TwoByteVecs __attribute__((vector_size(LANES * 2)));
+typedef uint16_t TwoHalfVecs __attribute__((vector_size(LANES * 4)));
+
+// The bf16 of magnitude `code`, a float8 of no sign whose exponent bits are 0: code × 2^(1 - BIAS - MANTISSA).
+template <class Float8>
+constexpr uint16_t bf16_of_small(int code) {
+  constexpr int LOWEST = 1 - Float8::BIAS - Float8::MANTISSA + 127;
+  for (int bit = Float8::MANTISSA - 1; bit >= 0; bit--)
+    if (code >> bit & 1) return ((LOWEST + bit) << 7) | ((code - (1 << bit)) << (7 - bit));
+  return 0;
+}
+
+// Float8 codes, one in each lane of 16 bits → bf16.
+template <class Float8, class Halves>
+inline Halves bf16_of(Halves codes) {
+  constexpr int MANTISSA = Float8::MANTISSA, SMALL = 1 << MANTISSA;
+  const Halves code = codes & 0x7f;
+  Halves bits = (code << (7 - MANTISSA)) + ((127 - Float8::BIAS) << 7);
+  Halves small;
+  if constexpr (sizeof(Halves) / 2 >= SMALL) {
+    Halves table;
+    for (unsigned i = 0; i < sizeof(Halves) / 2; i++) table[i] = bf16_of_small<Float8>(i % SMALL);
+    small = __builtin_shuffle(table, code);  // by the code modulo the number of lanes
+  } else {
+    small = Halves{};
+    for (uint16_t i = 1; i < SMALL; i++) small = code == i ? Halves{} + bf16_of_small<Float8>(i) : small;
+  }
+  bits = code < SMALL ? small : bits;
+  bits = code > Float8::LARGEST_CODE ? Halves{} + 0x7fc0 : bits;
+  return bits | ((codes & 0x80) << 8);
+}
+
+// Rounded to the nearest, ties to even; v is no larger than LARGEST.
+template <class Float8>
+inline ByteVec float8_codes(Vec v) {
+  constexpr int SHIFT = 23 - Float8::MANTISSA;
+  const WordVec bits = (WordVec)v, magnitude = bits & 0x7fffffffu;
+  const WordVec rounded = (magnitude + ((1u << (SHIFT - 1)) - 1) + ((magnitude >> SHIFT) & 1)) >> SHIFT;
+  const WordVec normal = rounded - ((127 - Float8::BIAS) << Float8::MANTISSA);
+  // Below the smallest exponent codes are multiples of the smallest number, as floats around `anchor` are.
+  constexpr uint32_t ANCHOR = (1 - Float8::BIAS - Float8::MANTISSA + 23 + 127) << 23;
+  const WordVec small = (WordVec)((Vec)magnitude + (Vec)(WordVec{} + ANCHOR)) - ANCHOR;
+  constexpr uint32_t SMALLEST_NORMAL = (1 - Float8::BIAS + 127) << 23;
+  WordVec codes = magnitude < SMALLEST_NORMAL ? small : normal;
+  codes = v == v ? codes : WordVec{} + 0x7f;
+  return __builtin_convertvector(codes | ((bits >> 24) & 0x80), ByteVec);
+}
+
+inline void store(e4m3* to, Vec v) {
+  const ByteVec codes = float8_codes<e4m3>(v);
+  memcpy(to, &codes, sizeof codes);
+}
+inline void store(e5m2* to, Vec v) {
+  const ByteVec codes = float8_codes<e5m2>(v);
+  memcpy(to, &codes, sizeof codes);
+}
+// Not-a-number becomes 0.
+inline void store(int8* to, Vec v) {
+  const Vec anchor = broadcast(12582912.0f);  // 1.5 × 2²³: a sum with it is rounded to an integer in its low bits
+  const WordVec integers = (WordVec)((v == v ? v : Vec{}) + anchor) - 0x4b400000u;
+  const ByteVec codes = __builtin_convertvector(integers & 0xffu, ByteVec);
+  memcpy(to, &codes, sizeof codes);
+}
+
+// LANES words of numbers that queries are multiplied with: of one float each, or of two bf16.
+inline WordVec words(const float* from) {
+  WordVec v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+inline WordVec words(const bf16* from) {
+  WordVec v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+template <class Float8>
+inline WordVec words_of_float8(const Float8* from) {
+  TwoByteVecs codes;
+  memcpy(&codes, from, sizeof codes);
+  return (WordVec)bf16_of<Float8>(__builtin_convertvector(codes, TwoHalfVecs));
+}
+inline WordVec words(const e4m3* from) { return words_of_float8(from); }
+inline WordVec words(const e5m2* from) { return words_of_float8(from); }
+inline WordVec words(const int8* from) {
+  HalfVec pairs;
+  memcpy(&pairs, from, sizeof pairs);
+  const WordVec both = __builtin_convertvector(pairs, WordVec);
+  const Vec first = __builtin_convertvector((IntVec)(both << 24) >> 24, Vec);
+  const Vec second = __builtin_convertvector((IntVec)(both << 16) >> 24, Vec);
+  return ((WordVec)first >> 16) | (WordVec)second;  // integers of 8 bits leave the lower half of a float empty
+}
+
+// The first `count` numbers; the others are 0.
+template <class S>
+inline WordVec words_part(const S* from, long count) {
+  S padded[LANES * 2] = {};
+  memcpy((void*)padded, from, count * sizeof(S));
+  return words(padded);
+}
+
+// `count` numbers as floats, and 0 up to a multiple of LANES.
+template <class S>
+inline void to_floats(float* to, const S* from, long count) {
+  if constexpr (sizeof(S) == 1) {
+    for (long d = 0; d < count; d += 2 * LANES) {
+      const WordVec pairs = count - d >= 2 * LANES ? words(from + d) : words_part(from + d, count - d);
+      bf16 numbers[2 * LANES];
+      memcpy(numbers, &pairs, sizeof numbers);
+      store(to + d, load(numbers));
+      if (count - d > LANES) store(to + d + LANES, load(numbers + LANES));
+    }
+  } else {
+    for (long d = 0; d < count; d += LANES) store(to + d, load_up_to(from + d, count - d));
+  }
+}

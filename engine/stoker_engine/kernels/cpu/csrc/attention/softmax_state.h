@@ -1,0 +1,79 @@
+// The online softmax (Milakov & Gimelshein, 2018): what rows know of the keys so far, and how two such are put together.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "common/simd.h"
+
+namespace {
+
+constexpr int ROWS = 4;  // that are run together: they share a key while it is in a register
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+
+// The softmax of some keys so far: the largest score, the sum of exp(score - largest), and with these weights the sum
+// of the values, [rows][width].
+struct State {
+  float *largest, *weight, *values;
+  long width;
+
+  // Values begin with a line of the cache, if the memory does and the width is a multiple of 16.
+  static long before_values(long rows) { return (2 * rows + 15) / 16 * 16; }
+  static long size(long rows, long width) { return before_values(rows) + (rows * width + 15) / 16 * 16; }
+  State(float* memory, long rows, long width)
+      : largest(memory), weight(memory + rows), values(memory + before_values(rows)), width(width) {}
+  // Of rows from `row` on.
+  State from(long row) const {
+    State later = *this;
+    later.largest += row, later.weight += row, later.values += row * width;
+    return later;
+  }
+  void clear(long rows) const {
+    std::fill(largest, largest + rows, NOTHING);
+    std::fill(weight, weight + rows, 0.0f);
+    std::fill(values, values + rows * width, 0.0f);
+  }
+};
+
+inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
+
+// What a state is multiplied by when its largest score becomes `to`.
+inline float correction(float from, float to) {
+  if (from == to) return 1.0f;
+  return from == NOTHING ? 0.0f : exp_of(from - to);
+}
+
+// What R rows have of one number each, in lane i that of row i % ROWS; and back.
+template <int R>
+inline Vec row_numbers(const float* from) {
+  typedef float Rows __attribute__((vector_size(ROWS * 4)));
+  Rows rows;
+  for (int i = 0; i < ROWS; i++) rows[i] = from[std::min(i, R - 1)];
+  if constexpr (R == ROWS) memcpy(&rows, from, sizeof rows);  // as a rule: one load
+#if defined(__AVX512F__)
+  return (Vec)_mm512_broadcast_f32x4((__m128)rows);
+#else
+  Vec v;
+  for (int i = 0; i < LANES; i++) v[i] = rows[i % ROWS];
+  return v;
+#endif
+}
+template <int R>
+inline void put_row_numbers(float* to, Vec v) {
+  float all[LANES];
+  store(all, v);
+  std::copy(all, all + R, to);
+}
+
+void merge(const State& total, const State& part, long rows) {
+  for (long r = 0; r < rows; r++) {
+    const float largest = std::max(total.largest[r], part.largest[r]);
+    const float a = correction(total.largest[r], largest), b = correction(part.largest[r], largest);
+    total.largest[r] = largest;
+    total.weight[r] = total.weight[r] * a + part.weight[r] * b;
+    float *to = total.values + r * total.width, *from = part.values + r * part.width;
+    for (long i = 0; i < total.width; i += LANES) store(to + i, load(to + i) * a + load(from + i) * b);
+  }
+}
+
+}  // namespace

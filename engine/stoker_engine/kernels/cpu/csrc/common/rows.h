@@ -1,0 +1,20 @@
+// The last vector of a row may be a part of one; its lanes are computed like all others.
+#pragma once
+
+#include "common/simd.h"
+
+template <class T>
+inline Vec load_up_to(const T* from, long count) {
+  return count >= LANES ? load(from) : load_part(from, count);
+}
+
+template <class T>
+inline void store_up_to(T* to, Vec v, long count) {
+  if (count >= LANES)
+    store(to, v);
+  else
+    store_part(to, v, count);
+}
+
+// Below so many numbers, waking other threads costs more than they save.
+constexpr long WORTH_SHARING = 32768;

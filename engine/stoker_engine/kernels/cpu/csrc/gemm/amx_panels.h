@@ -1,0 +1,77 @@
+// Products with panels by Intel's tile unit: 32 inner numbers of a panel are a tile as they lie, and so are those of 16 rows
+// of x. Every y[m][n] is one sum to which what 32 inner numbers give is added in order, however many rows there are.
+#pragma once
+
+#include "gemm/panels.h"
+#include "gemm/amx_tiles.h"
+
+#if defined(STOKER_AMX)
+namespace panels {
+
+// bfloat16 numbers; `inner` is a multiple of STEP.
+struct TiledNumbers : Numbers {
+  static constexpr long STEP = 32;                 // inner numbers
+  static constexpr long PAIR = 2 * TILE_ROWS;      // rows of a tile
+  static constexpr long STREAMED = PAIR;
+  static constexpr long BLOCK_BYTES = 512 * 1024;  // of rows of x, which stay in the second-level cache
+  using Unit = TileUnit;
+
+  long rows() const { return std::max(BLOCK_BYTES / (inner * 2) / PAIR, 1l) * PAIR; }
+  long steps() const { return inner / STEP; }
+
+  // Up to M × 16 rows of x from m on, for which the unit is set, with N panels from `panel` on.
+  template <int M, int N>
+  void tile(long panel, long m, long rows, Ahead& ahead) const {
+    const bf16 *own = w + panel * PANEL * inner, *rows_from = x + m * x_stride;
+    clear_sums<M, N>();
+    for (long k = 0; k < inner; k += STEP) {
+      ahead.fetch();
+      const bf16* columns = own + k * PANEL;
+      multiply_tiles<M, N>(rows_from + k, x_stride * 2, columns, columns + PANEL * inner, 4 * PANEL);
+    }
+    alignas(64) float sums[M * TILE_ROWS][N * PANEL];
+    store_sums<M, N>(sums[0], sizeof sums[0]);
+    put<N>(sums, panel * PANEL, m, rows);
+  }
+
+  template <int N>
+  void put(const float (*sums)[N * PANEL], long n, long m, long rows) const {
+    Vec added[N] = {};
+    for (int j = 0; bias && j < N; j++) added[j] = load(bias + n + j * PANEL);
+    for (long i = 0; i < rows; i++) {
+      bf16* to = y + (m + i) * y_stride + n;
+      const __m512 one = (__m512)(load(sums[i]) + added[0]);
+      if constexpr (N > 1) {
+        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)(load(sums[i] + PANEL) + added[1]), one);
+        memcpy((void*)to, &both, sizeof both);
+      } else {
+        store(to, (Vec)one);
+      }
+    }
+  }
+
+  // Rows m … m_end, with the panels from `panel` on.
+  template <int N>
+  void pairs(Unit& unit, long panel, long m, long m_end, Ahead& ahead) const {
+    for (long rows; m < m_end; m += rows) {
+      rows = std::min(m_end - m, PAIR);
+      unit.set_for(std::min(rows, TILE_ROWS), std::max(rows - TILE_ROWS, 0l));
+      rows > TILE_ROWS ? tile<2, N>(panel, m, rows, ahead) : tile<1, N>(panel, m, rows, ahead);
+    }
+  }
+
+  void stream(Unit& unit, long panel, long end, long rows, Ahead& ahead) const {
+    for (; panel < end; panel++) pairs<1>(unit, panel, 0, rows, ahead);
+  }
+
+  void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
+    const long whole = m + (m_end - m) / PAIR * PAIR, tiles = (m_end - m + PAIR - 1) / PAIR * ((count + 1) / 2);
+    Ahead ahead(next, tiles * steps(), MOST_AHEAD);
+    for (const auto [from, to] : {std::pair(m, whole), std::pair(whole, m_end)})  // the unit is set for each once
+      for (long j = 0; j < count; j += 2)
+        count - j >= 2 ? pairs<2>(unit, panel + j, from, to, ahead) : pairs<1>(unit, panel + j, from, to, ahead);
+  }
+};
+
+}  // namespace panels
+#endif

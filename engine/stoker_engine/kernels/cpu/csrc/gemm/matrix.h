@@ -1,0 +1,34 @@
+// A weight, in any of the ways in which kernels multiply by one; `matrix.py` mirrors it.
+#pragma once
+
+struct Matrix {
+  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, BESIDE };
+  long kind;
+  // GGUF…: ggml's number of the type. GROUP…: code, scale, has zeros, has a row scale, numbers in a group. BESIDE: how many.
+  long format[5];
+  const void* w;  // of BESIDE matrices, whose outputs lie side by side; it has no stride and bias of its own
+  long stride;  // of rows: of ROWS in numbers, of others in bytes
+  const void* bias;  // [outputs], or null
+  long outputs, inner;
+};
+
+struct Scattered;
+
+// x [rows, inner] → y [rows, outputs], rows as many numbers apart as said, of bf16 or floats.
+struct Multiplied {
+  const void* x;
+  long x_stride;
+  void* y;
+  long y_stride, rows;
+  const Scattered* soon = nullptr;  // may be fetched meanwhile; see gemm.h
+};
+
+void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+
+// Of one kind each.
+void multiply_rows(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void multiply_panels(const Matrix& matrix, const Multiplied& by);
+void multiply_gguf(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void multiply_gguf_panels(const Matrix& matrix, const Multiplied& by);
+void multiply_groups(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void multiply_group_panels(const Matrix& matrix, const Multiplied& by);

@@ -1,0 +1,66 @@
+// Products with weights in panels; see panels.h and kernels/panels.py.
+#include "gemm/panels.h"
+
+#include "gemm/matrix.h"
+#include "common/rows.h"
+#include "gemm/amx_panels.h"
+
+// Whether this level has them: narrower registers gain nothing.
+extern "C" int stoker_has_panels() {
+#if defined(STOKER_PANELS)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+#if defined(STOKER_PANELS)
+
+// w [outputs, inner] without gaps, inner even: its whole panels, in place.
+extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
+  parallel(outputs / PANEL, [&](Pieces& pieces) {
+    std::vector<uint32_t> copy(PANEL * inner / 2);
+    for (long piece; pieces.take(piece);) {
+      uint32_t* panel = (uint32_t*)w + piece * PANEL * inner / 2;
+      memcpy(copy.data(), panel, copy.size() * sizeof(uint32_t));
+      long k = 0;
+      for (; k + PANEL <= inner / 2; k += PANEL) {
+        WordVec words[PANEL];
+        for (long n = 0; n < PANEL; n++) memcpy(&words[n], copy.data() + n * inner / 2 + k, sizeof(WordVec));
+        transpose(words);
+        memcpy(panel + k * PANEL, words, sizeof words);
+      }
+      for (; k < inner / 2; k++)
+        for (long n = 0; n < PANEL; n++) panel[k * PANEL + n] = copy[n * inner / 2 + k];
+    }
+  });
+}
+
+// Rows of w by their numbers → y [count, inner].
+extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long inner) {
+  parallel_for(count * inner > WORTH_SHARING, count, [&](long i) {
+    const long row = rows[i], whole = outputs / PANEL * PANEL;
+    uint32_t* to = (uint32_t*)y + i * inner / 2;
+    if (row >= whole) {
+      memcpy(to, (const bf16*)w + row * inner, inner * sizeof(bf16));
+      return;
+    }
+    const uint32_t* from = (const uint32_t*)w + row / PANEL * PANEL * inner / 2 + row % PANEL;
+    for (long k = 0; k < inner / 2; k++) to[k] = from[k * PANEL];
+  });
+}
+
+void multiply_panels(const Matrix& m, const Multiplied& by) {
+  const Product<bf16, Plain<bf16>> p{(const bf16*)by.x, by.x_stride, {(const bf16*)m.w, m.inner},
+                                     (const bf16*)m.bias, (bf16*)by.y, by.y_stride, by.rows, m.outputs, m.inner};
+  const panels::Numbers w{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
+#if defined(STOKER_AMX)
+  if (p.inner % panels::TiledNumbers::STEP == 0) return panels::share_out(p, panels::TiledNumbers{w}, by.soon);
+#endif
+  panels::share_out(p, w, by.soon);
+}
+#else
+extern "C" void stoker_pack_panels(void*, long, long) {}
+extern "C" void stoker_panel_rows(const void*, const int64_t*, void*, long, long, long) {}
+void multiply_panels(const Matrix&, const Multiplied&) {}
+#endif

@@ -1,0 +1,24 @@
+// Products with matrices in GGUF's types, and what they stand for.
+#include "gguf/gguf_blocks.h"
+#include "gemm/matrix.h"
+
+namespace {
+
+const GGUFOperations& operations(int type) {
+  for (auto find : {gguf_small, gguf_k, gguf_tables, gguf_numbers})
+    if (const GGUFOperations* found = find(type)) return *found;
+  __builtin_trap();
+}
+
+}  // namespace
+
+void multiply_gguf(bool is_bf16, const Matrix& m, const Multiplied& by) {
+  operations(m.format[0]).product[is_bf16](
+      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner});
+}
+
+// Rows of w, their stride in bytes → y [rows, inner].
+extern "C" void stoker_gguf_dequantize(int type, int is_bf16, const uint8_t* w, long w_stride, void* y, long rows,
+                                       long inner) {
+  operations(type).dequantize[is_bf16 != 0](w, w_stride, y, rows, inner);
+}

@@ -1,0 +1,55 @@
+// F16 and BF16: numbers of 16 bits, each by itself. So rows may end anywhere.
+#include "gguf/gguf_blocks.h"
+
+namespace {
+
+template <class Number>
+struct Numbers {
+  static constexpr bool HAS_REST = true;
+  using Header = NoHeader;
+  struct Place {
+    long at;
+  };
+  Place place(long u) const { return {u * UNIT * 2}; }
+
+  void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
+    for (int s = 0; s < UNIT_VECS; s++) out[s] = Number::load(row + place.at + s * LANES * 2);
+  }
+
+  void decode_rest(const uint8_t* row, const Place& place, const Header& header, long count, Vec* out) const {
+    uint8_t last[UNIT * 2] = {};
+    memcpy(last, row + place.at, count * 2);
+    decode(last, {0}, header, out);
+  }
+};
+
+struct Bfloat16 {
+  static Vec load(const uint8_t* from) { return ::load((const bf16*)from); }
+};
+
+struct Float16 {
+  static Vec load(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    Vec v;
+    for (int i = 0; i < LANES; i++) v[i] = half_at(from + i * 2);
+    return v;
+#endif
+  }
+};
+
+}  // namespace
+
+const GGUFOperations* gguf_numbers(int type) {
+  switch (type) {
+    case 1:
+      return &gguf_operations<Numbers<Float16>>;
+    case 30:
+      return &gguf_operations<Numbers<Bfloat16>>;
+    default:
+      return nullptr;
+  }
+}

@@ -1,0 +1,88 @@
+// Products with GGUF's blocks in panels; see gguf_panels.h.
+#include "gguf/gguf_panels.h"
+
+#include "gguf/gguf_k.h"
+#include "gguf/gguf_small.h"
+#include "gemm/matrix.h"
+#include "common/rows.h"
+#include "gemm/amx_quant_panels.h"
+
+#if defined(STOKER_PANELS)
+namespace {
+
+// W's rows beyond the last whole panel are blocks of `Rows`.
+template <class Rows, class Format>
+void multiply_panels_of(const BlockProduct& p, const Scattered* soon) {
+  const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
+  const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
+  using Packed = panels::PackedBlocks<Format>;
+  const panels::CodedPanels<Packed> w{{rounded_x, bias, (bf16*)p.y, p.y_stride, p.inner}, Packed::of(p.w, p.inner)};
+  const Product<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
+                                                  p.y_stride, p.rows, p.outputs, p.inner};
+#if defined(STOKER_AMX)
+  // Where 16 numbers share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
+  if constexpr (Format::STEP == EightBits::NUMBERS)
+    return panels::share_out(by_rows, panels::TiledCodes<Packed>(w, p.rows), soon);
+#endif
+  panels::share_out(by_rows, w, soon);
+}
+
+typedef void (*Multiply)(const BlockProduct&, const Scattered* soon);
+
+// By ggml's number of the type; null where it has no panels.
+Multiply multiply_of(int type) {
+  switch (type) {
+    case 2: return multiply_panels_of<Q4_0, panels::Q4_0>;
+    case 3: return multiply_panels_of<Q4_1, panels::Q4_1>;
+    case 6: return multiply_panels_of<Q5_0, panels::Q5_0>;
+    case 7: return multiply_panels_of<Q5_1, panels::Q5_1>;
+    case 8: return multiply_panels_of<Q8_0, panels::Q8_0>;
+    case 12: return multiply_panels_of<Q4_K, panels::Q4_K>;
+    case 13: return multiply_panels_of<Q5_K, panels::Q5_K>;
+    case 14: return multiply_panels_of<Q6_K, panels::Q6_K>;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" int stoker_has_gguf_panels(int type) { return multiply_of(type) != nullptr; }
+
+void multiply_gguf_panels(const Matrix& m, const Multiplied& by) {
+  multiply_of(m.format[0])(
+      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner}, by.soon);
+}
+
+// w [outputs, row], rows of words of two bytes, without gaps: its whole panels, in place.
+extern "C" void stoker_pack_gguf_panels(void* w, long outputs, long row) {
+  parallel(outputs / PANEL, [&](Pieces& pieces) {
+    std::vector<uint16_t> copy(PANEL * row);
+    for (long piece; pieces.take(piece);) {
+      uint16_t* panel = (uint16_t*)w + piece * PANEL * row;
+      memcpy(copy.data(), panel, copy.size() * sizeof(uint16_t));
+      for (long word = 0; word < row; word++)
+        for (long n = 0; n < PANEL; n++) panel[word * PANEL + n] = copy[n * row + word];
+    }
+  });
+}
+
+// Rows of w by their numbers → y [count, row], rows of words of two bytes, as they were before they were packed.
+extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long row) {
+  const long whole = outputs / PANEL * PANEL;
+  parallel_for(count * row > WORTH_SHARING, count, [&](long i) {
+    const long n = rows[i];
+    uint16_t* to = (uint16_t*)y + i * row;
+    if (n >= whole) {
+      memcpy(to, (const uint16_t*)w + n * row, row * sizeof(uint16_t));
+      return;
+    }
+    const uint16_t* from = (const uint16_t*)w + n / PANEL * PANEL * row + n % PANEL;
+    for (long word = 0; word < row; word++) to[word] = from[word * PANEL];
+  });
+}
+#else
+extern "C" int stoker_has_gguf_panels(int) { return 0; }
+extern "C" void stoker_pack_gguf_panels(void*, long, long) {}
+extern "C" void stoker_gguf_panel_rows(const void*, const int64_t*, void*, long, long, long) {}
+void multiply_gguf_panels(const Matrix&, const Multiplied&) {}
+#endif

@@ -1,0 +1,45 @@
+"""Calls group_panels.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.kernels.cpu.group_blocks import dequantize, numbers_of
+from stoker_engine.kernels.cpu.matrix import GROUP_PANELS, NativeProduct
+
+
+def has_panels(library: ctypes.CDLL, stored: GroupFormat, inner: int) -> bool:
+    """Whether matrices [outputs, inner] of this format can be packed."""
+    return bool(library.stoker_has_group_panels(*numbers_of(stored, inner), inner))
+
+
+def pack(library: ctypes.CDLL, blocks: torch.Tensor, stored: GroupFormat, inner: int) -> None:
+    """See `BlockPanels`."""
+    library.stoker_pack_group_panels(*numbers_of(stored, inner), inner, blocks.data_ptr(), len(blocks))
+
+
+def product(
+    library: ctypes.CDLL,
+    blocks: torch.Tensor,
+    stored: GroupFormat,
+    inner: int,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+) -> NativeProduct:
+    """See `BlockPanels`."""
+    return NativeProduct.of(library, GROUP_PANELS, blocks, inner, dtype, bias, numbers_of(stored, inner))
+
+
+def rows(
+    library: ctypes.CDLL, blocks: torch.Tensor, stored: GroupFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """See `BlockPanels`; `ids` are rows that there are."""
+    found = torch.empty(len(ids), blocks.shape[1], dtype=torch.uint8)
+    library.stoker_group_panel_rows(
+        *numbers_of(stored, inner), inner,
+        blocks.data_ptr(), ids.data_ptr(), found.data_ptr(), len(ids), len(blocks),
+    )  # fmt: skip
+    return dequantize(library, found, stored, inner, dtype)

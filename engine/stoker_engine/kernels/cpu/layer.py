@@ -1,0 +1,171 @@
+"""Calls layer.cpp: a decoder's layers as one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from stoker_engine.kernels.cpu.attention import AttentionCall, AttentionOf, AttentionStep
+from stoker_engine.kernels.cpu.matrix import Matrix, NativeProduct
+
+_POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
+
+#: Tokens up to which layers are one call. More take so long that each is called by itself: between two of them Python
+#: heeds signals.
+_AT_ONCE: Final = 64
+
+#: (x [tokens, hidden], the step by group, of each kind of angles cos and sin [tokens, 1, pairs], rows int64 or None) →
+#: see `WholeLayers`.
+RunLayers = Callable[
+    [
+        torch.Tensor,
+        "ctypes.Array[AttentionStep]",
+        Sequence[tuple[torch.Tensor, torch.Tensor]],
+        torch.Tensor | None,
+    ],
+    torch.Tensor,
+]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", _POINTER), ("is_wide", _LONG), ("eps", _DOUBLE))
+
+
+class _Layer(ctypes.Structure):
+    """layer.cpp's Layer."""
+
+    _fields_ = (
+        ("is_bf16", _LONG),
+        ("hidden", _LONG),
+        ("multiplier", _FLOAT),
+        *((f"{name}_norm", _Norm) for name in ("input", "q", "k", "post_attention", "pre_mlp", "post_mlp")),
+        *((name, Matrix) for name in ("qkv", "out", "up", "down")),
+        *((name, _LONG) for name in ("pairs", "interleaved", "activation", "gated")),
+        ("attention", AttentionCall),
+    )
+
+
+class _Placed(ctypes.Structure):
+    _fields_ = (("layer", _POINTER), ("group", _LONG), ("angles", _LONG))
+
+
+class _Angles(ctypes.Structure):
+    _fields_ = (("cos", _POINTER), ("sin", _POINTER))
+
+
+@dataclass(frozen=True, eq=False)
+class NormOf:
+    """A norm by root mean square: its weight [size], see `kernels.rms_norm` for the dtype, and eps."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class LayerOf:
+    """What a layer is computed from. Its norms may be None.
+
+    Attributes:
+        multiplier: attention's and the MLP's results are multiplied by it.
+        pairs: that are turned in each head; 0: none.
+        angles: the kind of angles they are turned by; None where none are.
+        group: of blocks, see `KVCache`.
+        activation: a kind of `kernels.cpu.activation`.
+    """
+
+    dtype: torch.dtype
+    hidden: int
+    multiplier: float
+    input_norm: NormOf | None
+    q_norm: NormOf | None
+    k_norm: NormOf | None
+    post_attention_norm: NormOf | None
+    pre_mlp_norm: NormOf | None
+    post_mlp_norm: NormOf | None
+    qkv: NativeProduct
+    out: NativeProduct
+    up: NativeProduct
+    down: NativeProduct
+    pairs: int
+    interleaved: bool
+    activation: int
+    gated: bool
+    attention: AttentionOf
+    angles: int | None
+    group: int
+
+
+def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
+    """Layers that follow each other as one call, with the bits of their operations one by one. Tensors must stay where
+    they are."""
+    calls = [_layer(each) for each in of]
+    dtype, hidden, count = of[0].dtype, of[0].hidden, len(of)
+    assert all((each.dtype, each.hidden) == (dtype, hidden) for each in of)
+    groups = {each.group for each in of}
+    pairs = {each.angles: each.pairs for each in of if each.angles is not None}
+    assert all(pairs[each.angles] == each.pairs if each.angles is not None else each.pairs == 0 for each in of)
+    placed = (_Placed * count)(
+        *(
+            _Placed(ctypes.addressof(call), each.group, -1 if each.angles is None else each.angles)
+            for call, each in zip(calls, of, strict=True)
+        )
+    )
+    function, pointer, size = library.stoker_layers, ctypes.addressof(placed), ctypes.sizeof(_Placed)
+
+    # The structures and the tensors are kept with their addresses.
+    def run(
+        x: torch.Tensor,
+        steps: ctypes.Array[AttentionStep],
+        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        rows: torch.Tensor | None,
+        _: object = (calls, placed, of),
+    ) -> torch.Tensor:
+        tokens = len(x)
+        assert x.dtype == dtype and x.is_contiguous() and x.shape[1] == hidden
+        assert all(steps[group].tokens == tokens for group in groups)
+        for kind, its in pairs.items():
+            cos, sin = angles[kind]
+            assert cos.shape == sin.shape == (tokens, 1, its) and cos.dtype == sin.dtype == dtype
+            assert cos.is_contiguous() and sin.is_contiguous()
+        turned = (_Angles * len(angles))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles))
+        given = ctypes.addressof(steps), ctypes.addressof(turned), x.data_ptr()
+        at, left = pointer, count
+        while tokens > _AT_ONCE and left > 1:
+            function(at, 1, *given, None, 0, None)
+            at, left = at + size, left - 1
+        if rows is None:
+            function(at, left, *given, None, 0, None)
+            return x
+        assert rows.dtype == torch.int64 and rows.is_contiguous()
+        out = torch.empty((len(rows), hidden), dtype=dtype)
+        function(at, left, *given, rows.data_ptr(), len(rows), out.data_ptr())
+        return out
+
+    return run
+
+
+def _layer(of: LayerOf) -> _Layer:
+    call = _Layer(is_bf16=of.dtype == torch.bfloat16, hidden=of.hidden, multiplier=of.multiplier)
+    call.input_norm, call.q_norm, call.k_norm = _norm(of.input_norm), _norm(of.q_norm), _norm(of.k_norm)
+    call.post_attention_norm = _norm(of.post_attention_norm)
+    call.pre_mlp_norm, call.post_mlp_norm = _norm(of.pre_mlp_norm), _norm(of.post_mlp_norm)
+    call.qkv, call.out, call.up, call.down = of.qkv.matrix, of.out.matrix, of.up.matrix, of.down.matrix
+    call.pairs, call.interleaved, call.activation, call.gated = of.pairs, of.interleaved, of.activation, of.gated
+    call.attention = of.attention.call(of.dtype)
+    heads = call.attention.heads + 2 * call.attention.kv_heads
+    assert call.qkv.outputs == heads * call.attention.head_dim and call.attention.value_dim == call.attention.head_dim
+    assert call.qkv.inner == call.out.outputs == call.up.inner == call.down.outputs == of.hidden
+    assert call.out.inner == call.attention.heads * call.attention.value_dim
+    assert call.up.outputs == call.down.inner * (1 + of.gated)
+    return call
+
+
+def _norm(of: NormOf | None) -> _Norm:
+    if of is None:
+        return _Norm()
+    assert of.weight.is_contiguous()
+    return _Norm(of.weight.data_ptr(), of.weight.dtype == torch.float32, of.eps)

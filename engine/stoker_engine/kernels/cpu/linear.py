@@ -1,0 +1,14 @@
+"""Products with weights as checkpoints have them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from stoker_engine.kernels.cpu.matrix import ROWS, NativeProduct
+
+
+def product(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeProduct:
+    """See `kernels.linear.linear`."""
+    return NativeProduct.of(library, ROWS, weight, weight.shape[1], weight.dtype, bias)

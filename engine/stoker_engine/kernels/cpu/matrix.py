@@ -1,0 +1,105 @@
+"""Calls matrix.cpp: products with a weight in any of the ways in which it may lie in memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from stoker_engine.kernels import concat_linear as reference
+from stoker_engine.kernels.bundle import Operation
+
+#: matrix.h's Kind.
+ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, BESIDE = range(7)
+
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+_LONGEST_FORMAT: Final = 5
+
+
+class Matrix(ctypes.Structure):
+    """matrix.h's Matrix."""
+
+    _fields_ = (
+        ("kind", _LONG),
+        ("format", _LONG * _LONGEST_FORMAT),
+        ("w", _POINTER),
+        ("stride", _LONG),
+        ("bias", _POINTER),
+        ("outputs", _LONG),
+        ("inner", _LONG),
+    )
+
+
+class NativeProduct:
+    """The product with one weight: [..., inner] → [..., outputs].
+
+    Attributes:
+        matrix: the weight, for C++.
+    """
+
+    __slots__ = ("_dtype", "_function", "_is_bf16", "_kept", "_pointer", "_shape", "matrix")
+
+    def __init__(self, library: ctypes.CDLL, matrix: Matrix, dtype: torch.dtype, kept: object) -> None:
+        """
+        Args:
+            dtype: of x and the result.
+            kept: what `matrix` points to.
+        """
+        self.matrix, self._kept, self._shape = matrix, kept, (matrix.outputs, matrix.inner)
+        self._function, self._dtype, self._is_bf16 = library.stoker_product, dtype, dtype == torch.bfloat16
+        self._pointer = ctypes.addressof(matrix)
+
+    @classmethod
+    def of(
+        cls,
+        library: ctypes.CDLL,
+        kind: int,
+        stored: torch.Tensor,
+        inner: int,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None,
+        format: Sequence[int] = (),
+    ) -> NativeProduct:
+        """
+        Args:
+            stored: [outputs, …], whose rows may lie apart; it must stay where it is.
+            format: see matrix.h.
+        """
+        assert stored.stride(1) == 1 or stored.shape[1] == 1
+        assert bias is None or (bias.dtype == dtype and bias.is_contiguous())
+        words = (_LONG * _LONGEST_FORMAT)(*format)
+        pointer = None if bias is None else bias.data_ptr()
+        matrix = Matrix(kind, words, stored.data_ptr(), stored.stride(0), pointer, len(stored), inner)
+        return cls(library, matrix, dtype, (stored, bias))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of x and the result."""
+        return self._dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        outputs, inner = self._shape
+        if x.dim() != 2 or (x.stride(1) != 1 and inner > 1):
+            return self(x.reshape(-1, inner).contiguous()).view(*x.shape[:-1], outputs)
+        rows, width = x.shape
+        assert width == inner and x.dtype == self._dtype
+        out = torch.empty((rows, outputs), dtype=self._dtype)
+        self._function(self._is_bf16, self._pointer, x.data_ptr(), x.stride(0), out.data_ptr(), rows)
+        return out
+
+
+def side_by_side(library: ctypes.CDLL, products: Sequence[Operation]) -> Operation:
+    """See `kernels.concat_linear`; in one call where each is a `NativeProduct`."""
+    native = [product for product in products if isinstance(product, NativeProduct)]
+    if len(native) < len(products):
+        return reference.side_by_side(products)
+    inner, dtype = native[0].matrix.inner, native[0].dtype
+    assert all(product.matrix.inner == inner and product.dtype == dtype for product in native)
+    each = (Matrix * len(native))(*(product.matrix for product in native))
+    words = (_LONG * _LONGEST_FORMAT)(len(native))
+    outputs = sum(product.matrix.outputs for product in native)
+    matrix = Matrix(BESIDE, words, ctypes.addressof(each), 0, None, outputs, inner)
+    return NativeProduct(library, matrix, dtype, (each, native))

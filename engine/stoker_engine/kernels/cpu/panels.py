@@ -1,0 +1,50 @@
+"""Calls panels.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import torch
+
+from stoker_engine.kernels.bundle import Panels
+from stoker_engine.kernels.cpu.matrix import PANELS, NativeProduct
+from stoker_engine.kernels.panels import can_be_packed, checked
+
+
+def panels(library: ctypes.CDLL) -> Panels | None:
+    """The operations of a library's level; None: it multiplies rows."""
+    if not library.stoker_has_panels():
+        return None
+    return Panels(fit=fit, pack=partial(pack, library), product=partial(product, library), rows=partial(rows, library))
+
+
+def fit(weight: torch.Tensor) -> bool:
+    """See `Panels`."""
+    return weight.dtype == torch.bfloat16 and can_be_packed(weight)
+
+
+def pack(library: ctypes.CDLL, weight: torch.Tensor) -> None:
+    """See `Panels`."""
+    assert fit(weight)
+    library.stoker_pack_panels(weight.data_ptr(), *weight.shape)
+
+
+def rows(library: ctypes.CDLL, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """See `Panels`.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    outputs, inner = weight.shape
+    assert fit(weight)
+    ids = checked(ids, outputs)
+    out = torch.empty(len(ids), inner, dtype=weight.dtype)
+    library.stoker_panel_rows(weight.data_ptr(), ids.data_ptr(), out.data_ptr(), len(ids), outputs, inner)
+    return out
+
+
+def product(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeProduct:
+    """See `Panels`."""
+    assert fit(weight)
+    return NativeProduct.of(library, PANELS, weight, weight.shape[1], weight.dtype, bias)

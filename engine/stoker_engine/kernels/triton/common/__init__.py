@@ -1,0 +1,1 @@
+"""What all Triton kernels use: arithmetic, the GPU's limits, the registered operations and compiled variants."""

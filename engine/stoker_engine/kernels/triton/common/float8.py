@@ -1,0 +1,76 @@
+"""8-bit numbers by integer operations: the same bits on every GPU, also on those that have no such type.
+
+    e4m3   s eeee mmm   bias 7, no infinity, nan is all ones        (OCP 8-bit floating point, 2023)
+    e5m2   s eeeee mm   the upper half of a float16
+
+gfx942 has another e4m3 (fnuz) in hardware; what is stored is OCP's everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_engine.kernels.triton.common.arithmetic import widened
+
+#: How numbers of the cache are stored; what a kernel is compiled for.
+PLAIN, E4M3, E5M2, INT8 = 0, 1, 2, 3
+
+_CODES = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2, torch.int8: INT8}
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """What a kernel is compiled for, to read and write a cache of `dtype`."""
+    return _CODES.get(dtype, PLAIN)
+
+
+def stored_bytes(cache: torch.Tensor) -> torch.Tensor:
+    """The cache as kernels get it: 8-bit numbers as bytes, others as they are."""
+    return cache.view(torch.uint8) if cache.dtype in _CODES else cache
+
+
+@triton.jit
+def decode(stored, CODE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What was stored → the numbers, without their scales, in DTYPE. Exact in bfloat16 and wider."""
+    if CODE == 0:
+        if stored.dtype == tl.bfloat16 and DTYPE == tl.float16:  # what is too large becomes the largest
+            return tl.minimum(tl.maximum(widened(stored), -65504.0), 65504.0, propagate_nan=tl.PropagateNan.ALL).to(
+                DTYPE
+            )
+        else:
+            return stored.to(DTYPE)
+    elif CODE == 1:
+        wide = stored.to(tl.uint16)
+        magnitude = wide & 0x7F
+        # The exponent's bias is 15 there: 2⁸ makes up for it, for small numbers too.
+        half = (((wide & 0x80) << 8) | (magnitude << 7)).to(tl.float16, bitcast=True) * 256.0
+        return tl.where(magnitude == 0x7F, float("nan"), half.to(tl.float32)).to(DTYPE)
+    elif CODE == 2:
+        return (stored.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32).to(DTYPE)
+    else:
+        return stored.to(tl.int8, bitcast=True).to(tl.float32).to(DTYPE)
+
+
+@triton.jit
+def encode(x, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Float32, nan or within the largest number → what is stored: the nearest, ties to even. int8 has no nan: 0."""
+    MANTISSA: tl.constexpr = 3 if CODE == 1 else 2
+    LEAST: tl.constexpr = 121 if CODE == 1 else 113  # the exponent, as float32 has it, of the smallest normal number
+    magnitude = tl.abs(x)
+    if CODE == 3:
+        steps = _steps(tl.where(x == x, magnitude, 0.0), 12582912.0)
+        return tl.where(x < 0, -steps, steps).to(tl.uint8)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        exponent = tl.maximum((bits >> 23) & 0xFF, LEAST)
+        far = (((exponent - MANTISSA + 23) << 23) | 0x400000).to(tl.float32, bitcast=True)
+        code = ((exponent - LEAST) << MANTISSA) + _steps(magnitude, far)
+        return (((bits >> 24) & 0x80) | tl.where(x == x, code, 0x7F)).to(tl.uint8)
+
+
+@triton.jit
+def _steps(magnitude, far):  # type: ignore[no-untyped-def]
+    """How many steps a number is, the nearest whole number, below 2²². So far out, at 1.5 × 2²³ steps, float32 has no
+    digits for less than one."""
+    return (magnitude + far).to(tl.int32, bitcast=True) & 0x3FFFFF

@@ -1,0 +1,1 @@
+"""Ahead-of-time compilation, for GPUs that need not be here."""

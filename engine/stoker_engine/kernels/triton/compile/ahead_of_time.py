@@ -1,0 +1,152 @@
+"""Kernels compiled for GPUs that are not here, and what they take of these: registers, memory, tensor cores.
+
+    python -m stoker_engine.kernels.triton.compile.ahead_of_time sm_90 gfx942 …  prints a line of JSON for each specimen
+
+Where a kernel's numbers do not fit into registers, they are spilled to memory that is hundreds of times slower. So what
+is chosen must spill nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from stoker_engine.kernels.triton.attention import attention, kv_store, mla_rope_and_cache, rope_and_cache
+from stoker_engine.kernels.triton.common.gpu_target import Chip
+from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.occupancy import occupancy
+from stoker_engine.kernels.triton.gemm import (
+    batch_invariant_gemm,
+    grouped_gemm,
+    grouped_quant_gemm,
+    quant_gemm,
+)
+from stoker_engine.kernels.triton.moe import align, combine, route
+from stoker_engine.kernels.triton.ops import activation, concat_rotated, layer_norm, rms_norm, rotary
+from stoker_engine.kernels.triton.sampling import argmax, logprobs, select_token, token_mask
+
+#: NVIDIA's compute capabilities and AMD's architectures that kernels are compiled for.
+TARGETS: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
+_MODULES: Final = (
+    attention,
+    kv_store,
+    rope_and_cache,
+    mla_rope_and_cache,
+    concat_rotated,
+    rms_norm,
+    layer_norm,
+    activation,
+    rotary,
+    argmax,
+    token_mask,
+    select_token,
+    logprobs,
+    route,
+    align,
+    grouped_quant_gemm,
+    grouped_gemm,
+    combine,
+    quant_gemm,
+    batch_invariant_gemm,
+)
+_TENSOR_CORES: Final = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "v_mfma")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes.
+
+    Attributes:
+        registers: 32-bit, of each thread; of AMD's, vector and accumulation registers together.
+        spilled: bytes of each thread that are in memory instead; of AMD's, vector registers and bytes.
+        shared: bytes of a program.
+        occupancy: see `kernels.triton.common.occupancy`.
+        tensor_cores: which instructions of theirs it has.
+    """
+
+    kernel: str
+    target: str
+    registers: int
+    spilled: int
+    shared: int
+    occupancy: float
+    tensor_cores: tuple[str, ...]
+
+
+def specimens(target: str) -> dict[str, Specimen]:
+    """All that are compiled for a target, by name."""
+    return {each.name: each for module in _MODULES for each in module.specimens(Chip.of(target))}
+
+
+def gpu_target(name: str) -> GPUTarget:
+    """What Triton calls a target of `TARGETS`."""
+    return GPUTarget("hip", name, 64) if _is_amd(name) else GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
+
+
+def _is_amd(target: str) -> bool:
+    return target.startswith("gfx")
+
+
+def compiled(specimen: Specimen, target: str) -> Resources:
+    """Compiles a kernel for a target of `TARGETS`."""
+    is_amd, gpu = _is_amd(target), gpu_target(target)
+    # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 numbers, but for
+    # what differs from step to step, and strides of scales.
+    aligned = {
+        (parameter.num,): [["tt.divisibility", 16]]
+        for parameter, kind in zip(specimen.kernel.params, specimen.signature.values(), strict=True)
+        if not parameter.do_not_specialize
+        and (kind.startswith("*") or (kind == "i64" and "scale" not in parameter.name))
+    }
+    source = ASTSource(specimen.kernel, dict(specimen.signature), dict(specimen.constants), aligned)
+    options = {"num_warps": specimen.warps, "num_stages": specimen.stages, "enable_fp_fusion": True}
+    made = triton.compile(source, target=gpu, options=options)
+    text = made.asm["amdgcn" if is_amd else "ptx"]
+    registers, spilled = _of_amd(text) if is_amd else _of_cubin(made.asm["cubin"])
+    used = tuple(each for each in _TENSOR_CORES if each in text)
+    shared = made.metadata.shared
+    filled = round(occupancy(target, made.metadata.num_warps, registers, shared), 4)
+    return Resources(specimen.name, target, registers, spilled, shared, filled, used)
+
+
+def _of_cubin(cubin: bytes) -> tuple[int, int]:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [program, "--dump-resource-usage", file.name], stdout=subprocess.PIPE, text=True, check=True
+        )
+    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def _of_amd(text: str) -> tuple[int, int]:
+    # Scalar registers are spilled to lanes of vector registers, not to memory.
+    names = "vgpr_count|vgpr_spill_count|private_segment_fixed_size"
+    found = {name: int(number) for name, number in re.findall(rf"\.({names}): +(\d+)", text)}
+    registers = found.pop("vgpr_count")
+    return registers, sum(found.values())
+
+
+def main(targets: list[str]) -> Iterator[Resources]:
+    """Compiles everything for some targets, by default all."""
+    for target in targets or TARGETS:
+        for specimen in specimens(target).values():
+            yield compiled(specimen, target)
+
+
+if __name__ == "__main__":
+    for resources in main(sys.argv[1:]):
+        print(json.dumps(asdict(resources)), flush=True)

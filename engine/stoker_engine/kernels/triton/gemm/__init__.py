@@ -1,0 +1,1 @@
+"""Matrix products: batch-invariant, quantized, and grouped by expert."""

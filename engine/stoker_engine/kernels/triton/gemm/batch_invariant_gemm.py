@@ -1,0 +1,159 @@
+"""Products with weights (`kernels/linear.py` and `kernels/batched_linear.py` define them) in which a row has the same
+bits in every batch: torch's own choose how to sum by how many rows there are.
+
+A program has a tile of tokens and a tile of outputs of one head, both of fixed sizes, and sums over the inner dimension
+in steps of a fixed size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.triton.common.arithmetic import product, rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import Chip
+from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.operation import operation
+from stoker_engine.kernels.triton.gemm.grouped_gemm import tiles_of
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _multiply(  # type: ignore[no-untyped-def]
+    x,
+    weights,
+    bias,
+    out,
+    tokens,
+    x_row: tl.int64,
+    x_head: tl.int64,
+    weight_head: tl.int64,
+    weight_row: tl.int64,
+    OUTPUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    head = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_token, is_output = token < tokens, output < OUTPUTS
+    of_token = x + token.to(tl.int64) * x_row + head * x_head
+    of_output = weights + head * weight_head + output.to(tl.int64) * weight_row
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in tl.range(0, INNER, STEP):
+        at = begin + tl.arange(0, STEP)
+        is_number = at < INNER
+        numbers = tl.load(of_token[:, None] + at[None, :], mask=is_token[:, None] & is_number[None, :], other=0.0)
+        matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_number[:, None], other=0.0)
+        sums += product(numbers, matrix)
+    if bias is not None:
+        sums += widened(tl.load(bias + output, mask=is_output, other=0.0))[None, :]
+    row = token.to(tl.int64) * tl.num_programs(2) + head
+    to = out + row[:, None] * OUTPUTS + output[None, :]
+    tl.store(to, rounded(sums, out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
+
+
+@operation("stoker::fixed_product")
+def fixed_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide: bool) -> torch.Tensor:
+    """x Wᵀ + b of each head, summed in float32 and rounded once.
+
+    Args:
+        x: [tokens, heads, inner].
+        weights: [heads, outputs, inner] of x's dtype.
+        bias: [outputs], or None.
+        is_wide: whether the result is float32, else of x's dtype.
+
+    Returns:
+        [tokens, heads, outputs].
+    """
+    (tokens, heads, inner), outputs = x.shape, weights.shape[1]
+    out = x.new_empty((tokens, heads, outputs), dtype=torch.float32 if is_wide else x.dtype)
+    if not out.numel():
+        return out
+    assert x.dtype == weights.dtype and weights.stride(2) == 1
+    x = x if x.stride(2) == 1 else x.contiguous()
+    tiles = tiles_of(x.dtype, torch.version.hip is not None)
+    _multiply[(triton.cdiv(tokens, tiles.rows), triton.cdiv(outputs, tiles.outputs), heads)](
+        x,
+        weights,
+        bias,
+        out,
+        tokens,
+        *x.stride()[:2],
+        *weights.stride()[:2],
+        OUTPUTS=outputs,
+        INNER=inner,
+        ROWS=tiles.rows,
+        COLUMNS=tiles.outputs,
+        STEP=tiles.step,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out
+
+
+@fixed_product.register_fake
+def _(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide: bool) -> torch.Tensor:
+    dtype = torch.float32 if is_wide else x.dtype
+    return x.new_empty((len(x), x.shape[1], weights.shape[1]), dtype=dtype)
+
+
+def product_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+    """See `Kernels.product`."""
+    return lambda x: _rows(x, weight, bias, is_wide=False)
+
+
+def wide_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+    """See `Kernels.wide_product`."""
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == weight.dtype:
+            return _rows(x, weight, bias, is_wide=True)
+        return _rows(x.float(), weight.float(), bias, is_wide=True)
+
+    return multiply
+
+
+def batched_product(weight: torch.Tensor) -> Operation:
+    """See `Kernels.batched_product`."""
+    return lambda x: fixed_product(x, weight, None, False)
+
+
+def _rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_wide: bool) -> torch.Tensor:
+    rows = x.reshape(-1, 1, x.shape[-1])
+    result: torch.Tensor = fixed_product(rows, weight.unsqueeze(0), bias, is_wide)
+    return result.view(*x.shape[:-1], len(weight))
+
+
+def specimens(chip: Chip) -> Iterator[Specimen]:
+    """See `attention.specimens`."""
+    for name, dtype, out, outputs, inner in (
+        ("", "bf16", "bf16", 14336, 4096),
+        ("odd sizes", "bf16", "bf16", 2880, 2881),
+        ("wide", "bf16", "fp32", 256, 7168),
+        ("", "fp16", "fp16", 128256, 4096),
+        ("", "fp32", "fp32", 4096, 4096),
+    ):
+        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, chip.is_amd)
+        constants = {
+            "OUTPUTS": outputs,
+            "INNER": inner,
+            "ROWS": tiles.rows,
+            "COLUMNS": tiles.outputs,
+            "STEP": tiles.step,
+        }
+        yield Specimen.of(
+            " ".join(filter(None, ("fixed_product", name, dtype))),
+            _multiply,
+            {"x": dtype, "weights": dtype, "bias": dtype, "out": out},
+            {"tokens": "i32"},
+            constants,
+            tiles.warps,
+            tiles.stages,
+            tensor_cores=dtype != "fp32",
+        )

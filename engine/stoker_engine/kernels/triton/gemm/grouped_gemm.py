@@ -1,0 +1,185 @@
+"""Products of rows with the matrix of the expert that each goes to, by the tiles of `align`.
+
+A program has a tile of rows and a tile of outputs, and goes over the inner dimension in steps of a fixed size. A tile's
+size is that of the layer, whatever is in the batch: so a row has the same bits in every batch. Neighbours in the grid
+share weights. Programs of tiles that are not used return at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_engine.kernels.triton.common.arithmetic import product, rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import Chip
+from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.operation import operation
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How work is cut; all powers of two of 16 at least.
+
+    Attributes:
+        rows, outputs: of a tile of results.
+        step: so much of the inner dimension at once.
+        warps, stages: of the compiled kernel.
+    """
+
+    rows: int
+    outputs: int
+    step: int
+    warps: int
+    stages: int
+
+
+def tiles_of(dtype: torch.dtype, is_amd: bool) -> Tiles:
+    """By what is fixed for a layer. 64 rows are what Hopper's tensor cores take at once; a decode has fewer, but waits
+    for weights anyway.
+    """
+    if dtype == torch.float32:  # without tensor cores, where it would lose digits
+        return Tiles(16, 32, 32, warps=4, stages=2)
+    return Tiles(64, 128, 64, warps=4, stages=2 if is_amd else 3)
+
+
+@triton.jit(do_not_specialize=["choices"])
+def _grouped(  # type: ignore[no-untyped-def]
+    x,
+    weights,
+    biases,
+    rows,
+    tile_experts,
+    out,
+    choices,
+    x_row: tl.int64,
+    weight_expert: tl.int64,
+    weight_row: tl.int64,
+    bias_expert: tl.int64,
+    SHARED: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    if expert < 0:
+        return
+    choice = tl.load(rows + tile * ROWS + tl.arange(0, ROWS))
+    is_row = choice < choices
+    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_output = output < OUTPUTS
+    of_row = x + (choice // SHARED).to(tl.int64) * x_row
+    of_output = weights + expert * weight_expert + output.to(tl.int64) * weight_row
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in tl.range(0, INNER, STEP):
+        at = begin + tl.arange(0, STEP)
+        is_number = at < INNER
+        numbers = tl.load(of_row[:, None] + at[None, :], mask=is_row[:, None] & is_number[None, :], other=0.0)
+        matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_number[:, None], other=0.0)
+        sums += product(numbers, matrix)
+    if biases is not None:
+        sums += widened(tl.load(biases + expert * bias_expert + output, mask=is_output, other=0.0))[None, :]
+    to = out + choice.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    tl.store(to, rounded(sums, out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+@operation("stoker::grouped_product")
+def grouped_product(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    biases: torch.Tensor | None,
+    rows: torch.Tensor,
+    tile_experts: torch.Tensor,
+    shared: int,
+) -> torch.Tensor:
+    """x Wᵀ + b of each choice's row with its expert's W and b, summed in float32.
+
+    Args:
+        x: [choices / shared, inner]; each row is that of so many choices that follow each other.
+        weights: [experts, outputs, inner] of x's dtype.
+        biases: [experts, outputs] of x's dtype, or None.
+        rows, tile_experts: see `align`, with tiles of `tiles_of`'s rows.
+
+    Returns:
+        [choices, outputs] of x's dtype. Nothing is written to choices that are in no tile.
+    """
+    _, outputs, inner = weights.shape
+    choices = len(x) * shared
+    out = torch.empty((choices, outputs), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    x = x if x.stride(1) == 1 else x.contiguous()
+    assert weights.stride(2) == 1 and (biases is None or biases.stride(1) == 1)
+    tiles = tiles_of(x.dtype, torch.version.hip is not None)
+    _grouped[(len(tile_experts), triton.cdiv(outputs, tiles.outputs))](
+        x,
+        weights,
+        biases,
+        rows,
+        tile_experts,
+        out,
+        choices,
+        x.stride(0),
+        *weights.stride()[:2],
+        0 if biases is None else biases.stride(0),
+        SHARED=shared,
+        OUTPUTS=outputs,
+        INNER=inner,
+        ROWS=tiles.rows,
+        COLUMNS=tiles.outputs,
+        STEP=tiles.step,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out
+
+
+@grouped_product.register_fake
+def _(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    biases: torch.Tensor | None,
+    rows: torch.Tensor,
+    tile_experts: torch.Tensor,
+    shared: int,
+) -> torch.Tensor:
+    return torch.empty((len(x) * shared, weights.shape[1]), dtype=x.dtype, device=x.device)
+
+
+def specimens(chip: Chip) -> Iterator[Specimen]:
+    """See `attention.specimens`."""
+    for name, dtype, outputs, inner, shared, has_biases in (
+        ("gate up", "bf16", 28672, 4096, 2, False),
+        ("down", "bf16", 4096, 14336, 1, False),
+        ("gate up, biases, odd sizes", "bf16", 5760, 2880, 4, True),
+        ("down", "fp16", 7168, 2048, 1, False),
+        ("gate up, biases", "fp32", 5760, 2880, 4, True),
+    ):
+        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, chip.is_amd)
+        constants = {
+            "SHARED": shared,
+            "OUTPUTS": outputs,
+            "INNER": inner,
+            "ROWS": tiles.rows,
+            "COLUMNS": tiles.outputs,
+            "STEP": tiles.step,
+        }
+        pointers = dict.fromkeys(("x", "weights", "out"), dtype) | {"rows": "i32", "tile_experts": "i32"}
+        if has_biases:
+            pointers["biases"] = dtype
+        yield Specimen.of(
+            f"grouped_product {name} {dtype}",
+            _grouped,
+            pointers,
+            {"choices": "i32"},
+            constants | ({} if has_biases else {"biases": None}),
+            tiles.warps,
+            tiles.stages,
+            tensor_cores=dtype != "fp32",
+        )

@@ -1,0 +1,95 @@
+"""The weighted sum of a token's experts' results: a program has a part of a token's row.
+
+They are added in float32 in the order of the experts' numbers, as `kernels/moe.experts` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import Chip
+from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.operation import operation
+
+_PART: Final = 1024
+#: More than every expert's number, with a place below it.
+_LAST: Final = tl.constexpr(2**62)
+
+
+@triton.jit
+def _combine(  # type: ignore[no-untyped-def]
+    results,
+    weights,
+    chosen,
+    out,
+    EXPERTS: tl.constexpr,
+    TOP: tl.constexpr,
+    TOP_PADDED: tl.constexpr,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * PART + tl.arange(0, PART)
+    place = tl.arange(0, TOP_PADDED)
+    numbers = tl.load(chosen + token * TOP + place, mask=place < TOP, other=0)
+    keys = tl.where(place < TOP, numbers * TOP_PADDED + place, _LAST)
+    sums = tl.zeros([PART], tl.float32)
+    for _ in tl.range(TOP):
+        key = tl.min(keys, 0, keep_dims=True)
+        keys = tl.where(keys == key, _LAST, keys)
+        choice = token * TOP + key % TOP_PADDED
+        # Else nothing was written there.
+        is_here = (at < SIZE) & (key // TOP_PADDED < EXPERTS)
+        result = widened(tl.load(results + choice * SIZE + at, mask=is_here, other=0.0))
+        sums += tl.where(is_here, result * tl.load(weights + choice), 0.0)
+    tl.store(out + token * SIZE + at, rounded(sums, out.dtype.element_ty), mask=at < SIZE)
+
+
+@operation("stoker::combine")
+def combine(results: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """Σ over a token's experts of weight × result.
+
+    Args:
+        results: [tokens × k, size], a row for each of `chosen`.
+        weights: [tokens, k] float32.
+        chosen: [tokens, k] int64 expert numbers. Those from `experts` on add nothing, and their results are not read.
+
+    Returns:
+        [tokens, size] of `results`' dtype.
+    """
+    (tokens, top), size = chosen.shape, results.shape[1]
+    out = torch.empty((tokens, size), dtype=results.dtype, device=results.device)
+    if out.numel():
+        assert results.is_contiguous()
+        _combine[(tokens, triton.cdiv(size, _PART))](
+            results,
+            weights.contiguous(),
+            chosen.contiguous(),
+            out,
+            EXPERTS=experts,
+            TOP=top,
+            TOP_PADDED=triton.next_power_of_2(top),
+            SIZE=size,
+            PART=_PART,
+            num_warps=4,
+        )
+    return out
+
+
+@combine.register_fake
+def _(results: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    return torch.empty((len(chosen), results.shape[1]), dtype=results.dtype, device=results.device)
+
+
+def specimens(chip: Chip) -> Iterator[Specimen]:
+    """See `attention.specimens`."""
+    for dtype, top, size in (("bf16", 8, 7168), ("fp16", 2, 4096), ("fp32", 10, 2880)):
+        constants = {"EXPERTS": 32, "TOP": top, "TOP_PADDED": triton.next_power_of_2(top), "SIZE": size, "PART": _PART}
+        pointers = {"results": dtype, "weights": "fp32", "chosen": "i64", "out": dtype}
+        yield Specimen.of(f"combine {top} {dtype}", _combine, pointers, {}, constants)

@@ -1,0 +1,1 @@
+"""Element-wise and row-wise operations: activations, norms, RoPE."""

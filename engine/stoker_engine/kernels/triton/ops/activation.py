@@ -1,0 +1,132 @@
+"""Activations, plain and of gates (`kernels/activation.py` defines them): a program has a part of a row.
+
+What is between is float32, but where the definition rounds the activated gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
+from stoker_engine.kernels import activation as defined
+from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import Chip
+from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.operation import operation
+
+_GELU, _GELU_TANH, _QUICK_GELU, _RELU, _RELU2, _SILU, _CLAMPED = range(7)
+_KINDS: Final = {
+    "gelu": _GELU,
+    "gelu_fast": _GELU_TANH,
+    "gelu_new": _GELU_TANH,
+    "gelu_pytorch_tanh": _GELU_TANH,
+    "quick_gelu": _QUICK_GELU,
+    "relu": _RELU,
+    "relu2": _RELU2,
+    "silu": _SILU,
+    "swish": _SILU,
+}
+_PART: Final = 1024
+
+
+@triton.jit
+def _activated(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    if KIND == 0:
+        return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif KIND == 1:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x * tl.sigmoid(2 * inner)  # (1 + tanh y) / 2 is the logistic function of 2 y
+    elif KIND == 2:
+        return x * tl.sigmoid(1.702 * x)
+    elif KIND == 3:
+        return tl.where(x <= 0, 0.0, x)  # nan stays
+    elif KIND == 4:
+        positive = tl.where(x <= 0, 0.0, x)
+        return positive * positive
+    else:
+        return x * tl.sigmoid(x)
+
+
+@triton.jit
+def _activate(  # type: ignore[no-untyped-def]
+    x,
+    out,
+    limit,
+    alpha,
+    x_row: tl.int64,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    PART: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * PART + tl.arange(0, PART)
+    is_number = at < SIZE
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    gate = widened(tl.load(x + row * x_row + at, mask=is_number, other=0.0))
+    if KIND == 6:
+        up = widened(tl.load(x + row * x_row + SIZE + at, mask=is_number, other=0.0))
+        # Comparisons, since they leave nan what it is.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        result = gate * tl.sigmoid(gate * alpha) * (up + 1)
+    else:
+        result = _activated(gate, KIND)
+        if GATED:
+            up = widened(tl.load(x + row * x_row + SIZE + at, mask=is_number, other=0.0))
+            result = widened(rounded(result, DTYPE)) * up
+    tl.store(out + row * SIZE + at, rounded(result, DTYPE), mask=is_number)
+
+
+@operation("stoker::activate")
+def _run(x: torch.Tensor, kind: int, gated: bool, limit: float, alpha: float) -> torch.Tensor:
+    size = x.shape[-1] // 2 if gated else x.shape[-1]
+    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    rows = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous().view(-1, x.shape[-1])
+    _activate[(len(rows), triton.cdiv(size, _PART))](
+        rows, out, limit, alpha, rows.stride(0), SIZE=size, KIND=kind, GATED=gated, PART=_PART, num_warps=4
+    )
+    return out
+
+
+@_run.register_fake
+def _(x: torch.Tensor, kind: int, gated: bool, limit: float, alpha: float) -> torch.Tensor:
+    size = x.shape[-1] // 2 if gated else x.shape[-1]
+    return torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
+
+
+def activation(act: Activation) -> Operation:
+    """See `kernels.activation.activation`."""
+    defined.activation(act)
+    kind = _KINDS[str(act)]
+    return lambda x: _run(x, kind, False, 0.0, 0.0)
+
+
+def act_and_mul(act: Activation) -> Operation:
+    """See `kernels.activation.act_and_mul`."""
+    if isinstance(act, ClampedSwiGLU):
+        limit, alpha = float(act.limit), float(act.alpha)
+        return lambda x: _run(x, _CLAMPED, True, limit, alpha)
+    defined.activation(act)
+    kind = _KINDS[str(act)]
+    return lambda x: _run(x, kind, True, 0.0, 0.0)
+
+
+def specimens(chip: Chip) -> Iterator[Specimen]:
+    """See `attention.specimens`."""
+    for name, kind, gated in (("silu", _SILU, True), ("gelu", _GELU, False), ("clamped swiglu", _CLAMPED, True)):
+        yield Specimen.of(
+            f"activation {name}",
+            _activate,
+            {"x": "bf16", "out": "bf16"},
+            {"limit": "fp32", "alpha": "fp32"},
+            {"SIZE": 14336, "KIND": kind, "GATED": gated, "PART": _PART},
+        )

@@ -1,0 +1,1 @@
+"""Tiles of quantized matrices, as the values that they stand for."""

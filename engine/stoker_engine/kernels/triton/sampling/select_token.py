@@ -1,0 +1,215 @@
+"""Draws a token from each row of logits (`kernels/select_token.py` defines it): a program has a row.
+
+Nothing is sorted. How far a token lies below the likeliest one is a number from 0, and the bits of such numbers, read
+as integers, are in the same order; so the last token that top-k or top-p keeps is found by narrowing an interval of
+integers, to a quarter of it in each pass over the row. (Of samplers without a sort: FlashInfer, "Sorting-Free GPU
+Kernels for LLM Sampling", 2025.)
+
+Weights are integers, exp(x) in units of 2^-40: their sums are exact in any order, hence a row's token is the same in
+every batch. What is less likely than that, beside the likeliest token, is never drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_engine.kernels.select_token import COLUMNS, LEAST, SCALE, TOP_K, TOP_P, UNIFORM
+from stoker_engine.kernels.triton.common.gpu_target import Chip
+from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.operation import operation
+
+_PART: Final = 4096
+_WARPS: Final = 16
+_INFINITE: Final = tl.constexpr(0x7F800000)
+_WIDTH: Final = tl.constexpr(len(COLUMNS))
+_SCALE: Final = tl.constexpr(SCALE)
+_TOP_K: Final = tl.constexpr(TOP_K)
+_TOP_P: Final = tl.constexpr(TOP_P)
+_LEAST: Final = tl.constexpr(LEAST)
+_UNIFORM: Final = tl.constexpr(UNIFORM)
+
+
+@triton.jit
+def _distances(logits, begin, size, largest, scale, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How far each token of a part lies below the likeliest one, as bits; behind the row's end beyond any limit."""
+    at = begin + tl.arange(0, PART)
+    numbers = tl.load(logits + at, mask=at < size, other=0.0)
+    bits = ((numbers - largest) * scale).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.where(at < size, bits, 0x7FFFFFFF)
+
+
+@triton.jit
+def _weights(distances):  # type: ignore[no-untyped-def]
+    far = tl.minimum(distances, _INFINITE).to(tl.float32, bitcast=True)
+    return (tl.exp(-far) * 1099511627776.0).to(tl.int64)  # 2^40
+
+
+@triton.jit
+def _mass(logits, size, largest, scale, limit, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What tokens up to a distance weigh."""
+    mass = tl.zeros([PART], tl.int64)
+    for begin in tl.range(0, size, PART):
+        distances = _distances(logits, begin, size, largest, scale, PART)
+        mass += tl.where(distances <= limit, _weights(distances), 0)
+    return tl.sum(mass, 0)
+
+
+@triton.jit
+def _reaching(  # type: ignore[no-untyped-def]
+    logits, size, largest, scale, limit, target, WEIGHED: tl.constexpr, PART: tl.constexpr
+):
+    """The smallest distance, at most `limit`, up to which there are `target` tokens, or tokens of that weight; and
+    how much is nearer. Those up to `limit` must reach it."""
+    low = tl.full([], -1, tl.int32)
+    nearer = tl.full([], 0, tl.int64)
+    high = limit
+    while high - low > 1:
+        step = tl.maximum((high - low) // 4, 1)
+        a = low + step
+        b = tl.minimum(a, high - step) + step
+        c = tl.minimum(b, high - step) + step
+        upto_a = tl.zeros([PART], tl.int64)
+        upto_b = tl.zeros([PART], tl.int64)
+        upto_c = tl.zeros([PART], tl.int64)
+        for begin in tl.range(0, size, PART):
+            distances = _distances(logits, begin, size, largest, scale, PART)
+            amounts = _weights(distances) if WEIGHED else tl.full([PART], 1, tl.int64)
+            upto_a += tl.where(distances <= a, amounts, 0)
+            upto_b += tl.where(distances <= b, amounts, 0)
+            upto_c += tl.where(distances <= c, amounts, 0)
+        sum_a = tl.sum(upto_a, 0)
+        sum_b = tl.sum(upto_b, 0)
+        sum_c = tl.sum(upto_c, 0)
+        in_a = sum_a.to(tl.float64) >= target
+        in_b = sum_b.to(tl.float64) >= target
+        in_c = sum_c.to(tl.float64) >= target
+        high = tl.where(in_a, a, tl.where(in_b, b, tl.where(in_c, c, high)))
+        nearer = tl.where(in_a, nearer, tl.where(in_b, sum_a, tl.where(in_c, sum_b, sum_c)))
+        low = tl.where(in_a, low, tl.where(in_b, a, tl.where(in_c, b, c)))
+    return high, nearer
+
+
+@triton.jit(do_not_specialize=["size"])
+def _keep(  # type: ignore[no-untyped-def]
+    logits,
+    parameters,
+    largest,
+    last,
+    size,
+    row_stride: tl.int64,
+    PART: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    parameters += row * _WIDTH
+    tops = tl.full([PART], float("-inf"), tl.float32)
+    for begin in tl.range(0, size, PART):
+        at = begin + tl.arange(0, PART)
+        tops = tl.maximum(tops, tl.load(logits + at, mask=at < size, other=float("-inf")))
+    top = tl.max(tops, 0)
+
+    scale = tl.load(parameters + _SCALE).to(tl.float32)
+    top_k = tl.load(parameters + _TOP_K)
+    top_p = tl.load(parameters + _TOP_P)
+    limit = tl.load(parameters + _LEAST).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    counts = (top_k > 0) & (top_k < size)
+    kth = tl.full([], _INFINITE, tl.int32)
+    nearer = tl.full([], 0, tl.int64)
+    if counts:
+        kth, nearer = _reaching(logits, size, top, scale, kth, top_k, False, PART)
+    if top_p < 1:
+        # Of the k likeliest tokens, no more: tokens as likely as the last one are kept, too, but not counted here.
+        total = _mass(logits, size, top, scale, tl.minimum(limit, tl.where(counts, kth - 1, kth)), PART)
+        if counts & (kth <= limit):
+            total += (top_k.to(tl.int64) - nearer) * _weights(kth)
+        limit = tl.minimum(limit, kth)
+        limit, nearer = _reaching(logits, size, top, scale, limit, top_p * total.to(tl.float64), True, PART)
+    tl.store(largest + row, top)
+    tl.store(last + row, tl.minimum(limit, kth))
+
+
+@triton.jit(do_not_specialize=["size"])
+def _draw(  # type: ignore[no-untyped-def]
+    logits,
+    parameters,
+    largest,
+    last,
+    tokens,
+    size,
+    row_stride: tl.int64,
+    PART: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    parameters += row * _WIDTH
+    scale = tl.load(parameters + _SCALE).to(tl.float32)
+    uniform = tl.load(parameters + _UNIFORM)
+    top = tl.load(largest + row)
+    limit = tl.load(last + row)
+    total = _mass(logits, size, top, scale, limit, PART)
+    target = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
+
+    begin = tl.full([], 0, tl.int32)
+    before = tl.full([], 0, tl.int64)
+    distances = _distances(logits, begin, size, top, scale, PART)
+    weights = tl.where(distances <= limit, _weights(distances), 0)
+    after = tl.sum(weights, 0)
+    while (after <= target) & (begin < size - PART):
+        begin += PART
+        before = after
+        distances = _distances(logits, begin, size, top, scale, PART)
+        weights = tl.where(distances <= limit, _weights(distances), 0)
+        after += tl.sum(weights, 0)
+    running = before + tl.cumsum(weights, 0)
+    token = begin + tl.sum((running <= target).to(tl.int32), 0)
+    tl.store(tokens + row, tl.minimum(token, size - 1).to(tl.int64))
+
+
+def thresholds(logits: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows] float32: each row's largest number, and [rows] int32: how far below it, when scaled, the last token may
+    lie that is kept, as the bits of a float32. Rows lie as `select_token` makes them lie."""
+    largest = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    last = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    _keep[(len(logits),)](
+        logits, parameters, largest, last, logits.shape[1], logits.stride(0), PART=_PART, num_warps=_WARPS
+    )
+    return largest, last
+
+
+@operation("stoker::select_token")
+def select_token(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+    """See `kernels.select_token.select_token`. The host waits for nothing."""
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    if len(logits):
+        assert parameters.is_contiguous() and parameters.shape == (len(logits), len(COLUMNS))
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        largest, last = thresholds(logits, parameters)
+        _draw[(len(logits),)](
+            logits,
+            parameters,
+            largest,
+            last,
+            tokens,
+            logits.shape[1],
+            logits.stride(0),
+            PART=_PART,
+            num_warps=_WARPS,
+        )
+    return tokens
+
+
+@select_token.register_fake
+def _(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+    return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+
+
+def specimens(chip: Chip) -> Iterator[Specimen]:
+    """See `attention.specimens`."""
+    pointers = {"logits": "fp32", "parameters": "fp64", "largest": "fp32", "last": "i32", "tokens": "i64"}
+    for name, kernel in (("thresholds", _keep), ("draw", _draw)):
+        yield Specimen.of(f"select_token {name}", kernel, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)

@@ -1,0 +1,1 @@
+"""Families' weight names: which tensor of a checkpoint fills which parameter."""

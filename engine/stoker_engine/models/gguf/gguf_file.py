@@ -1,0 +1,198 @@
+"""GGUF files: the config from their metadata, and their tensors, as blocks or dequantized by the ``gguf`` library."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from gguf import GGMLQuantizationType
+
+from stoker_common.errors import ModelError
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
+from stoker_engine.models.families.weight_names import WeightNames
+from stoker_engine.models.gguf.gguf_families import GGUFFamily, config_of, family_of
+from stoker_engine.models.gguf.gguf_header import GGUFHeader
+from stoker_engine.models.gguf.gguf_names import spelling
+from stoker_engine.models.gguf.gguf_tensor import stored_tensors
+from stoker_engine.models.loading.weight_source import Part, check_shape
+from stoker_engine.parallel.device import usable_threads
+from stoker_engine.quant.weight_target import Slot
+
+#: ggml's types that are numbers, but those of 16 bits.
+_PLAIN: Final = ("F32", "F64", "I8", "I16", "I32", "I64")
+
+#: ggml's types of numbers that are not quantized.
+FLOATING: Final = tuple(GGMLQuantizationType[name] for name in ("F64", "F32", "F16", "BF16"))
+
+
+@contextmanager
+def _sensible(path: Path) -> Iterator[None]:
+    """Metadata may be anything: a string where a count belongs, a vocabulary of one dimension.
+
+    Raises:
+        ModelError: what came of that.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} has metadata that do not fit together: {type(error).__name__}: {error}") from error
+
+
+class GGUFFile:
+    """One GGUF file: a config, its `Metadata` and a `WeightSource`. Of a split file, the first part stands for all.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._header = GGUFHeader(path)
+        self._tensors = stored_tensors(path, self._header)
+        with _sensible(path):
+            others = self._other_parts()
+        for other in others:
+            more = stored_tensors(other, GGUFHeader(other))
+            if doubled := sorted(self._tensors.keys() & more.keys()):
+                raise ModelError(f"{other} holds {doubled[0][:100]} again, which another part of the model has")
+            self._tensors |= more
+
+    def config(self) -> ModelConfig:
+        """The model's shape.
+
+        Raises:
+            ModelError: an architecture that is not read from GGUF, or metadata that do not fit together.
+        """
+        with _sensible(self.path):
+            return self._config()
+
+    def _config(self) -> ModelConfig:
+        family = self._family()
+        if not self.has("token_embd.weight"):
+            raise ModelError(f"{self.path} has no token_embd.weight, so it is no complete language model")
+        stops = [self.field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+        return ModelConfig.from_dict(
+            {
+                **config_of(family, self),
+                "architectures": [family.architecture],
+                "vocab_size": int(self._tensors["token_embd.weight"].shape[0]),
+                "tie_word_embeddings": not self.has("output.weight"),
+                "eos_token_id": [stop for stop in stops if stop is not None] or None,
+                "dtype": self._dtype(),
+            }
+        )
+
+    def _dtype(self) -> str:
+        """A file says none. bfloat16 is what processors and GPUs multiply fastest, and rounds activations less than the
+        8 bits that such files are made for (llama.cpp). What is float32 throughout stays that."""
+        wide = ("F32", "F64")
+        return "float32" if all(t.kind.name in wide for t in self._tensors.values() if len(t.shape) > 1) else "bfloat16"
+
+    def spelling(self) -> WeightNames:
+        """How the file spells its weights."""
+        family = self._family()
+        return spelling(family.names(self), dict(family.fused), turned=family.turned)
+
+    def field(self, key: str) -> Any:
+        """The metadata's value under `key`; None: there is none."""
+        return self._header.get(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """See `Metadata`."""
+        value = self.field(f"{self._architecture()}.{key}")
+        return default if value is None else value
+
+    def has(self, tensor: str) -> bool:
+        """See `Metadata`."""
+        return tensor in self._tensors
+
+    def names(self) -> list[str]:
+        """See `WeightSource`."""
+        return list(self._tensors)
+
+    def kinds(self) -> dict[str, GGMLQuantizationType]:
+        """ggml's type of each tensor, by name."""
+        return {name: tensor.kind for name, tensor in self._tensors.items()}
+
+    def quantized_as(self) -> str | None:
+        """ggml's type of most quantized matrices of its layers; None: they are numbers. The embedding and the head may
+        be stored otherwise, and hold more numbers than all layers of a small model."""
+        types = Counter(
+            tensor.kind.name
+            for name, tensor in self._tensors.items()
+            if name.startswith("blk.") and len(tensor.shape) > 1 and tensor.kind.name not in (*_PLAIN, "F16", "BF16")
+        )
+        return types.most_common(1)[0][0] if types else None
+
+    def shape(self, name: str) -> torch.Size:
+        """See `WeightSource`."""
+        return self._tensors[name].shape
+
+    def stored(self, name: str) -> StoredFormat | None:
+        """See `WeightSource`."""
+        return GGUF_FORMATS.get(self._tensors[name].kind.name)
+
+    def other_types(self) -> dict[str, int]:
+        """Types of quantized tensors that are not computed with as they are stored, and how many tensors have them."""
+        names = [tensor.kind.name for tensor in self._tensors.values()]
+        return dict(Counter(name for name in names if name not in GGUF_FORMATS and name not in _PLAIN))
+
+    def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
+        """See `WeightSource`; dequantized to float32.
+
+        Raises:
+            WeightsError: a quantization that the library cannot undo.
+        """
+        tensor = self._tensors[name]
+        part = tensor.whole if part is None else part
+        sizes = [each.stop - each.start for each in part]
+        if stored is not None:
+            out = torch.empty([*sizes[:-1], stored.row_bytes(sizes[-1])], dtype=torch.uint8)
+            tensor.copy(part, out, self._threads)
+            return out
+        out = torch.empty(sizes)
+        tensor.dequantize(part, out, self._threads)
+        return out
+
+    def read_into(self, name: str, slot: Slot) -> None:
+        """See `WeightSource`.
+
+        Raises:
+            WeightsError: another shape, or a quantization that the library cannot undo.
+        """
+        tensor = self._tensors[name]
+        check_shape(name, tensor.shape, slot)
+        if not slot.tensor.is_contiguous():
+            slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
+            return
+        read = tensor.dequantize if slot.stored is None else tensor.copy
+        read(slot.shard or tensor.whole, slot.tensor, self._threads)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(usable_threads())
+
+    def _other_parts(self) -> list[Path]:
+        count, number = self.field("split.count") or 1, self.field("split.no") or 0
+        if number:
+            raise ModelError(f"{self.path} is part {number + 1} of {count} of a split model; give the first part")
+        if not 1 <= count < 100_000:
+            raise ModelError(f"{self.path} is part of a model of {count} files, and there are at most 99999")
+        first = f"-00001-of-{count:05d}"
+        if count > 1 and first not in self.path.stem:
+            raise ModelError(f"{self.path} is the first of {count} parts, and its name must end with {first}.gguf")
+        stem = self.path.stem.removesuffix(first)
+        return [self.path.with_name(f"{stem}-{part:05d}-of-{count:05d}.gguf") for part in range(2, count + 1)]
+
+    def _architecture(self) -> str:
+        return str(self.field("general.architecture"))
+
+    def _family(self) -> GGUFFamily:
+        return family_of(self._architecture(), self)

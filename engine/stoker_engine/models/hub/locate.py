@@ -1,0 +1,56 @@
+"""MODEL → its files on this machine. Without torch: the server finds the model while the engine process starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker_common.errors import ArgumentError, ModelError, ModelNotFoundError
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.models.hub.demo import demo_model
+
+_MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "README.md", "LICENSE*")
+_TOKENIZER_FILES = ("*token*.json", "vocab*", "merges.txt", "*.model", "*.jinja", "*.tiktoken", "config.json")
+
+
+def locate_model(args: EngineArgs) -> Path:
+    """MODEL's folder or GGUF file: as given, ``demo://NAME``, or from the hub (downloaded with progress).
+
+    Raises:
+        ModelError: it cannot be found.
+        ArgumentError: a revision of something that has none.
+    """
+    if args.revision is not None and not _is_hub_id(args.model):
+        raise ArgumentError("--revision", f"{args.model!r} is no hub model and has no revisions; leave it out")
+    code = ("*.py",) if args.trust_remote_code else ()
+    return _locate(args.model, args.revision, _MODEL_FILES + code)
+
+
+def locate_tokenizer(args: EngineArgs, model: Path) -> Path:
+    """The folder or GGUF file that holds the tokenizer: ``--tokenizer``'s, or that of the model at `model`.
+
+    Raises:
+        ModelError: it cannot be found.
+    """
+    return model if args.tokenizer is None else _locate(args.tokenizer, None, _TOKENIZER_FILES)
+
+
+def _locate(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    scheme, separator, rest = name.partition("://")
+    if separator:
+        if scheme != "demo":
+            raise ModelError(f"{name!r}: use a local path, demo://NAME or a hub id such as org/name")
+        return demo_model(rest)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        raise ModelError(f"{path} is a file but no GGUF file; give the model's folder")
+    if not _is_hub_id(name):
+        raise ModelNotFoundError(f"{name!r} is no folder or GGUF file here, and no hub id such as org/name")
+    from stoker_engine.models.hub.download import download  # its library takes a second to import
+
+    return download(name, revision, patterns)
+
+
+def _is_hub_id(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith(("/", ".", "~")) and not Path(model).exists()

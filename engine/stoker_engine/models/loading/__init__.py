@@ -1,0 +1,1 @@
+"""Weights from files into parameters: sources, slices, quantization on load, progress."""

@@ -1,0 +1,117 @@
+"""A checkpoint's own scales of an fp8 KV cache: one number a layer for keys and one for values, or one a head.
+
+    layers.{i}.self_attn.k_scale, v_scale                 compressed-tensors, and vLLM's own
+    layers.{i}.self_attn.attn.k_scale, v_scale            vLLM's layer of attention
+    layers.{i}.self_attn.k_proj.k_scale, v_proj.v_scale   ModelOpt
+    layers.{i}.self_attn.k_proj.output_scale, …           older compressed-tensors
+    layers.{i}.self_attn.kv_scale                         older still: of both
+
+A scale that is stated for keys or for values alone holds for both, as vLLM has it. Scales of queries and of attention's
+weights are known, and not needed: neither is computed in 8 bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+import torch
+
+from stoker_common.errors import ArgumentError, WeightsError
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.layers.build import Build
+from stoker_engine.models.loading.weight_source import WeightSource
+
+logger = logging.getLogger(__name__)
+
+#: A layer's own scales of keys and of values: [1], or [kv_heads] of the heads that are here; float32.
+LayerScales = tuple[torch.Tensor, torch.Tensor]
+
+#: The number is the layer's.
+_SCALE = re.compile(r"(?:^|\.)(\d{1,9})\.(?:[a-z]\w*\.)*(?:(k|v|kv)_scale|(k|v)_proj\.output_scale)$")
+_NOT_NEEDED = re.compile(r"\.(?:(?:q|prob|prob_output)_scale|q_proj\.output_scale)$")
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor with that name in the files is a scale of the KV cache, or of attention in 8 bits."""
+    return bool(_SCALE.search(name) or _NOT_NEEDED.search(name))
+
+
+def kv_scales(
+    kv_cache_dtype: str, source: WeightSource, config: ModelConfig, build: Build, stated: str = ""
+) -> dict[int, LayerScales]:
+    """The scales that ``--kv-cache-dtype`` asks for, by layer that is here; layers without any have 1.
+
+    Args:
+        stated: see `architectures.quantization.read.kv_cache_of`.
+
+    Raises:
+        ArgumentError: fp8_e5m2 with a checkpoint that has scales (they are made for e4m3), or fp8 with scales that are
+            made for something else.
+        WeightsError: a scale is no positive number, or not of one head or all.
+    """
+    names = _names(source.names(), config.num_hidden_layers)
+    if kv_cache_dtype == "fp8_e5m2" and names:
+        raise ArgumentError(
+            "--kv-cache-dtype", "fp8_e5m2 has no scales, and the checkpoint states scales for fp8_e4m3; use fp8"
+        )
+    if kv_cache_dtype not in ("fp8", "fp8_e4m3"):
+        if names:
+            logger.info(
+                "the checkpoint states scales for a KV cache of fp8, which --kv-cache-dtype %s does not use; fp8 does",
+                kv_cache_dtype,
+            )
+        return {}
+    if names and stated not in ("", "fp8"):
+        raise ArgumentError(
+            "--kv-cache-dtype",
+            f"{kv_cache_dtype} would take scales that the checkpoint has for keys and values as {stated}; "
+            "use fp8_per_token_head or int8_per_token_head, which make their own",
+        )
+    found = {}
+    here = build.stage.layers(len(config.layers))
+    for layer, its in names.items():
+        if layer not in here:
+            continue
+        key, value = (
+            _read(source, its[kind], layer, config, build) if kind in its else None for kind in ("key", "value")
+        )
+        either = key if key is not None else value
+        assert either is not None
+        found[layer] = (either if key is None else key, either if value is None else value)
+    without = sum(layer.cache.kind == "tokens" for layer in config.layers) - len(names)
+    if without:
+        what = f"{without} layers" if names else "keys and values"
+        logger.warning("the checkpoint states no scales for %s in fp8: 1.0 is used", what)
+    return found
+
+
+def _names(names: Iterable[str], num_layers: int) -> dict[int, dict[str, str]]:
+    """Of each layer the names of "key" and "value"."""
+    found: dict[int, dict[str, str]] = {}
+    for name in sorted(names, key=lambda each: not each.endswith("kv_scale")):  # what names one of the two wins
+        match = _SCALE.search(name)
+        if match is None or int(match[1]) >= num_layers:
+            continue
+        kind = match[2] or match[3]
+        its = found.setdefault(int(match[1]), {})
+        if kind != "v":
+            its["key"] = name
+        if kind != "k":
+            its["value"] = name
+    return found
+
+
+def _read(source: WeightSource, name: str, layer: int, config: ModelConfig, build: Build) -> torch.Tensor:
+    spec = config.layers[layer].cache
+    if spec.kind != "tokens":
+        raise WeightsError(f"{name} is a scale of the KV cache, and layer {layer} keeps none")
+    scale = source.read(name).flatten().float()
+    if len(scale) not in (1, spec.num_kv_heads):
+        raise WeightsError(f"{name} holds {len(scale)} scales; a layer has one, or one for each of its heads of keys")
+    if not bool((scale > 0).all() and scale.isfinite().all()):
+        raise WeightsError(f"{name} holds {scale[~(scale > 0) | scale.isinf()][0]}; a scale is a positive number")
+    if len(scale) == 1 or spec.latent:
+        return scale
+    return scale[build.kv_heads(spec.num_kv_heads).positions].contiguous()

@@ -1,0 +1,150 @@
+"""The ``*.safetensors`` of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import reprlib
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+
+from stoker_common.errors import WeightsError
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.stored_formats import StoredFormat
+from stoker_engine.contract.json_file import read_json_object
+from stoker_engine.models.loading.weight_source import Part, check_shape, some
+from stoker_engine.quant.weight_target import Slot
+
+
+class RawTensors:
+    """Tensors of any dtype, through the index when there is one; see `Tensors`.
+
+    Raises:
+        WeightsError: no safetensors there, or a file that the index names is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            weight_map = Fields(read_json_object(index), {}, file=index.name).object("weight_map")
+            files = sorted({str(name) for name in weight_map.values()})
+            present = {path.name for path in folder.iterdir()}
+            if strange := [name for name in files if Path(name).name != name]:
+                raise WeightsError(f"{index} names {reprlib.repr(strange[0])}, which is no file of its folder")
+            missing = [name[:200] for name in files if name not in present]
+            if missing:
+                raise WeightsError(f"{folder} lacks {some(missing)}, named by {index.name}")
+            paths = [folder / name for name in files]
+        else:
+            paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise WeightsError(
+                f"no *.safetensors in {folder}; convert other formats with transformers' save_pretrained"
+            )
+        try:
+            self._files: list[Any] = [safe_open(path, framework="pt") for path in paths]
+        except Exception as error:
+            raise WeightsError(f"cannot read the weights in {folder}: {error}") from error
+        self._names = {path.name: list(file.keys()) for path, file in zip(paths, self._files, strict=True)}
+        self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+
+    def names(self) -> list[str]:
+        """See `Tensors`."""
+        return list(self._file_of)
+
+    def by_file(self) -> dict[str, list[str]]:
+        """Names by the names of the files."""
+        return self._names
+
+    def shape(self, name: str) -> torch.Size:
+        """See `Tensors`."""
+        return torch.Size(self._file_of[name].get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """See `Tensors`."""
+        return DTYPES.get(self._file_of[name].get_slice(name).get_dtype())
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See `Tensors`; all of a tensor is a view of the file, a part of it a copy."""
+        file = self._file_of[name]
+        tensor: torch.Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        return tensor
+
+
+class SafetensorsFolder:
+    """A folder's tensors as a `WeightSource`: numbers.
+
+    Raises:
+        WeightsError: see `RawTensors`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tensors = RawTensors(folder)
+
+    def names(self) -> list[str]:
+        """See `WeightSource`."""
+        return self.tensors.names()
+
+    def shape(self, name: str) -> torch.Size:
+        """See `WeightSource`."""
+        return self.tensors.shape(name)
+
+    def stored(self, name: str) -> StoredFormat | None:
+        """See `WeightSource`."""
+        return None
+
+    def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
+        """See `WeightSource`.
+
+        Raises:
+            WeightsError: the tensor does not hold floating-point numbers.
+        """
+        assert stored is None, "these are numbers"
+        tensor = self.tensors.read(name, part)
+        if not tensor.is_floating_point():
+            raise not_floating(name, str(tensor.dtype).removeprefix("torch."))
+        return tensor
+
+    def not_floating(self) -> dict[str, str]:
+        """The dtypes of tensors that do not hold floating-point numbers, by name."""
+        dtypes = {name: self.tensors.dtype(name) for name in self.names()}
+        return {
+            name: str(dtype).removeprefix("torch.")
+            for name, dtype in dtypes.items()
+            if dtype is not None and not dtype.is_floating_point
+        }
+
+    def read_into(self, name: str, slot: Slot) -> None:
+        """See `WeightSource`."""
+        check_shape(name, self.shape(name), slot)
+        slot.tensor.copy_(self.read(name, slot.shard))
+
+
+def not_floating(name: str, dtype: str) -> WeightsError:
+    """The refusal of a tensor of integers, which would be taken for the weights themselves."""
+    return WeightsError(
+        f"{name} holds {dtype}, not floating-point numbers, and config.json says nothing of a quantization; "
+        "convert the model to bfloat16 (load it with what quantized it, dequantize, save_pretrained)"
+    )
+
+
+#: torch's dtypes by safetensors' names of them.
+DTYPES: Final = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}

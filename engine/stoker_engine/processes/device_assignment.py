@@ -1,0 +1,63 @@
+"""What of a machine a copy of the model has: as many accelerators as it has ranks, after those of the copies before it;
+or its share of the processors, where it has no ranks of its own, each of which takes its share by itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Final
+
+from stoker_common.errors import ArgumentError
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.nodes.placement import Placement
+from stoker_engine.parallel.processors import take_share
+
+#: What CUDA reads, and ROCm too, once, when it starts.
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+def keep_to_own_part(args: EngineArgs, copy: int) -> None:
+    """Hides other copies' accelerators from this process, or limits it to its share of the processors.
+
+    To be called before CUDA, or threads that compute, start.
+
+    Raises:
+        ArgumentError: there are accelerators, and fewer than all copies together need.
+    """
+    placement = Placement.of(args)
+    here = placement.copies_on(0)
+    if len(here) == 1 or copy not in here:
+        return
+    visible = [] if args.device == "cpu" else visible_devices()
+    if not visible:  # the copies compute on the CPU, or are refused for want of a device
+        if placement.size == 1:
+            from stoker_engine.parallel.device import limit_threads  # torch
+
+            limit_threads(take_share(*placement.neighbours(copy, 0), on_cpu=True).threads)
+        return
+    needed, first = placement.neighbours(copy, 0)
+    if len(visible) < needed:
+        raise ArgumentError(
+            "--data-parallel-size",
+            f"the {needed} ranks here of {len(here)} copies need {needed} devices and {len(visible)} are visible; "
+            f"ask for fewer copies or make more devices visible",
+        )
+    # The last copy's other ranks may be on the next node.
+    os.environ[VISIBLE] = ",".join(visible[first : first + len(placement.ranks_on(0, copy))])
+
+
+def visible_devices(system: Path = Path("/")) -> list[str]:
+    """The accelerators that CUDA, or ROCm, would show to this process.
+
+    Args:
+        system: where the drivers show their devices.
+    """
+    named = os.environ.get(VISIBLE)
+    if named is not None:
+        names = [name.strip() for name in named.split(",")]
+        return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))  # as CUDA reads it
+    found = [path.name.removeprefix("nvidia") for path in (system / "dev").glob("nvidia[0-9]*")]
+    nodes = (system / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    found = found or [path.parent.name for path in nodes if path.read_text().strip() != "0"]
+    return [str(number) for number in range(len(found))]

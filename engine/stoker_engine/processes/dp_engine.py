@@ -1,0 +1,349 @@
+"""One copy of the model as its client sees it: an engine process, the requests it works on, and the process that
+follows it when it dies.
+
+Whether it lives is looked up when somebody asks, from what cannot lie: the process's state, and since when it is
+at its current step. While somebody waits for it, a `Watchdog` looks too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from stoker_common.errors import EngineDeadError
+from stoker_common.subprocesses.load_failed import LoadFailed
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.outputs import OutputDelta, StepOutputs, TokenDelta
+from stoker_engine.core.step_report import StepReport
+from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.processes.engine_process import EngineProcess
+from stoker_engine.processes.heartbeat import PHASE_WORDS
+from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
+from stoker_engine.processes.watchdog import Watchdog
+from stoker_engine.tokens.output_processor import OutputProcessor, TokenTexts
+from stoker_engine.tokens.output_stream import OutputStream
+
+logger = logging.getLogger(__name__)
+
+DEAD: Final = "the engine has stopped; see the server's log"
+
+_T = TypeVar("_T")
+
+
+class EngineCopy:
+    """One copy, for one event loop. Its process starts at once.
+
+    Args:
+        number: which one it is.
+        name: what it is called where there are several; empty: it is the only one.
+        ranks: processes that share it.
+        start: starts a process.
+        step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
+        on_step: called in the event loop with what each step did, and which requests got something.
+
+    Attributes:
+        process: the newest one.
+        streams: the requests it works on, and where their deltas go.
+        outputs: makes text of what the process sends, once it serves.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        ranks: int,
+        start: Callable[[], EngineProcess],
+        step_timeout: float,
+        on_step: Callable[[Sequence[TokenDelta], StepReport | None], None],
+    ) -> None:
+        self.number, self.name, self.ranks = number, name, ranks
+        self.watchdog = Watchdog(step_timeout, self._is_waited_for, self._die)
+        self.process = start()
+        self.streams: dict[str, OutputStream] = {}
+        self.outputs: OutputProcessor | None = None
+        self._start = start
+        self._on_step = on_step
+        self._serving = False
+        self._missing = tuple(range(ranks))
+        self._info: EngineInfo | None = None
+        self._told: EngineProcess | None = None  # which process has the vocabulary as bytes
+        self._dead_of: EngineDeadError | None = None
+        self._died_of: EngineDeadError | None = None  # the one before, until this one serves
+        self._waiting = ""  # for whom, while it loads
+        self._closed = False
+
+    async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
+        """Waits until it is loaded; `serve` is to follow. Call once, and again when it is dead, for another process.
+
+        Args:
+            args: the engine's, with the model's files, once they are known.
+
+        Raises:
+            ArgumentError, ModelError: it cannot be loaded.
+            EngineDeadError: it died while it loaded.
+        """
+        if self._dead_of is not None:
+            self.process.close()
+            try:
+                self.process = self._start()
+            except OSError as error:
+                raise EngineDeadError(f"its process cannot be started: {error.strerror}") from error
+            self._dead_of, self._died_of = None, self._dead_of
+        self._waiting = ""
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._death: asyncio.Future[EngineDeadError] = self._loop.create_future()
+        process = self.process
+        process.listen(partial(self._receive, process), partial(self._call, self._die, process))
+        self.watchdog.watch(process, self._death)
+        either: set[asyncio.Future[Any]] = {args, self._loaded}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._loaded.done():  # else it has died
+            process.send(args.result())
+        self._info = await self._loaded
+        return self._info
+
+    def serve(self, vocabulary: TokenTexts) -> None:
+        """Takes requests from now on, unless it has died meanwhile.
+
+        Raises:
+            EngineDeadError: it has.
+        """
+        if self._dead_of is not None:
+            raise type(self._dead_of)(f"the engine died while it loaded: {self._dead_of}")
+        self.outputs = OutputProcessor(vocabulary)
+        self._serving = True
+        self._missing = ()
+        self._died_of = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its process runs, and neither a step nor a phase of loading takes too long."""
+        return self._dead_of is None and not self._closed and self.process.is_running and self._standstill is None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process is known to be dead, and no other one is in its place."""
+        return self._dead_of is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its process is there, but stopped, or with a step that takes too long."""
+        return self._dead_of is None and (self.process.is_stopped or self._standstill is not None)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it was loaded, and is not known to be dead."""
+        return self._serving and not self._closed
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is loaded and live."""
+        return self._serving and self.is_live
+
+    @property
+    def status(self) -> str:
+        """A sentence on what it does, or of what it died."""
+        if self._dead_of is not None:
+            return f"the engine is dead: {self._dead_of}"
+        if self._closed:
+            return "the engine is shut down"
+        if not self.process.is_running:
+            return "the engine's process is stopped or gone"
+        if (standstill := self._standstill) is not None:
+            return f"the engine is stuck: {standstill}"
+        words = PHASE_WORDS[self.process.status.phase]
+        if self._serving:
+            return words
+        words = words if words.startswith("loading") else "loading: reading the tokenizer"
+        words = f"loading: {self._waiting}" if self._waiting else words
+        if self._died_of is None:
+            return words
+        return f"loading again after: {self._died_of} (now {words.removeprefix('loading: ')})"
+
+    @property
+    def state(self) -> CopyState:
+        """How it does. It says the same as long as nothing changes: others pass it on."""
+        info = self._info
+        if self.is_ready:
+            message = "serving"
+        elif self._standstill is not None and not self.is_dead:
+            message = f"stuck for more than {self.watchdog.step_timeout:.0f} s (--step-timeout)"
+        else:
+            message = self.status
+        return CopyState(
+            self.number,
+            self.is_ready,
+            self.ranks,
+            self._missing,
+            message,
+            None if info is None else info.num_blocks,
+            None if info is None else info.kv_tokens,
+        )
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Waits until it is dead; the error's sentence says of what. Never returns after `shutdown`."""
+        return await asyncio.shield(self._death)
+
+    def die(self, cause: EngineDeadError) -> None:
+        """Ends the process, which is of no use."""
+        self.process.kill(cause)
+        self._die(self.process, cause)
+
+    def look_after(self) -> None:
+        """Has it killed if it stays stopped, also where nobody waits for it: others get its requests."""
+        if self.takes_requests and self.process.is_stopped:
+            self.watchdog.watch(self.process, self._death)
+
+    def shutdown(self) -> None:
+        """Ends the copy; requests in flight end with `EngineDeadError`. `close` waits for the process's end."""
+        self._closed = True
+        self.watchdog.stop()
+        self._end_streams()
+
+    def close(self) -> None:
+        """Waits until the process has ended; after `shutdown`."""
+        self.process.close()
+
+    def begin(self, stream: OutputStream, request: EngineRequest) -> None:
+        """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
+
+        Raises:
+            EngineDeadError: it is dead. Where it dies later, the stream raises it.
+        """
+        self.check_serving()
+        assert self.outputs is not None
+        self.streams[request.id] = stream
+        self.outputs.add(request)
+        try:
+            self.process.send(request)
+        except BaseException:
+            self.abort(request.id)
+            raise
+        self.watchdog.watch(self.process, self._death)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request, if it runs here, and forgets it."""
+        if self.streams.pop(request_id, None) is None:
+            return
+        assert self.outputs is not None
+        if self.outputs.forget(request_id):
+            self.process.send(Abort(request_id))
+
+    @property
+    def knows_vocabulary(self) -> bool:
+        """Whether the process has the vocabulary as bytes, as it must before the first request with a grammar."""
+        return self._told is self.process
+
+    def tell(self, table: TokenTable) -> None:
+        """Gives it the vocabulary as bytes."""
+        self.process.send(table)
+        self._told = self.process
+
+    def check_serving(self) -> None:
+        """Raises:
+        EngineDeadError: it is dead, or was never loaded.
+        """
+        if not self.takes_requests:
+            raise EngineDeadError(DEAD)
+
+    def _receive(self, process: EngineProcess, message: Any) -> None:
+        """Takes a message of the engine, in the reading thread. What it raises is the engine's death."""
+        if process is not self.process or self._dead_of is not None:
+            return  # it was given up, though it cannot be killed
+        if isinstance(message, StepOutputs):
+            self._call(self._on_outputs, self._put(process, message.deltas), message)
+        elif isinstance(message, Waiting):
+            self._call(self._wait_for, process, message.words)
+        elif isinstance(message, Missing):
+            self._call(self._on_missing, process, message)
+        elif isinstance(message, LoadFailed):
+            self._call(self._resolve_loaded, process, message.error())
+        elif isinstance(message, EngineInfo):
+            self._call(self._resolve_loaded, process, message)
+        else:
+            raise TypeError(f"{type(message).__name__} is no message of the engine")
+
+    def _put(self, process: EngineProcess, deltas: Sequence[TokenDelta]) -> list[OutputStream]:
+        """Puts the text of a step into its streams, and returns those to be woken."""
+        assert self.outputs is not None, "the engine has no requests before it is loaded"
+        to_wake = []
+        for delta in deltas:
+            try:
+                output, stopped = self.outputs.process(delta)
+            except Exception:  # a tokenizer's, say; it is this request's trouble and nobody else's
+                logger.exception("the output of request %s has no text", delta.request_id)
+                output, stopped = OutputDelta(delta.request_id, "", finish_reason=FinishReason.ERROR), False
+            if stopped:
+                process.send(Stop(delta.request_id, delta.index))
+            stream = self.streams.get(delta.request_id)
+            if output is not None and stream is not None and stream.put(output):
+                to_wake.append(stream)
+        return to_wake
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the event loop is closed: nobody is left to hear of it
+            logger.debug("the engine's news come after the end")
+
+    def _on_outputs(self, to_wake: Sequence[OutputStream], outputs: StepOutputs) -> None:
+        for stream in to_wake:
+            stream.wake()
+        self._on_step(outputs.deltas, outputs.report)
+
+    def _wait_for(self, process: EngineProcess, words: str) -> None:
+        if process is self.process:
+            self._waiting = words
+
+    def _on_missing(self, process: EngineProcess, missing: Missing) -> None:
+        if process is self.process and self._dead_of is None:
+            self._missing = missing.ranks
+
+    def _resolve_loaded(self, process: EngineProcess, result: EngineInfo | Exception) -> None:
+        if process is self.process:
+            resolve(self._loaded, result)
+
+    def _die(self, process: EngineProcess, cause: EngineDeadError) -> None:
+        if self._closed or self._dead_of is not None or process is not self.process:
+            return
+        self._dead_of = cause
+        self._serving = False
+        self._missing = tuple(range(self.ranks))
+        logger.error("%s died: %s", self.name or "the engine", cause)
+        resolve(self._loaded, type(cause)(f"the engine died while it loaded: {cause}"))
+        self._end_streams(type(cause), self._for_clients(cause))
+        self._death.set_result(cause)
+
+    def _for_clients(self, cause: EngineDeadError) -> str:
+        """What clients are told of a death: how a process ended, but not the words of an error within."""
+        return DEAD if type(cause) is EngineDeadError else f"{self.name or 'the engine'} has stopped: {cause}"
+
+    def _end_streams(self, kind: type[EngineDeadError] = EngineDeadError, message: str = DEAD) -> None:
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            stream.fail(kind(message))
+
+    def _is_waited_for(self) -> bool:
+        return not self._serving or bool(self.streams) or self.process.is_stopped
+
+    @property
+    def _standstill(self) -> str | None:
+        return self.watchdog.standstill(self.process)
+
+
+def resolve(future: asyncio.Future[_T], result: _T | Exception) -> None:
+    """Ends a future that has not ended."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

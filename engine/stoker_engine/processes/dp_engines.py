@@ -1,0 +1,203 @@
+"""Copies of the model driven by a script's own thread: to `LLM` they are one engine.
+
+Each is an engine process. What they send comes into one queue, which `step` waits on, so whoever is ready is heard
+first; requests are dealt by the same router as a server's.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from stoker_common.errors import EngineDeadError
+from stoker_common.subprocesses.load_failed import LoadFailed
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.outputs import StepOutputs, TokenDelta
+from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.processes.dp_router import CopyRouter
+from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
+from stoker_engine.processes.memory_check import check_room
+from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
+from stoker_engine.processes.watchdog import INTERVAL_S, Looks
+
+#: Seconds after which a step, or loading that does not get on, counts as stuck.
+STEP_TIMEOUT_S: Final = 300.0
+
+_News = queue.SimpleQueue[tuple[int, Any]]
+
+
+class EngineCopies:
+    """Loaded copies of a model and the requests they work on. The processes end with `shutdown`, with this object, or
+    with the interpreter, whichever comes first.
+
+    Args:
+        args: the engine's; the model is a path.
+        program: see `EngineProcess`.
+
+    Attributes:
+        info: facts that callers make requests by: what each copy can serve.
+
+    Raises:
+        ArgumentError, ModelError: a copy cannot be loaded.
+        EngineDeadError: one died while it loaded.
+        OSError: the system has no process or memory left.
+    """
+
+    def __init__(self, args: EngineArgs, program: Sequence[str] = PROGRAM) -> None:
+        check_room(args)
+        self._news: _News = queue.SimpleQueue()
+        self._processes: list[EngineProcess] = []
+        self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their copy, and which sequences run
+        self._dead_of: EngineDeadError | None = None
+        self._looks: dict[int, Looks] = {}  # at copies that are waited for
+        self._look_at = 0.0
+        self._end = weakref.finalize(self, _end, self._processes)
+        try:
+            for copy in range(args.data_parallel_size):
+                process = EngineProcess(program=program, copy=copy)
+                self._processes.append(process)
+                hear = partial(_hear, self._news, copy)
+                process.listen(hear, hear)
+                process.send(args)
+            self.info = self._loaded()
+        except BaseException:
+            self.shutdown()
+            raise
+        info = self.info
+        self._router = CopyRouter(len(self._processes), info.block_size, info.usable_blocks, info.max_num_seqs)
+
+    def _loaded(self) -> EngineInfo:
+        infos = dict[int, EngineInfo]()
+        while len(infos) < len(self._processes):
+            copy, message = self._next(lambda: set(range(len(self._processes))) - infos.keys())
+            if isinstance(message, Waiting | Missing):
+                continue  # of which the log tells
+            if isinstance(message, LoadFailed):
+                raise message.error()
+            if isinstance(message, EngineDeadError):
+                raise type(message)(f"copy {copy + 1} of {len(self._processes)} died while it loaded: {message}")
+            assert isinstance(message, EngineInfo), message
+            infos[copy] = message
+        return replace(
+            infos[0],
+            max_model_len=min(info.max_model_len for info in infos.values()),
+            num_blocks=min(info.num_blocks for info in infos.values()),
+        )
+
+    def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
+        """The next message of any copy. Meanwhile those that are waited for are looked at: one that is stopped, or gets
+        no further, is killed, so that its death is the message."""
+        while True:
+            if (now := time.monotonic()) >= self._look_at:
+                self._look_at = now + INTERVAL_S
+                self._look(waited_for())
+            try:
+                return self._news.get(timeout=INTERVAL_S)
+            except queue.Empty:
+                continue
+
+    def _look(self, copies: Collection[int]) -> None:
+        known = self._looks
+        self._looks = {copy: known.get(copy) or Looks(self._processes[copy]) for copy in copies}
+        for looks in self._looks.values():
+            if (cause := looks.look(STEP_TIMEOUT_S)) is not None:
+                looks.process.kill(cause)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to wait for."""
+        return bool(self._unfinished)
+
+    def set_token_table(self, table: TokenTable) -> None:
+        """The vocabulary as bytes, before the first request with a grammar."""
+        for process in self._processes:
+            process.send(table)
+
+    def add(self, request: EngineRequest) -> None:
+        """Takes in a request, checked by `tokens.input_processor`.
+
+        Raises:
+            EngineDeadError: a copy is dead, or all are shut down.
+        """
+        if self._dead_of is not None:
+            raise self._dead_of
+        copy = self._router.begin(
+            request.id,
+            request.prompt_token_ids,
+            request.num_sequences,
+            request.cache_salt,
+            among=range(len(self._processes)),
+        )
+        self._unfinished[request.id] = copy, set(range(request.num_sequences))
+        self._processes[copy].send(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request whose result nobody wants any more; unknown ids are ignored."""
+        if request_id in self._unfinished:
+            copy, _ = self._unfinished.pop(request_id)
+            self._router.end(request_id)
+            self._processes[copy].send(Abort(request_id))
+
+    def stop(self, request_id: str, index: int) -> None:
+        """Ends one sequence at a stop string that was found in its text; unknown ones are ignored."""
+        if request_id in self._unfinished:
+            copy, _ = self._unfinished[request_id]
+            self._processes[copy].send(Stop(request_id, index))
+            self._ended(request_id, index)
+
+    def step(self) -> StepOutputs:
+        """Waits for a step of any copy; what it added is returned.
+
+        Raises:
+            EngineDeadError: a copy died, or stood still and was killed; there is no more work then, for nobody knows
+                what it had done.
+        """
+        copy, message = self._next(lambda: {copy for copy, _ in self._unfinished.values()})
+        if isinstance(message, EngineDeadError):
+            self._dead_of = type(message)(f"copy {copy + 1} of {len(self._processes)} died: {message}")
+            self._unfinished.clear()
+            self._end()
+            raise self._dead_of
+        assert isinstance(message, StepOutputs), message
+        return StepOutputs([delta for delta in message.deltas if self._is_wanted(delta)], message.report)
+
+    def shutdown(self) -> None:
+        """Ends the copies; no request can be added after."""
+        self._dead_of = self._dead_of or EngineDeadError("the engine is shut down")
+        self._unfinished.clear()
+        self._end()
+
+    def _is_wanted(self, delta: TokenDelta) -> bool:
+        """Whether somebody waits for a delta; takes down what it says of its request."""
+        if delta.request_id not in self._unfinished:
+            return False
+        self._router.has_begun(delta.request_id)
+        if delta.finish_reason is not None:
+            self._ended(delta.request_id, delta.index)
+        return True
+
+    def _ended(self, request_id: str, index: int) -> None:
+        _, running = self._unfinished[request_id]
+        running.discard(index)
+        if not running:
+            del self._unfinished[request_id]
+            self._router.end(request_id)
+
+
+def _hear(news: _News, copy: int, message: Any) -> None:
+    """In a copy's reading thread, which keeps nothing else alive."""
+    news.put((copy, message))
+
+
+def _end(processes: list[EngineProcess]) -> None:
+    for process in processes:
+        process.ask_to_end()
+    for process in processes:
+        process.close()

@@ -1,0 +1,154 @@
+"""The sequences that are here, and how they move between the states that `scheduler` draws."""
+
+from __future__ import annotations
+
+from stoker_engine.contract.names import SchedulingPolicy
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.request import NO_ROW, Request, Sequence
+from stoker_engine.core.step_report import SchedulerStats
+from stoker_engine.sched.batch_changes import RowChanges
+from stoker_engine.sched.kv_manager import KVManager
+from stoker_engine.sched.policy import WaitingLine, place_in_line
+
+
+class Lineup:
+    """All requests and their sequences.
+
+    Args:
+        kv: the KV-cache blocks.
+        max_num_seqs: most sequences that run.
+        policy: who is served first.
+        tells_sampled: see `RowChanges`.
+
+    Attributes:
+        running: sequences that hold blocks, in line.
+        waiting: those that hold none, in line.
+        parked: preempted beams that wait for the others of their search, and need no blocks until then.
+        requests: by id.
+        rows: the running sequences' places in the runner's tables.
+        num_preemptions: how often blocks were taken from a sequence that ran.
+        num_corrupted: requests that ended because their logits were no numbers.
+    """
+
+    def __init__(
+        self, kv: KVManager, max_num_seqs: int, policy: SchedulingPolicy = "fcfs", tells_sampled: bool = False
+    ) -> None:
+        self.kv = kv
+        self.max_num_seqs = max_num_seqs
+        self.running: list[Sequence] = []
+        self.waiting = WaitingLine()
+        self.parked: list[Sequence] = []
+        self.requests: dict[str, Request] = {}
+        self.rows = RowChanges(max_num_seqs, tells_sampled)
+        self.num_preemptions = 0
+        self.num_corrupted = 0
+        self._policy = policy
+        self._num_arrived = 0
+
+    def add(self, asked: EngineRequest) -> Request:
+        """Takes in a new request."""
+        assert asked.id not in self.requests, f"request {asked.id} is already here"
+        request = Request(asked, place_in_line(self._policy, asked, self._num_arrived))
+        self._num_arrived += 1
+        self.requests[asked.id] = request
+        self.waiting.add(request.live[0])
+        return request
+
+    def finish(self, request_id: str, reason: FinishReason) -> Request | None:
+        """Ends a request from outside and frees its blocks. None: it is not here."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            for sequence in list(request.live):
+                self.end(sequence, reason)
+        return request
+
+    def stop(self, request_id: str, index: int) -> Request | None:
+        """Ends one sequence at a stop string. The request is returned if that was its last one."""
+        request = self.requests.get(request_id)
+        if request is None or request.beams is not None:
+            return None
+        for sequence in [sequence for sequence in request.live if sequence.index == index]:
+            self.end(sequence, FinishReason.STOP)
+        return None if request.live else request
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot for the metrics."""
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting) + len(self.parked),
+            kv_cache_usage=self.kv.usage,
+            prefix_cache_queries=self.kv.queries,
+            prefix_cache_hits=self.kv.hits,
+            num_preemptions=self.num_preemptions,
+            num_corrupted=self.num_corrupted,
+        )
+
+    def check(self) -> None:
+        """Asserts that requests, queues, rows and blocks balance."""
+        live = [sequence for request in self.requests.values() for sequence in request.live]
+        assert len(live) == len(self.running) + len(self.waiting) + len(self.parked)
+        assert all(request.live for request in self.requests.values())
+        assert all(sequence.row == NO_ROW or sequence in self.running for sequence in live)
+        self.rows.check(self.running)
+        self.kv.check(live)
+
+    def start(self, sequence: Sequence, place: int) -> None:
+        """Lets `sequence`, which waits and has been given blocks, run as number `place`."""
+        self.waiting.remove(sequence)
+        self.running.insert(place, sequence)
+        self.rows.begin(sequence)
+
+    def fork(self, parent: Sequence) -> Sequence:
+        """A sequence that knows and has computed the same; it waits if there is no place in the batch."""
+        child = parent.request.start(parent.token_ids)
+        parent.request.live.append(child)
+        if parent.blocks and len(self.running) < self.max_num_seqs:
+            self.kv.fork(parent, child)
+            self.rows.fork(parent, child)
+            self.running.append(child)
+        else:
+            self.waiting.add(child)
+        return child
+
+    def preempt(self) -> Sequence:
+        """Takes the blocks of the last in line."""
+        victim = self.running[-1]
+        self.give_back(victim)
+        victim.num_preemptions += 1
+        victim.request.num_preemptions += 1
+        self.num_preemptions += 1
+        return victim
+
+    def give_back(self, sequence: Sequence) -> None:
+        """`sequence`, which runs, has computed nothing any more, and waits."""
+        self.running.remove(sequence)
+        self._reset(sequence)
+        if sequence.candidates is None:
+            self.waiting.add(sequence)
+        else:
+            self.parked.append(sequence)
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Takes a sequence out, and its request with the last one."""
+        sequence.finish_reason = reason
+        if sequence.row != NO_ROW:
+            self.running.remove(sequence)
+        elif sequence in self.parked:
+            self.parked.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._reset(sequence)
+        sequence.request.live.remove(sequence)
+        if not sequence.request.live:
+            sequence.request.finish_reason = reason
+            del self.requests[sequence.request.id]
+
+    def _reset(self, sequence: Sequence) -> None:
+        """Takes row and blocks, and drops what is in flight."""
+        self.kv.free(sequence)
+        self.rows.release(sequence)
+        sequence.life += 1
+        sequence.num_awaited = 0
+        sequence.is_held = False
+        sequence.request.num_forking = 0  # while sequences are forking off this one, it is the only one

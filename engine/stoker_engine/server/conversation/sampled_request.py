@@ -1,0 +1,201 @@
+"""What completions and chat have in common: how to sample, and how to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from pydantic import model_validator
+
+from stoker_common.errors import RequestError
+from stoker_engine.core.sampling_defaults import sampling_params
+from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams
+from stoker_engine.server.conversation.structured_outputs import Formatted
+from stoker_engine.server.schema.field_types import (
+    BadWords,
+    CacheSalt,
+    CountOrAll,
+    CountOrZero,
+    Int64,
+    LogitBias,
+    Metadata,
+    RequestId,
+    Stop,
+    StrictModel,
+    TokenIds,
+    Width,
+)
+from stoker_engine.server.schema.unsupported import Off, Unbuilt
+
+#: Fields that `SamplingParams` knows by the same name.
+_SAMPLING: Final = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "bad_words",
+    "allowed_token_ids",
+)
+
+#: What beam search has no use for, at the values that ask for nothing. It takes the likeliest sequences by the
+#: model's own probabilities, which a temperature of 0 or 1 leaves as they are.
+_NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
+    "wanted_format": (),
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "prompt_logprobs": (),
+    "stream": (False,),
+}
+
+
+class StreamOptions(StrictModel):
+    """How to stream."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Off = None
+
+
+class SampledRequest(Formatted, Unbuilt, StrictModel):
+    """The fields of both bodies."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: Width | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: CountOrAll | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
+    seed: Int64 | None = None
+    stop: Stop | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    min_tokens: CountOrZero | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: CountOrAll | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+    prompt_logprobs: CountOrAll | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+
+    priority: Int64 | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: RequestId | None = None
+
+    # These label a request for whoever keeps accounts or logs; they ask nothing of us.
+    user: str | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @model_validator(mode="after")
+    def _combines(self) -> SampledRequest:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream: true", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs are not returned in a stream; leave stream out", "prompt_logprobs")
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
+        if self.use_beam_search:
+            self._check_beams()
+        else:
+            for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
+                if getattr(self, name) not in (None, neutral):
+                    raise RequestError(f"{name} belongs to beam search; add use_beam_search: true", name)
+        return self
+
+    def _check_beams(self) -> None:
+        for name, neutral in {**_NEUTRAL_FOR_BEAMS, **self.logprobs_neutral_for_beams}.items():
+            value = getattr(self, name)
+            if value is not None and value not in neutral:
+                if name == "wanted_format":  # which a grammar keeps to, and no beam
+                    name = "structured_outputs" if self.structured_outputs is not None else "response_format"
+                raise RequestError(f"{name} does not go with beam search; leave it out", name)
+
+    @property
+    def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
+        """What an endpoint adds to the fields that beam search has no use for."""
+        return {}
+
+    @property
+    def num_sequences(self) -> int:
+        """Choices for each prompt."""
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with an event that reports the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each event of a stream reports the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def params(
+        self,
+        defaults: Mapping[str, Any],
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> RequestParams:
+        """How to generate, with at most `max_tokens` tokens (None: to the end of the context).
+
+        Args:
+            defaults: what the model's makers recommend; beam search has no use for it.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
+        if self.use_beam_search:
+            return BeamSearchParams(
+                beam_width=self.num_sequences,
+                max_tokens=max_tokens,
+                ignore_eos=bool(self.ignore_eos),
+                length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+                early_stopping=self.early_stopping or False,
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                skip_special_tokens=self.skip_special_tokens is not False,
+            )
+        given = {name: getattr(self, name) for name in _SAMPLING}
+        given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        given["structured_outputs"] = self.wanted_format
+        return sampling_params(given, defaults)

@@ -1,0 +1,226 @@
+"""What every route works with."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from stoker_common.errors import NotFoundError, RequestError
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.sampling_params import RequestParams
+from stoker_engine.core.step_report import StepReport
+from stoker_engine.metrics import EngineMetrics, process_registry
+from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.generation import Generation
+from stoker_engine.server.conversation.sampled_request import SampledRequest
+from stoker_engine.server.engine.admission import Admission
+from stoker_engine.server.engine.engine_client import EngineClient
+from stoker_engine.server.engine.lifecycle import Lifecycle
+from stoker_engine.server.engine.restarts import Restarts, wait_any
+from stoker_engine.server.observability.request_log import RequestLog
+from stoker_engine.server.observability.throughput_log import ThroughputLog
+from stoker_engine.server.parsers.choice import Parsers, Parsing
+from stoker_engine.server.schema.logprobs import LogprobWriter
+from stoker_engine.server.unavailable import NotBegunError
+from stoker_engine.tokens.prompt_tokens import PromptTokens
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """One model, served. Used from the event loop only.
+
+    Attributes:
+        model_names: the names it answers to; responses and metrics carry the first.
+        registry: all metrics.
+        running: what is being generated.
+        created: when it began to be served, in Unix seconds.
+        restarts: of each copy of the engine.
+    """
+
+    def __init__(self, args: ServeArgs, client: EngineClient) -> None:
+        self.args = args
+        self.client = client
+        self.model_names = args.engine.served_model_name or (args.engine.model.removeprefix("demo://"),)
+        self.registry = process_registry()
+        self.lifecycle = Lifecycle()
+        self.running: set[Generation] = set()
+        self.created = int(time.time())
+        self._metrics: EngineMetrics | None = None
+        self._begins_after: Sequence[tuple[int, ...]] | None = None  # once somebody asked
+        frontend = args.frontend
+        self.restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_copies)]
+        self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
+        self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
+        self._throughput = None if frontend.disable_log_stats else ThroughputLog()
+        client.on_step = self._on_step
+
+    @property
+    def model_name(self) -> str:
+        """The name that responses and metrics carry."""
+        return self.model_names[0]
+
+    @functools.cached_property
+    def parsers(self) -> Parsers:
+        """What takes the model's answers apart; known once its tokenizer is loaded."""
+        return Parsers.of(self.args.frontend, self.client.tokenizer.vocabulary.chat_template)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the engine has been loaded."""
+        return self._metrics is not None
+
+    def on_loaded(self, info: EngineInfo) -> None:
+        """The engine is loaded."""
+        client = self.client
+        infos = [client.info_of(copy) for copy in range(client.num_copies)]
+        self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, infos)
+        for copy in range(client.num_copies):
+            self._metrics.look_up(copy, functools.partial(client.serves, copy))
+        if info.licence is not None:
+            logger.info("licence of %s: %s", self.model_name, info.licence)
+        if info.model_card is not None:
+            logger.info("model card of %s: %s", self.model_name, info.model_card)
+        _ = self.parsers  # says in the log which
+
+    def on_death(self, copy: int) -> None:
+        """A copy of the engine has died: it has nothing any more."""
+        assert self._metrics is not None
+        self._metrics.on_death(copy)
+        if self._throughput is not None:
+            self._throughput.on_death(copy)
+
+    def on_restart(self, copy: int) -> None:
+        """It is to be loaded again."""
+        assert self._metrics is not None
+        self._metrics.on_restart(copy)
+
+    def on_loaded_again(self, copy: int) -> None:
+        """It is loaded again."""
+        assert self._metrics is not None
+        self._metrics.on_loaded_again(self.client.info_of(copy), copy)
+
+    async def wait_ready(self) -> None:
+        """Waits while an engine that died is loaded again.
+
+        Raises:
+            NotBegunError: nothing can be generated now.
+        """
+        client = self.client  # may die between two looks at it
+        if client.is_ready:
+            return
+        may_be_again = self.is_loaded and not client.is_stuck
+        if not (may_be_again and await wait_any(self.restarts, lambda: client.is_ready)):
+            raise NotBegunError(f"the model cannot answer now: {client.status}")
+
+    def check_model(self, name: str | None) -> None:
+        """A request may leave the model out, but not name another one.
+
+        Raises:
+            NotFoundError: the model is not served here.
+        """
+        if name is not None and name not in self.model_names:
+            raise NotFoundError(
+                f"the model {name[:200]!r} is not served here; there is {', '.join(self.model_names)}",
+                "model",
+                "model_not_found",
+            )
+
+    def check_length(self, text: str) -> None:
+        """A text that is too long is refused before any work is done for it.
+
+        Raises:
+            RequestError: its tokens, whatever they are, cannot fit the model's context.
+        """
+        self.client.tokenizer.vocabulary.check_length(text, self.client.info.max_model_len)
+
+    def check(self, body: SampledRequest) -> None:
+        """Checks what can be checked before the prompt is tokenized.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        self.check_model(body.model)
+        if body.priority and self.args.engine.scheduling_policy != "priority":
+            raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")
+
+    def logprobs(self, body: SampledRequest, top: int | None) -> LogprobWriter | None:
+        """Writes logprobs as `body` wants them, if it does: the `top` likeliest at each position."""
+        if top is None:
+            return None
+        as_token_ids = body.return_tokens_as_token_ids
+        if as_token_ids is None:
+            as_token_ids = self.args.frontend.return_tokens_as_token_ids
+        return LogprobWriter(self.client.tokenizer.vocabulary, top, as_token_ids)
+
+    async def parsing(self, body: ChatCompletionRequest, prompt: str) -> Parsing:
+        """How the answers to `body` are taken apart, whose prompt has the text `prompt`."""
+        parsers, tools = self.parsers, body.tool_use
+        markers = [
+            marker
+            for parser, is_used in (
+                (parsers.reasoning, True),
+                (parsers.tools, tools.mode == "auto" or parsers.forces_own_calls(tools)),
+            )
+            if parser is not None and is_used
+            for marker in parser.markers
+        ]
+        visible = self.client.tokenizer.vocabulary.special_token_ids(markers) if markers else frozenset[int]()
+        num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
+        begins_after, continued = await self._answer_begins_after(), bool(body.continue_final_message)
+        return Parsing(parsers, prompt, tools, visible, begins_after, num_calls, continued)
+
+    async def _answer_begins_after(self) -> Sequence[tuple[int, ...]]:
+        """The tokens of what a model's answer begins after, where it reasons before."""
+        if self._begins_after is None:
+            texts = () if self.parsers.reasoning is None else self.parsers.reasoning.answer_begins_after
+            encoded = await self.client.tokenizer.encode(texts, False) if texts else []
+            self._begins_after = tuple(tuple(token_ids) for token_ids in encoded)
+        return self._begins_after
+
+    def include_usage(self, body: SampledRequest) -> bool:
+        """Whether a stream ends with its usage."""
+        return body.include_usage or self.args.frontend.enable_force_include_usage
+
+    def generation(
+        self,
+        answer_id: str,
+        body: SampledRequest,
+        prompts: Sequence[PromptTokens],
+        params: Sequence[RequestParams],
+        field_names: Mapping[str, str] | None = None,
+        *,
+        report_output: bool = True,
+    ) -> Generation:
+        """What a body asks for, ready to run."""
+        for prompt, its_params in zip(prompts, params, strict=True):
+            self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer.vocabulary)
+        return Generation(
+            self.client,
+            self.wait_ready,
+            self._admission,
+            self.running,
+            answer_id,
+            prompts,
+            params,
+            n=body.num_sequences,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            field_names=field_names or {},
+            report_cached=self.args.frontend.enable_prompt_tokens_details,
+            report_output=report_output,
+        )
+
+    def _on_step(self, report: StepReport) -> None:
+        if self._metrics is not None:
+            self._metrics.on_step(report)
+        if self._throughput is not None:
+            self._throughput.on_step(report)
+        self._requests.on_step(report)
+
+    def _on_rejected(self, limit: str) -> None:
+        if self._metrics is not None:
+            self._metrics.on_rejected(limit)

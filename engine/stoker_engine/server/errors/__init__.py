@@ -1,0 +1,1 @@
+"""Errors as each API describes them."""

@@ -1,0 +1,60 @@
+"""Errors → answers, in the shape of the API that was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from stoker_common.errors import EngineDeadError, OverloadedError, RequestError
+from stoker_engine.server.connection.disconnect import ClientGoneError
+from stoker_engine.server.errors import anthropic as anthropic
+from stoker_engine.server.errors import openai as openai
+from stoker_engine.server.unavailable import NotBegunError, UnauthorizedError, UnavailableError
+
+#: The header that tells a gateway that it may ask another server: of this request nothing was begun here.
+NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
+
+
+def install(app: FastAPI) -> None:
+    """Makes `app` answer every error so."""
+    app.add_exception_handler(RequestError, _answer)
+    app.add_exception_handler(RequestValidationError, _answer)
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(ClientGoneError, _answer)
+    app.add_exception_handler(ClientDisconnect, _answer)
+    app.add_exception_handler(Exception, _answer)
+
+
+def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
+    """The answer that reports `error`.
+
+    Args:
+        scope: of the request; None: what came is none.
+    """
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if isinstance(error, UnavailableError | OverloadedError):
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, UnavailableError | EngineDeadError):
+        headers["connection"] = "close"  # the next request finds another server
+    if isinstance(error, NotBegunError):
+        headers[NOT_BEGUN_HEADER] = "1"
+    if isinstance(error, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
+    if scope is not None and anthropic.is_asked(scope):
+        name = scope.get("state", {}).get("request_id")
+        if name is not None:
+            headers[anthropic.HEADER] = name
+        status, body = anthropic.describe(error, name)
+        return Response(anthropic.encode(body), status, headers, media_type="application/json")
+    status, described = openai.describe(error)
+    return Response(openai.encode(described), status, headers, media_type="application/json")
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return response(error, request.scope)

@@ -1,0 +1,1 @@
+"""The HTTP server: sockets, uvicorn's protocol, and limits on slow clients."""

@@ -1,0 +1,303 @@
+"""From application to process: the socket, loading, the signals, the exit code.
+
+The server listens before the engine is loaded, so that probes are answered from the first moment. From then on it
+waits for one of: the engine is loaded, the engine dies, a signal comes. Nothing polls.
+
+SIGTERM begins the way out that `lifecycle` draws. SIGINT, which a person types, takes it without the grace; a second
+signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+
+from stoker_common.errors import (
+    ArgumentError,
+    EngineDeadError,
+    EngineOutOfMemoryError,
+    EngineStuckError,
+    StokerError,
+)
+from stoker_engine.contract.frontend_args import EVERY_ADDRESS
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.server.app import create_app
+from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.engine.engine_client import EngineClient
+from stoker_engine.server.http.http_protocol import http_protocol
+from stoker_engine.server.observability.access_log import skip_paths
+from stoker_engine.server.unavailable import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+#: How long an idle connection stays open. Longer than most clients' and proxies' own limits, so that it is not closed
+#: at the moment they use it.
+_KEEP_ALIVE_S = 75
+#: How long connections get to take what was written for them, once all requests are answered.
+_LAST_WORDS_S = 5
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Takes the address, so that a port in use is reported before a model is loaded. Listens to nobody yet.
+
+    ``::`` is every address, of IPv4 too, whatever the kernel's default is (net.ipv6.bindv6only).
+
+    Raises:
+        StokerError: the address cannot be had.
+    """
+    every = host == EVERY_ADDRESS
+    if every and not _has_ipv6():
+        host = "0.0.0.0"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            if family == socket.AF_INET6 and every:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart waits for old connections
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        raise _refused(host, port, error) from error
+    return bound
+
+
+def _has_ipv6() -> bool:
+    """Whether the kernel has IPv6; some are booted without."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
+            trial.bind((EVERY_ADDRESS, 0))
+    except OSError:
+        return False
+    return True
+
+
+def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:
+    """Serves `client` on a socket from `bind`, until SIGTERM or SIGINT.
+
+    Raises:
+        ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
+        EngineDeadError: the engine died.
+        StokerError: another process has begun to listen on the address.
+    """
+    service = Service(args, client)
+    config = uvicorn_config(service)
+    host, port = bound.getsockname()[:2]
+    url = f"{'https' if config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    server = Server(config, service, url)
+    try:
+        server.run([bound])
+    except OSError as error:
+        raise _refused(host, port, error) from error
+    if server.failure is not None:
+        raise server.failure
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, woken by what happens instead of by a clock.
+
+    Attributes:
+        failure: why it could not serve, or not to the end.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, url: str) -> None:
+        super().__init__(config)
+        self.failure: Exception | None = None
+        self._service = service
+        self._url = url
+        self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._grace_s = service.args.frontend.shutdown_grace
+        self._serves_again = asyncio.Event()  # set for a moment, whenever a copy does
+
+    async def main_loop(self) -> None:
+        """Serves until there is a reason to stop, and goes the way out."""
+        engine = asyncio.create_task(self._engine())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not engine.done() and self._service.is_loaded:
+                await self._leave(engine)
+            if engine.done():
+                failure = engine.exception()
+                self.failure = failure if isinstance(failure, Exception) else StokerError(str(failure))
+        finally:
+            engine.cancel()
+            stopping.cancel()
+            self.should_exit = True
+
+    def stop(self, signum: int) -> None:
+        """Makes the server stop; the second time, at once."""
+        if self._stopping.is_set():
+            self._hurried.set()
+            return
+        if signum == signal.SIGINT:
+            self._grace_s = 0
+        self._service.lifecycle.leaving = True
+        self._stopping.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles signals in the event loop, which they wake."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+        for signum in before:
+            loop.add_signal_handler(signum, self.stop, signum)
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                loop.remove_signal_handler(signum)
+                signal.signal(signum, handler)
+
+    async def _engine(self) -> None:
+        """Loads the engine, and waits until it is dead for good, with all its copies, which it raises."""
+        service = self._service
+        service.on_loaded(await service.client.load())
+        logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
+        copies = [asyncio.create_task(self._keep(copy)) for copy in range(service.client.num_copies)]
+        try:
+            await asyncio.gather(*copies)
+        finally:
+            for task in copies:
+                task.cancel()
+            for restarts in service.restarts:
+                restarts.give_up()
+
+    async def _keep(self, copy: int) -> None:
+        """Has a copy loaded again whenever it dies, until it stays dead. The last one's death is raised."""
+        while True:
+            death = await self._service.client.wait_dead(copy)
+            if not await self._load_again(copy, type(death)(f"the engine died: {death}")):
+                return
+            logger.info("serving again%s", self._named(copy))
+            self._serves_again.set()
+            self._serves_again.clear()
+
+    async def _load_again(self, copy: int, death: EngineDeadError) -> bool:
+        """Has a copy loaded again, also where it dies of that, while restarts are left. Then it stays dead, where
+        others serve, or until one that is loaded again does; else its death is raised."""
+        service, client = self._service, self._service.client
+        others = [each for each in range(client.num_copies) if each != copy]
+        while True:
+            service.on_death(copy)
+            others_serve = any(map(client.serves, others))
+            if not service.restarts[copy].allowed(death, others_serve):
+                service.restarts[copy].give_up()
+                if others_serve:
+                    logger.error("the engine stays dead%s: it died too often", self._named(copy))
+                    return False
+                hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
+                if hopeless or all(service.restarts[each].given_up for each in others):
+                    raise death
+                await self._serves_again.wait()
+                continue
+            if others_serve:
+                logger.warning("loading the engine again%s; others serve", self._named(copy))
+            else:
+                logger.warning("loading the engine again%s; requests wait for it", self._named(copy))
+            service.on_restart(copy)
+            try:
+                with service.restarts[copy].one():
+                    await client.load(copy)
+                service.on_loaded_again(copy)
+                return True
+            except EngineDeadError as another:
+                death = another
+
+    def _named(self, copy: int) -> str:
+        """Which copy, for the log, where there are several."""
+        num_copies = self._service.client.num_copies
+        return "" if num_copies == 1 else f", copy {copy + 1} of {num_copies} (engine {copy})"
+
+    async def _leave(self, engine: asyncio.Task[None]) -> None:
+        """Serves through the grace, then lets what is in flight finish. Both together take no more than they may, and
+        the grace, where it begins anew, no more than half of what is for those in flight."""
+        service, lifecycle = self._service, self._service.lifecycle
+        timeout = service.args.frontend.shutdown_timeout
+        logger.info("stopping: requests are served for another %g s", self._grace_s)
+        clock = asyncio.get_running_loop().time
+        grace_ends = clock() + self._grace_s
+        end, latest = grace_ends + timeout, grace_ends + timeout / 2
+        while await self._wait({engine}, grace_ends - clock()):
+            again = min(lifecycle.last_came + self._grace_s, latest)
+            if again <= grace_ends:
+                break
+            grace_ends = again
+        lifecycle.closed = True
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # at once where it is idle, else with the end of its answer
+        left = end - clock()
+        if lifecycle.in_flight:
+            logger.info("stopping: %d requests in flight may take another %g s", lifecycle.in_flight, round(left))
+        idle = asyncio.create_task(lifecycle.wait_idle())
+        await self._wait({engine, idle}, left)
+        idle.cancel()
+        if service.running:
+            logger.warning("stopping: ending %d requests that took too long", len(service.running))
+        for generation in list(service.running):
+            generation.fail(UnavailableError("the server stops, and this request took too long to finish"))
+
+    async def _wait(self, tasks: set[asyncio.Task[None]], seconds: float) -> bool:
+        """Waits for one of `tasks`, unless it takes too long, which is returned, or someone is in a hurry."""
+        hurried = asyncio.create_task(self._hurried.wait())
+        try:
+            done, _ = await asyncio.wait(
+                {*tasks, hurried}, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            hurried.cancel()
+        return not done
+
+
+def uvicorn_config(service: Service) -> uvicorn.Config:
+    """How uvicorn serves `service`.
+
+    Raises:
+        ArgumentError: the certificate or the file of API keys cannot be read.
+    """
+    args = service.args.frontend
+    skip_paths(args.disable_access_log_for_endpoints)
+    config = uvicorn.Config(
+        create_app(service),
+        http=http_protocol(args),
+        ws="none",
+        lifespan="off",
+        log_config=None,  # the process's own logging
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LAST_WORDS_S,
+        date_header=False,  # the connection writes it: uvicorn's own comes from a clock that ticks
+        server_header=False,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers or "DEFAULT",
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ArgumentError(
+            "--ssl-certfile", f"cannot load {args.ssl_certfile} with its key, certificates and ciphers: {error}"
+        ) from error
+    return config
+
+
+def _refused(host: str, port: int, error: OSError) -> StokerError:
+    return StokerError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port")

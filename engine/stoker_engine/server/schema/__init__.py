@@ -1,0 +1,1 @@
+"""Fields and objects that several APIs have in common: messages, tools, log-probabilities, results."""

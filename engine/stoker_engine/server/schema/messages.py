@@ -1,0 +1,136 @@
+"""The messages of a chat, and the tools it may use, as chat templates know them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from stoker_engine.server.schema.call_arguments import read_arguments
+from stoker_engine.server.schema.field_types import StrictModel, or_else
+from stoker_engine.server.schema.unsupported import UnbuiltMessage
+
+T = TypeVar("T")
+
+
+class TextPart(StrictModel):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)],
+    or_else('must be a string, or a list of {"type": "text", "text": …} parts; this model reads only text'),
+]
+
+
+class CalledFunction(StrictModel):
+    """What the assistant called; `arguments` is JSON, or whatever the model wrote: a call may be cut off."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+    @field_validator("arguments", mode="after")
+    @classmethod
+    def _parsed(cls, arguments: str | dict[str, Any] | None) -> str | dict[str, Any]:
+        """Templates want the arguments parsed; what is no JSON object stays the text that it is."""
+        if not isinstance(arguments, str):
+            return arguments or {}
+        parsed = read_arguments(arguments)
+        return arguments if parsed is None else parsed
+
+
+class ToolCall(StrictModel):
+    """One call of a tool, in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # streams number their calls, and clients send them back so
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates know it."""
+        call: dict[str, Any] = {"type": self.type, "function": self.function.model_dump()}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+class Message(UnbuiltMessage, StrictModel):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    content: Annotated[Content | None, Field(validate_default=True)] = None
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("tool_calls", "reasoning", "reasoning_content", mode="after")
+    @classmethod
+    def _is_the_assistants(cls, value: T, info: ValidationInfo) -> T:
+        if value and info.data.get("role") not in (None, "assistant"):
+            raise PydanticCustomError("shape", "only the assistant's messages have this")
+        return value
+
+    @field_validator("tool_call_id", mode="after")
+    @classmethod
+    def _is_a_tools(cls, value: T, info: ValidationInfo) -> T:
+        if value is not None and info.data.get("role") not in (None, "tool"):
+            raise PydanticCustomError("shape", "only messages of the role tool have this")
+        return value
+
+    @field_validator("content", mode="after")
+    @classmethod
+    def _says_something(cls, value: T, info: ValidationInfo) -> T:
+        # An answer that is cut off while the model reasons has nothing else.
+        if value is None and not any(info.data.get(name) for name in ("tool_calls", "reasoning", "reasoning_content")):
+            raise PydanticCustomError(
+                "shape", "is required; only a message with tool_calls or reasoning may leave it out"
+            )
+        return value
+
+    @property
+    def text(self) -> str:
+        """What it says; never null, for templates add it to other text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates know it."""
+        # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        # The template gets it in a form that it can write: see `tokens.content_format`.
+        parts = self.content if isinstance(self.content, list) else ()
+        message["content"] = [part.model_dump() for part in parts] or self.text
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if (reasoning := self.reasoning or self.reasoning_content) is not None:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}  # templates use either name
+        for name in ("name", "tool_call_id"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
+        return message
+
+
+class Function(StrictModel):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictModel):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        return {"type": self.type, "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}

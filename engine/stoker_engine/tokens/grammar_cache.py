@@ -1,0 +1,71 @@
+"""Grammars that were compiled lately, by what they were compiled from: a schema comes with many requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from typing import Final
+from weakref import WeakValueDictionary
+
+from stoker_common.errors import RequestError
+from stoker_engine.core.structured_outputs import StructuredOutputs
+
+#: Most characters of grammars that are kept.
+_MOST: Final = 16 * 2**20
+
+
+class KeptGrammars:
+    """Grammars, and refusals, for one event loop. Each is compiled once: those who wait for it get it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, str | RequestError] = OrderedDict()
+        self._length = 0
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # of those being compiled
+
+    async def get(
+        self, structured: StructuredOutputs, compile_grammar: Callable[[StructuredOutputs], Awaitable[str]]
+    ) -> str:
+        """The grammar of `structured`, compiled if it is not kept.
+
+        Raises:
+            RequestError: what `compile_grammar` raises. It is kept where it is the grammar's fault, and has no code.
+        """
+        key = await asyncio.to_thread(_key, structured)
+        if key not in self._kept:
+            turn = self._turns.setdefault(key, asyncio.Lock())
+            async with turn:
+                if key not in self._kept:
+                    try:
+                        self._keep(key, await compile_grammar(structured))
+                    except RequestError as error:
+                        # What took too much may take less where less is going on.
+                        if error.code is not None or error.status != RequestError.status:
+                            raise
+                        self._keep(key, error)
+        self._kept.move_to_end(key)
+        kept = self._kept[key]
+        if isinstance(kept, RequestError):
+            raise RequestError(kept.message, kept.param, kept.code)
+        return kept
+
+    def _keep(self, key: bytes, result: str | RequestError) -> None:
+        self._kept[key] = result
+        self._length += _length(result)
+        while self._length > _MOST and len(self._kept) > 1:
+            self._length -= _length(self._kept.popitem(last=False)[1])
+
+
+def _length(result: str | RequestError) -> int:
+    return len(result if isinstance(result, str) else result.message) + 100
+
+
+def _key(structured: StructuredOutputs) -> bytes:
+    stated = {each.name: getattr(structured, each.name) for each in fields(structured) if each.name != "begins_after"}
+    try:
+        return hashlib.sha256(json.dumps(stated).encode()).digest()
+    except (RecursionError, TypeError, ValueError) as error:
+        raise RequestError(f"this is no JSON: {error}", f"structured_outputs.{structured.kind}") from None

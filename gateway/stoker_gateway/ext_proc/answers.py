@@ -1,0 +1,103 @@
+"""What the picker answers itself: errors, in the shape of the API that was asked, and which models there are."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_common.errors import RequestError
+from stoker_gateway.ext_proc.errors import MethodError, RateLimitError, RetryableError
+from stoker_gateway.ext_proc.model_cards import ModelCards
+from stoker_gateway.keys.errors import UnauthorizedError
+from stoker_gateway.registry.model_registry import Endpoint
+
+#: What an engine takes as a request's id.
+REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+#: Anthropic's names of what went wrong, by HTTP status.
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP response.
+
+    Attributes:
+        headers: without its length, which the proxy adds.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+def error_answer(error: RequestError, path: str, request_id: str | None = None) -> Answer:
+    """The answer that reports `error` to whoever asked for `path`.
+
+    Args:
+        request_id: what the request's header says; something else than an id is left out.
+    """
+    request_id = request_id if request_id is not None and REQUEST_ID.fullmatch(request_id) else None
+    headers = [] if request_id is None else [("x-request-id", request_id)]
+    if isinstance(error, RetryableError):
+        headers.append(_again(error.retry_after_s))
+    if isinstance(error, RateLimitError):
+        again = error.denial.retry_after_s
+        headers.append(("x-should-retry", "false") if again is None else _again(again))  # OpenAI's clients heed it
+        headers.extend(error.denial.standing.headers().items())
+    if isinstance(error, MethodError):
+        headers.append(("allow", "POST"))
+    if isinstance(error, UnauthorizedError):
+        headers.append(("www-authenticate", "Bearer"))
+    if _is_anthropic(path):
+        if request_id is not None:
+            headers.append(("request-id", request_id))
+        return _json(error.status, _anthropic(error, request_id), headers)
+    said = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return _json(error.status, {"error": said}, headers)
+
+
+def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> Answer:
+    """The answer of ``/v1/models``, in OpenAI's shape."""
+    return _json(200, {"object": "list", "data": [_card(each, cards) for each in endpoints]})
+
+
+def model_answer(endpoint: Endpoint, cards: ModelCards) -> Answer:
+    """The answer of ``/v1/models/{name}``."""
+    return _json(200, _card(endpoint, cards))
+
+
+def _card(endpoint: Endpoint, cards: ModelCards) -> dict[str, Any]:
+    card = {"id": endpoint.name, "object": "model", "created": endpoint.created, "owned_by": "stoker"}
+    return card | cards.of(endpoint.name, endpoint.servers)
+
+
+def _again(seconds: float) -> tuple[str, str]:
+    return "retry-after", str(max(1, math.ceil(seconds)))
+
+
+def _is_anthropic(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
+    """https://docs.anthropic.com/en/api/errors. There is no field for what is wrong, so the message names it."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _json(status: int, body: dict[str, Any], headers: Iterable[tuple[str, str]] = ()) -> Answer:
+    """ASCII, because a message may quote anything."""
+    return Answer(status, (("content-type", "application/json"), *headers), json.dumps(body).encode())

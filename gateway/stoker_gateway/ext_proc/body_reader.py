@@ -1,0 +1,214 @@
+"""Reading bodies without stopping for them: small ones at once, large ones in a process of their own, one by one.
+
+A parser holds Python's lock, so a thread would not do: 30 MB of JSON take from a tenth of a second to two, by what
+somebody wrote there. Clients take turns, so that one with many large bodies delays another's by one of them. What a
+body may take is bounded in processor time, since no later attempt would take less: it is refused for good. A client
+that leaves takes its body along: if it is being read, the process is ended and the next body gets another, as it does
+if the process dies of a body. The process ends when its input does, hence with the picker, however that ends.
+
+    to it:    bytes of the head, bytes of the body (each 8 bytes), path and Content-Type as JSON, body
+    from it:  bytes of the result (8 bytes), result as JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import logging
+import math
+import signal
+import struct
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from typing import Any, BinaryIO, Final, NoReturn
+
+import orjson
+
+from stoker_common.errors import RequestError
+from stoker_gateway.ext_proc.errors import TooLargeError, UnavailableError
+from stoker_gateway.ext_proc.request import ModelRequest, read_request
+from stoker_gateway.scheduling.fair_queue import FairQueue
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of the largest body that is read at once, and what it may have at most of objects and lists, and of commas:
+#: some 10 ms.
+AT_ONCE: Final = 128 * 1024
+_AT_ONCE_PARTS: Final = 2048
+_AT_ONCE_COMMAS: Final = 16_384
+#: Seconds of the processor that a body may take.
+MOST_CPU_S: Final = 5.0
+#: For how many seconds a body may wait for its turn, and then be read. Together they are less than the proxy waits.
+WAIT_S: Final = 6.0
+LONGEST_S: Final = 8.0
+#: Bodies that may wait; then whoever has most of them gives one up.
+_MOST_WAITING: Final = 1024
+
+_SIZES: Final = struct.Struct("!QQ")
+_SIZE: Final = struct.Struct("!Q")
+_PIECE: Final = 256 * 1024
+
+
+class BodyReader:
+    """Reads bodies, from one event loop.
+
+    Args:
+        at_once: bytes of the largest body for which no other process is asked.
+        longest_s: for how many seconds that process may read one.
+        wait_s: for how many seconds a body may wait for others.
+    """
+
+    def __init__(self, at_once: int = AT_ONCE, longest_s: float = LONGEST_S, wait_s: float = WAIT_S) -> None:
+        self._at_once = at_once
+        #: As given.
+        self.longest_s = longest_s
+        self._wait_s = wait_s
+        self._process: Process | None = None
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(_MOST_WAITING, math.inf)
+        self._turn: asyncio.Future[None] | None = None
+
+    async def read(self, path: str, body: bytes, content_type: str = "", owner: str = "") -> ModelRequest:
+        """What `read_request` says.
+
+        Args:
+            owner: whose it is; owners take turns.
+
+        Raises:
+            RequestError: likewise, or the body could not be read here.
+        """
+        if self._is_small(body):
+            return read_request(path, body, content_type)
+        async with self._turn_of(owner):
+            result = await self._read_elsewhere(orjson.dumps([path, content_type]), body)
+        if "error" in result:
+            raise (TooLargeError if result["too_large"] else RequestError)(**result["error"])
+        return ModelRequest(**result | {"chain": [bytes.fromhex(each) for each in result["chain"]]})
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def num_waiting(self) -> int:
+        """How many bodies wait."""
+        return len(self._waiting)
+
+    async def close(self) -> None:
+        """Ends the process, if there is one."""
+        process = self._kill()
+        if process is not None:
+            await process.wait()
+
+    def _is_small(self, body: bytes) -> bool:
+        return (
+            len(body) <= self._at_once
+            and body.count(b"{") + body.count(b"[") <= _AT_ONCE_PARTS
+            and body.count(b",") <= _AT_ONCE_COMMAS
+        )
+
+    @contextlib.asynccontextmanager
+    async def _turn_of(self, owner: str) -> AsyncIterator[None]:
+        """Has the process for one body.
+
+        Raises:
+            UnavailableError: others took too long.
+        """
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
+        if (gone := self._waiting.push(owner, 0, mine, loop.time())) is not None:
+            gone.cancel()
+        self._pass_on()
+        try:
+            await asyncio.wait((mine,), timeout=self._wait_s)
+            if mine.cancelled() or not mine.done():
+                raise UnavailableError("the gateway is busy with other large request bodies; try again")
+            yield
+        finally:
+            mine.cancel()
+            self._waiting.remove(mine)
+            if self._turn is mine:
+                self._turn = None
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._turn is None:
+            now = asyncio.get_running_loop().time()
+            self._turn = self._waiting.pop(now, lambda waiting: not waiting.done())
+            if self._turn is not None:
+                self._turn.set_result(None)
+
+    async def _read_elsewhere(self, head: bytes, body: bytes) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self.longest_s):
+                return await self._exchange(head, body)
+        except (OSError, EOFError, TimeoutError) as error:
+            logger.warning("a body of %d bytes could not be read: %s", len(body), error or type(error).__name__)
+            self._kill()
+            raise UnavailableError("the request body could not be read at this time; try again") from error
+        except BaseException:  # its client has left: what the process says next would be taken for another's
+            self._kill()
+            raise
+
+    def _kill(self) -> Process | None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        return process
+
+    async def _exchange(self, head: bytes, body: bytes) -> dict[str, Any]:
+        if self._process is None or self._process.returncode is not None:
+            # -P: nothing is imported from wherever the gateway was started.
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", __name__, stdin=PIPE, stdout=PIPE
+            )
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None and back is not None
+        to.write(_SIZES.pack(len(head), len(body)) + head)
+        for start in range(0, len(body), _PIECE):
+            to.write(memoryview(body)[start : start + _PIECE])
+            await to.drain()
+        (size,) = _SIZE.unpack(await back.readexactly(_SIZE.size))
+        result: dict[str, Any] = orjson.loads(await back.readexactly(size))
+        return result
+
+
+def read_on(requests: BinaryIO, results: BinaryIO) -> None:
+    """Reads bodies until there are no more."""
+    while len(sizes := requests.read(_SIZES.size)) == _SIZES.size:
+        head_size, body_size = _SIZES.unpack(sizes)
+        head, body = requests.read(head_size), requests.read(body_size)
+        if len(head) + len(body) < head_size + body_size:
+            return  # the picker has ended
+        path, content_type = orjson.loads(head)
+        result = orjson.dumps(_read(path, body, content_type))
+        results.write(_SIZE.pack(len(result)) + result)
+        results.flush()
+
+
+def _read(path: str, body: bytes, content_type: str = "") -> dict[str, Any]:
+    signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
+    try:
+        request = read_request(path, body, content_type)
+    except RequestError as error:
+        said = {"message": error.message, "param": error.param, "code": error.code}
+        return {"error": said, "too_large": isinstance(error, TooLargeError)}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    fields = {each.name: getattr(request, each.name) for each in dataclasses.fields(request)}
+    return fields | {"chain": [each.hex() for each in request.chain]}
+
+
+def _too_long(*_: object) -> NoReturn:
+    raise TooLargeError("the request body takes too long to read; send one with fewer objects and lists, or less")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the picker too, which ends this
+    signal.signal(signal.SIGPROF, _too_long)
+    gc.disable()  # what is read has no cycles, and looking for them would take most of the time
+    read_on(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,62 @@
+"""The text fields of a form (``multipart/form-data``), found without reading its files.
+
+Strict where servers differ: a form that two of them may read otherwise is refused, as who may use a model depends on
+what the form says it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from stoker_common.errors import RequestError
+
+#: Parts of a form, bytes of a part's headers, and of a text field, at most.
+_MOST_PARTS: Final = 64
+_MOST_HEAD: Final = 4096
+_MOST_TEXT: Final = 64 * 1024
+
+_BOUNDARY: Final = re.compile(r'[;\s]boundary=("?)([!#-:<-~]{1,70})\1\s*(?:;|$)', re.I)
+_NAME: Final = re.compile(rb'[\s;]name="([^"\\]*)"', re.I)
+_FILE: Final = re.compile(rb"[\s;]filename=", re.I)
+
+
+def is_form(content_type: str) -> bool:
+    """Whether a body of this type is a form."""
+    return content_type.strip().lower().startswith("multipart/form-data")
+
+
+def text_fields(body: bytes, content_type: str) -> dict[str, str]:
+    """The fields of a form that are no files.
+
+    Raises:
+        RequestError: it is no form, or an odd one.
+    """
+    found = _BOUNDARY.search(content_type)
+    if found is None or content_type.lower().count("boundary") != 1:
+        raise RequestError("the form's Content-Type must name one boundary")
+    line = b"--" + found[2].encode()
+    if not body.startswith(line):
+        raise RequestError("the form does not begin with its boundary")
+    fields, at = dict[str, str](), len(line)
+    for _ in range(_MOST_PARTS):
+        if body.startswith(b"--", at):
+            return fields
+        start = body.find(b"\r\n\r\n", at, at + _MOST_HEAD)
+        end = body.find(b"\r\n" + line, start)
+        if start < 0 or end < 0:
+            raise RequestError("the form breaks off, or a part of it has no headers")
+        head = body[at : start + 2]
+        at = end + len(line) + 2
+        names = _NAME.findall(head)
+        if len(names) != 1 or b"*=" in head or head.lower().count(b"content-disposition") != 1:
+            raise RequestError("each part of the form needs one name")
+        if _FILE.search(head):
+            continue
+        name = names[0].decode("utf-8", "replace")
+        if name in fields and name == "model":
+            raise RequestError("the form names its model twice", "model", "invalid_value")
+        if end - start > _MOST_TEXT:
+            continue
+        fields[name] = body[start + 4 : end].decode("utf-8", "replace")
+    raise RequestError(f"the form has more than {_MOST_PARTS} parts")

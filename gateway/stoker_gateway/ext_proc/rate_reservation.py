@@ -1,0 +1,39 @@
+"""A request's part of its key's limits, before it is sent anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from stoker_gateway.ext_proc.errors import RateLimitError
+from stoker_gateway.ext_proc.request import ModelRequest
+from stoker_gateway.keys.key import Key
+from stoker_gateway.limits.limiter import Limiter
+from stoker_gateway.limits.ratelimit_headers import Denial, Grant
+
+
+@asynccontextmanager
+async def reserved(
+    limiter: Limiter, key: Key, request: ModelRequest, clock: Callable[[], float]
+) -> AsyncIterator[Grant]:
+    """Reserves what a request may use. If it is not sent in the end, for whichever reason, its tokens are given back.
+
+    Raises:
+        RateLimitError: the key has no room for it.
+    """
+    verdict = await limiter.reserve(key, _tokens(key, request), clock())
+    if isinstance(verdict, Denial):
+        raise RateLimitError(key.id, verdict)
+    try:
+        yield verdict
+    except BaseException:
+        limiter.settle(verdict.id, 0, clock())
+        raise
+
+
+def _tokens(key: Key, request: ModelRequest) -> int:
+    """What is reserved: a default that the client did not choose never makes a request too large by itself."""
+    most, tokens = key.limits.tokens_per_minute, request.prompt_tokens + request.answer_tokens
+    if request.says_answer_tokens or most is None:
+        return tokens
+    return max(request.prompt_tokens, min(tokens, most))

@@ -1,0 +1,245 @@
+"""What a pick needs to know of a request's body: its model, and its prompt as text that grows at its end.
+
+The text is no prompt that a model reads, for templates are the engine's business. It is cheap, and canonical in what
+matters: who sends a conversation again with more at its end sends a text that begins with the earlier one. Tools and
+instructions come first, as templates have them; hints to other caches, which wander from block to block, are left out.
+
+Bodies are hostile until an engine has checked them: nothing here recurses, or takes more than linear time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import orjson
+
+from stoker_common.errors import RequestError
+from stoker_common.text_prefix_hash import text_chain
+from stoker_gateway.ext_proc.errors import TooLargeError
+from stoker_gateway.ext_proc.forms import text_fields
+from stoker_gateway.ext_proc.token_estimate import (
+    DEFAULT_ANSWER_TOKENS,
+    MOST_MEDIUM_TOKENS,
+    TOKEN_BYTES,
+    answer_tokens,
+    prompt_tokens,
+)
+from stoker_gateway.protocol.paths import FORMS, GENERATING
+
+#: Where a session is named in a body that has no header for it, the most telling name first.
+_SESSION_FIELDS: Final = ("prompt_cache_key", "user")
+#: What Claude Code tells Anthropic's accountants in a system block, another one with each request; engines drop it.
+_BILLING: Final = "x-anthropic-billing-header:"
+#: Messages, items, and parts of them in one body, at most. No model reads as many.
+MOST_ITEMS: Final = 262_144
+#: What an item of a conversation says beside its content.
+_CALLS: Final = ("name", "arguments", "output", "tool_calls")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request for a model.
+
+    Attributes:
+        model: its served name.
+        chain: hashes of the blocks of its prompt's text; none where nothing is generated, or where only the server that
+            holds a response knows the beginning.
+        size: bytes of that text.
+        session: what the body says that keeps requests together.
+        previous_response_id: the answer that is gone on with, which one server has.
+        request_id: what the answer is to be called.
+        prompt_tokens: of the prompt, estimated.
+        answer_tokens: that the answers may have.
+        says_answer_tokens: whether the body says how many these are; else they are a default.
+    """
+
+    model: str
+    chain: Sequence[bytes] = ()
+    size: int = 0
+    session: str | None = None
+    previous_response_id: str | None = None
+    request_id: str | None = None
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    says_answer_tokens: bool = True
+
+
+def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest:
+    """Reads the body of a request to `path`.
+
+    Raises:
+        RequestError: it is no JSON object, or names no model.
+    """
+    if path in FORMS:
+        return _read_form(body, content_type)
+    fields = _fields(body)
+    model, previous = _model(fields), _string(fields, "previous_response_id")
+    generates = path in GENERATING
+    text = prompt_text(fields) if generates else b""
+    answers, says = answer_tokens(fields, path) if generates else (0, True)
+    return ModelRequest(
+        model=model,
+        chain=text_chain(text, model, _string(fields, "cache_salt") or "") if previous is None else (),
+        size=len(text),
+        session=_session(fields),
+        previous_response_id=previous,
+        request_id=_string(fields, "request_id"),
+        prompt_tokens=prompt_tokens(fields, path, len(text) if generates else len(body)),
+        answer_tokens=answers,
+        says_answer_tokens=says,
+    )
+
+
+def _read_form(body: bytes, content_type: str) -> ModelRequest:
+    return ModelRequest(
+        model=_model(dict(text_fields(body, content_type))),
+        prompt_tokens=min(MOST_MEDIUM_TOKENS, max(1, len(body) // TOKEN_BYTES)),
+        answer_tokens=DEFAULT_ANSWER_TOKENS,
+        says_answer_tokens=False,
+    )
+
+
+def prompt_text(fields: dict[str, Any]) -> bytes:
+    """The prompt of a body, in whichever API's words."""
+    if fields.get("prompt") is not None:
+        return _completion(fields["prompt"])
+    pieces: list[str] = []
+    if fields.get("tools"):
+        pieces.append(_dump(fields["tools"]))
+    for name in ("system", "instructions"):
+        if fields.get(name):
+            pieces.append("\x1esystem\x1f")
+            _add_content(fields[name], pieces)
+    _check_number(fields)
+    for name in ("messages", "input"):
+        items = fields.get(name)
+        if isinstance(items, str):
+            pieces += ("\x1euser\x1f", items)
+        elif isinstance(items, list):
+            for item in items:
+                _add_item(item, pieces)
+    return "".join(pieces).encode()
+
+
+def _check_number(fields: dict[str, Any]) -> None:
+    """Refuses what would take long to go through."""
+    number = 0
+    for name in ("messages", "input"):
+        items = fields.get(name)
+        for part in chain((items,), _contents(items)) if isinstance(items, list) else ():
+            number += len(part)
+            if number > MOST_ITEMS:
+                raise TooLargeError(
+                    f"the request body has more than {MOST_ITEMS} messages, items and parts; send fewer, longer ones",
+                    name,
+                )
+    for name in ("system", "instructions"):
+        parts = fields.get(name)
+        if isinstance(parts, list) and len(parts) > MOST_ITEMS:
+            raise TooLargeError(f"{name}: has more than {MOST_ITEMS} parts; send fewer, longer ones", name)
+
+
+def _contents(items: list[Any]) -> Iterator[list[Any]]:
+    """The items' contents that are lists."""
+    for item in items:
+        if isinstance(item, dict) and isinstance(content := item.get("content"), list):
+            yield content
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(body) if body else None
+    except ValueError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise RequestError("the request body must be a JSON object, sent as Content-Type: application/json")
+    return fields
+
+
+def _model(fields: dict[str, Any]) -> str:
+    model = fields.get("model")
+    if model is None:
+        raise RequestError(
+            "the field 'model' is required here, where there are several; GET /v1/models lists them",
+            "model",
+            "missing_required_parameter",
+        )
+    if not isinstance(model, str):
+        raise RequestError("model: must be a string", "model", "invalid_value")
+    return model
+
+
+def _string(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    return value if isinstance(value, str) and value else None
+
+
+def _session(fields: dict[str, Any]) -> str | None:
+    for name in _SESSION_FIELDS:
+        if (session := _string(fields, name)) is not None:
+            return session
+    metadata = fields.get("metadata")  # Anthropic's name for it
+    return _string(metadata, "user_id") if isinstance(metadata, dict) else None
+
+
+def _completion(prompt: Any) -> bytes:
+    """A text, tokens, or several of either."""
+    if isinstance(prompt, str):
+        return prompt.encode()
+    if not isinstance(prompt, list) or not prompt:
+        return b""
+    if isinstance(prompt[0], int):
+        return _tokens(prompt)
+    return b"\x1e".join(
+        each.encode() if isinstance(each, str) else _tokens(each) for each in prompt if isinstance(each, str | list)
+    )
+
+
+def _tokens(token_ids: list[Any]) -> bytes:
+    try:
+        return array("i", token_ids).tobytes()  # four bytes, about as many as a token's text has
+    except (TypeError, OverflowError):
+        return _dump(token_ids).encode()
+
+
+def _add_item(item: Any, pieces: list[str]) -> None:
+    """A message, or another item of a conversation."""
+    if not isinstance(item, dict):
+        pieces += ("\x1e", _dump(item))
+        return
+    role = item.get("role")
+    pieces += ("\x1e", role if isinstance(role, str) else "", "\x1f")
+    content = item.get("content")
+    if content is not None:
+        _add_content(content, pieces)
+    for name in _CALLS:
+        if value := item.get(name):
+            pieces += ("\x1f", value if isinstance(value, str) else _dump(value))
+
+
+def _add_content(content: Any, pieces: list[str]) -> None:
+    """A text, or its parts."""
+    if isinstance(content, str):
+        pieces.append(content)
+        return
+    for part in content if isinstance(content, list) else (content,):
+        if isinstance(part, dict):
+            text = part.get("text")
+            if not isinstance(text, str):
+                text = _dump({name: value for name, value in part.items() if name != "cache_control"})
+            elif text.startswith(_BILLING):
+                continue
+            pieces.append(text)
+        else:
+            pieces.append(part if isinstance(part, str) else _dump(part))
+
+
+def _dump(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # nested deeper than any engine reads
+        return ""

@@ -1,0 +1,309 @@
+"""The endpoint picker's gRPC server: Envoy's external processing, and gRPC's health checks.
+
+A stream is one HTTP request, and ends once it is decided: whatever happens to the picker, answers under way go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from prometheus_client import CollectorRegistry
+
+from stoker_common.errors import NotFoundError, OverloadedError, RequestError
+from stoker_gateway.ext_proc.answers import error_answer
+from stoker_gateway.ext_proc.errors import (
+    PickerError,
+    RateLimitError,
+    SaturatedError,
+    TooLargeError,
+    UnavailableError,
+)
+from stoker_gateway.ext_proc.exchange import Exchange, Progress, ProtocolError, Route
+from stoker_gateway.ext_proc.metrics import PickerMetrics
+from stoker_gateway.ext_proc.request_handler import Asked, Decider
+from stoker_gateway.ext_proc.request_limits import RequestLimits
+from stoker_gateway.keys.errors import UnauthorizedError
+from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.limits.limiter import Limiter
+from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.scheduling.picker import EndpointPicker
+
+logger = logging.getLogger(__name__)
+
+#: The names that health checks ask for: whether the process lives, and whether it takes requests.
+LIVENESS: Final = "liveness"
+READINESS: Final = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
+
+#: What a message has beside a body, at most: headers, metadata.
+_MESSAGE_OVERHEAD: Final = 2**20
+
+
+@dataclass(frozen=True)
+class TLSFiles:
+    """A certificate and its key, in PEM. They are read again when they change."""
+
+    certificate: Path
+    key: Path
+
+
+class PickerServer:
+    """Answers a proxy that asks where requests go. Lives in one event loop.
+
+    Args:
+        directory: which models there are.
+        pickers: of their servers, by served name.
+        limits: to what is taken in.
+        registry: for metrics.
+        clock: seconds.
+        keyring: the keys there are; None: anyone may use all models.
+        limiter: keeps keys to their limits; None: by itself.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        pickers: Mapping[str, EndpointPicker],
+        limits: RequestLimits | None = None,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        keyring: Keyring | None = None,
+        limiter: Limiter | None = None,
+    ) -> None:
+        self._limits = limits or RequestLimits()
+        self._metrics = PickerMetrics(registry or CollectorRegistry())
+        self._decider = Decider(directory, pickers, self._limits, self._metrics, clock, keyring, limiter=limiter)
+        self._health = health.HealthServicer()
+        limit = self._limits.max_body_bytes + _MESSAGE_OVERHEAD
+        options = [
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.so_reuseport", 0),
+            # Proxies are near. To measure how far they are would cost a twelfth of each decision.
+            ("grpc.http2.bdp_probe", 0),
+        ]
+        self._server = grpc.aio.server(options=options)
+        self._processor = Processor(self._decider, self._limits, self._metrics)
+        external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(self._processor, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def serve_also(self, register: Callable[[Any], None]) -> None:
+        """Has another service answer by the same socket; before `start`."""
+        register(self._server)
+
+    def listen(self, address: str, tls: TLSFiles | None = None) -> int:
+        """Takes connections there, once started.
+
+        Args:
+            address: ``unix:PATH`` or ``HOST:PORT``; port 0 is any that is free.
+            tls: what proves who the picker is; without it, connections are not encrypted.
+
+        Returns:
+            the port.
+
+        Raises:
+            OSError: it cannot be listened there.
+        """
+        try:
+            if tls is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, _credentials(tls)))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {address}: {error}") from error
+
+    async def start(self, *, ready: bool = True) -> None:
+        """Begins to answer.
+
+        Args:
+            ready: whether it knows what is served. If not, requests are refused, as those that may come again, until
+                `set_ready`.
+        """
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        self._processor.ready = ready
+        await self._set_ready(ready)
+        await self._server.start()
+
+    async def set_ready(self) -> None:
+        """It knows what is served now."""
+        self._processor.ready = True
+        await self._set_ready(True)
+
+    async def drain(self) -> None:
+        """Says that it is about to end, so that proxies ask another one. It goes on answering."""
+        await self._set_ready(False)
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Ends. Streams that are being decided have so many seconds."""
+        await self.drain()
+        await self._server.stop(grace_s)
+        await self._decider.close()
+
+    def update(self, directory: Directory, pickers: Mapping[str, EndpointPicker]) -> None:
+        """These are all models there are, from now on."""
+        self._decider.update(directory, pickers)
+
+    def set_keyring(self, keyring: Keyring | None) -> None:
+        """These are all keys there are, for all requests from now on; None: anyone may use all models."""
+        self._decider.set_keyring(keyring)
+
+    def answered(self, model: str, pick: int, server: str) -> None:
+        """A request has ended, by this server's answer: whoever asks for its response later is sent there.
+
+        Args:
+            model: its served name.
+            pick: the number of the pick that sent the request.
+        """
+        self._decider.answered(model, pick, server)
+
+    def say_models(self, server: str, answer: bytes, authorization: str = "") -> None:
+        """A server's answer to ``GET /v1/models``, which clients are told of its models; and the ``Authorization`` that
+        it answered to, which it is told from now on."""
+        self._decider.say_models(server, answer, authorization)
+
+    def wake(self, model: str) -> None:
+        """There is news of a model's servers: some may have room for requests that wait."""
+        self._decider.wake(model)
+
+    async def _set_ready(self, ready: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        for name in READINESS:
+            await self._health.set(name, states.SERVING if ready else states.NOT_SERVING)
+
+
+class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+    """Envoy's service."""
+
+    def __init__(self, decider: Decider, limits: RequestLimits, metrics: PickerMetrics) -> None:
+        self._decider = decider
+        self._limits = limits
+        self._metrics = metrics
+        self.ready = True
+
+    async def Process(self, _messages: Any, context: Any) -> None:  # noqa: N802, gRPC's name
+        """Decides about one HTTP request."""
+        exchange = Exchange(self._limits.max_body_bytes)
+        outcome = _Outcome()
+        try:
+            await self._decide(exchange, context, outcome)
+        except ProtocolError as error:
+            outcome.word = "failed"
+            logger.error("the proxy does not speak the endpoint-picker protocol: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except RequestError as error:
+            outcome.word = _word(error)
+            await context.write(exchange.answer(error_answer(error, outcome.path, outcome.request_id)))
+        except Exception:
+            outcome.word = "failed"
+            logger.exception("a request could not be decided")
+            failure = PickerError("internal error; the gateway's log says more")
+            await context.write(exchange.answer(error_answer(failure, outcome.path, outcome.request_id)))
+        finally:
+            self._metrics.requests.labels(outcome.model, outcome.word).inc()
+
+    async def _decide(self, exchange: Exchange, context: Any, outcome: _Outcome) -> None:
+        asked: Asked | None = None
+        while (message := await context.read()) is not grpc.aio.EOF:
+            progress = exchange.receive(message)
+            if progress is Progress.MORE:
+                continue
+            if asked is None:
+                asked = Asked.of(exchange)
+                outcome.path, outcome.request_id = asked.path, asked.request_id
+                if not self.ready:
+                    raise UnavailableError("the gateway does not know yet which models there are; try again")
+                if (answer := self._decider.at_once(asked)) is not None:
+                    outcome.word = "answered"
+                    await context.write(exchange.answer(answer))
+                    return
+            if progress is Progress.TOO_LARGE:
+                raise self._decider.too_large()
+            if progress is Progress.HEADERS:
+                if (response := exchange.go_on()) is not None:
+                    await context.write(response)
+                continue
+            outcome.model, route = await self._decider.decide(asked, exchange.body)
+            outcome.word = "routed"
+            responses = exchange.route(route)
+            await self._send_route(route, responses, context)
+            for response in responses:
+                await context.write(response)
+            return
+
+    async def _send_route(self, route: Route, responses: Iterator[Any], context: Any) -> None:
+        """Sends the first response, which has the route. If it cannot be sent, what the request reserved is free again.
+
+        A proxy ends its stream, which cancels this, when its client leaves, and as soon as it has read the route. So
+        if the response was sent nevertheless, it is unknown whether the proxy has read it.
+        """
+
+        async def write() -> None:
+            await context.write(next(responses))
+
+        def end(task: asyncio.Task[None]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._decider.undo(route)
+            elif cancelled:
+                self._decider.count_as_used(route)
+
+        cancelled = False
+        writing = asyncio.create_task(write())
+        writing.add_done_callback(end)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of a request, for its answer and for metrics."""
+
+    path: str = ""
+    request_id: str | None = None
+    model: str = ""
+    word: str = "cancelled"
+
+
+def _word(error: RequestError) -> str:
+    match error:
+        case UnauthorizedError():
+            return "unauthorized"
+        case NotFoundError():
+            return "not_found"
+        case TooLargeError():
+            return "too_large"
+        case UnavailableError():
+            return "unavailable"
+        case SaturatedError() | OverloadedError():
+            return "saturated"
+        case RateLimitError():
+            return "limited"
+        case PickerError():
+            return "failed"
+    return "invalid"
+
+
+def _credentials(tls: TLSFiles) -> Any:
+    stamp: tuple[int, int] | None = None
+
+    def read() -> Any:
+        """The certificate, if it is another one than before."""
+        nonlocal stamp
+        now = tls.certificate.stat().st_mtime_ns, tls.key.stat().st_mtime_ns
+        if now == stamp:
+            return None
+        pair = tls.key.read_bytes(), tls.certificate.read_bytes()
+        stamp = now
+        return grpc.ssl_server_certificate_configuration([pair])
+
+    first = read()
+    return grpc.dynamic_ssl_server_credentials(first, read, require_client_authentication=False)

@@ -1,0 +1,64 @@
+"""Endpoints, their pods and their credentials → the directory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from stoker_gateway.kubernetes.facts import EndpointFacts, SliceFacts
+from stoker_gateway.kubernetes.key_history import KeyHistory
+from stoker_gateway.kubernetes.watch import Name
+from stoker_gateway.registry.model_registry import Directory, Endpoint, cluster_name
+
+#: Why an endpoint's requests are refused, in words for clients: they say nothing of whose it is.
+NO_CREDENTIAL: Final = "the gateway cannot read the key that its servers want; who runs it can see why in the log"
+TLS: Final = "its servers speak TLS, and the gateway does not to servers"
+
+
+def make(
+    endpoints: Iterable[EndpointFacts],
+    slices: Iterable[SliceFacts],
+    credentials: Mapping[Name, str],
+    history: KeyHistory,
+) -> Directory:
+    """The directory. A served name that several endpoints have belongs to the oldest.
+
+    Args:
+        credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
+        history: the keys of earlier directories.
+    """
+    servers = _servers(slices)
+    made: dict[str, Endpoint] = {}
+    for facts in sorted(endpoints, key=lambda each: (each.created, each.namespace, each.name)):
+        at = (facts.namespace, facts.name)
+        key = None if facts.secret is None else credentials.get((facts.namespace, facts.secret))
+        keys = history.update(at, facts.secret, key)
+        authorizations = [None if each is None else f"Bearer {each}" for each in keys]
+        refusal = None if authorizations else NO_CREDENTIAL
+        if facts.speaks_tls:
+            refusal = TLS
+        for served in facts.served_names:
+            if served not in made:
+                made[served] = Endpoint(
+                    served,
+                    cluster_name(served),
+                    () if facts.speaks_tls else servers.get(at, ()),
+                    facts.session_header,
+                    authorizations[0] if authorizations else None,
+                    int(facts.created) if math.isfinite(facts.created) else 0,
+                    refusal,
+                    tuple(each or "" for each in authorizations[1:]),
+                )
+    return Directory(made)
+
+
+def _servers(slices: Iterable[SliceFacts]) -> dict[Name, tuple[str, ...]]:
+    """Each pod once, though it may have an address of each kind, or be in two slices while it moves between them."""
+    found: dict[Name, dict[str, str]] = {}
+    for each in slices:
+        pods = found.setdefault((each.namespace, each.service), {})
+        for pod, server in each.servers:
+            if pod not in pods or (server.startswith("["), server) < (pods[pod].startswith("["), pods[pod]):
+                pods[pod] = server
+    return {service: tuple(sorted(set(pods.values()))) for service, pods in found.items()}

@@ -1,0 +1,91 @@
+"""What the clients of other replicas use, as each replica last said.
+
+A statement is all that a replica knows of its own clients' use of a key. It takes the place of the one before, so what
+was lost on the way, or granted while nobody could be asked, is right again with the next. Times are said as ages: no
+two machines' clocks need agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any, Final
+
+from stoker_gateway.limits.key_usage import Use
+
+#: After how many seconds without a statement requests under way are taken to have ended.
+STALE_S: Final = 30.0
+#: Seconds between looks for what can be forgotten.
+_TIDY_S: Final = 60.0
+
+Statement = dict[str, Any]
+
+
+def statement(use: Use, now: float) -> Statement:
+    """What is said of a use."""
+    return {
+        "requests": [[math.floor(age * 1000) / 1000, number] for age, number in use.requests.ages(now)],
+        "tokens": [[math.floor(age * 1000) / 1000, number] for age, number in use.tokens.ages(now)],
+        "open": use.open,
+    }
+
+
+class Told:
+    """What others said, by key and replica."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, dict[str, Use]] = {}
+        self._said_at: dict[tuple[str, str], float] = {}
+        self._tidied_at = 0.0
+
+    def __len__(self) -> int:
+        """Of how many keys something is known."""
+        return len(self._uses)
+
+    def hear(self, replica: str, key_id: str, said: Statement, now: float) -> None:
+        """A replica says what its clients use of a key.
+
+        Raises:
+            KeyError, TypeError, ValueError: that is no statement.
+        """
+        use = Use()
+        for minute, name in ((use.requests, "requests"), (use.tokens, "tokens")):
+            for age, number in said[name]:
+                minute.add(int(number), now - float(age))
+        use.open = int(said["open"])
+        self._uses.setdefault(key_id, {})[replica] = use
+        self._said_at[key_id, replica] = now
+
+    def begin(self, replica: str, key_id: str, tokens: int, now: float) -> None:
+        """A request of a replica's clients begins, which it will say itself too."""
+        self._uses.setdefault(key_id, {}).setdefault(replica, Use()).begin(tokens, now)
+        self._said_at[key_id, replica] = now
+
+    def uses(self, key_id: str, now: float, without: Collection[str] = ()) -> list[Use]:
+        """What others' clients use of a key.
+
+        Args:
+            without: replicas that do not count.
+        """
+        self._tidy(now)
+        return [use for replica, use in self._current(key_id, now).items() if replica not in without]
+
+    def _current(self, key_id: str, now: float) -> dict[str, Use]:
+        uses = self._uses.get(key_id, {})
+        for replica, use in uses.items():
+            use.expire(now)
+            if now - self._said_at.get((key_id, replica), -math.inf) > STALE_S:
+                use.open = 0
+        return uses
+
+    def _tidy(self, now: float) -> None:
+        if now - self._tidied_at < _TIDY_S:
+            return
+        self._tidied_at = now
+        for key_id in list(self._uses):
+            for replica, use in list(self._current(key_id, now).items()):
+                if use.is_nothing:
+                    del self._uses[key_id][replica]
+                    self._said_at.pop((key_id, replica), None)
+            if not self._uses[key_id]:
+                del self._uses[key_id]

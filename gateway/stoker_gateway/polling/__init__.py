@@ -1,0 +1,1 @@
+"""What servers report of themselves: each is polled in turn."""

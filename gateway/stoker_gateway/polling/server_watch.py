@@ -1,0 +1,56 @@
+"""Log lines about servers that are lost and come back. What each request is told meanwhile is the picker's to say."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from stoker_gateway.polling.poller import Heard
+from stoker_gateway.registry.model_registry import Directory
+
+logger = logging.getLogger(__name__)
+
+State = Literal["serves", "says no load", "is not ready", "does not answer"]
+
+
+class ServerWatch:
+    """Says once what has changed with each server.
+
+    Args:
+        directory: which servers there are.
+    """
+
+    def __init__(self, directory: Directory | None = None) -> None:
+        self._models: dict[str, list[str]] = {}
+        self._states: dict[str, State] = {}
+        self.set_directory(directory or Directory())
+
+    def set_directory(self, directory: Directory) -> None:
+        """These are all servers there are, from now on."""
+        self._models = {}
+        for name, endpoint in directory.endpoints.items():
+            for server in endpoint.servers:
+                self._models.setdefault(server, []).append(name)
+        for gone in self._states.keys() - self._models.keys():
+            del self._states[gone]
+
+    def heard(self, heard: Heard) -> None:
+        """A server was asked."""
+        if heard.load is None or heard.server not in self._models:
+            return  # a single time says little; or it is gone
+        state: State = "serves"
+        if not heard.load.ready:
+            state = "is not ready" if heard.answered else "does not answer"
+        elif not heard.load.counted:
+            state = "says no load"
+        before = self._states.get(heard.server, "serves")
+        self._states[heard.server] = state
+        if state == before:
+            return
+        about = f"{heard.server} ({', '.join(self._models[heard.server])})"
+        if state == "is not ready" or state == "does not answer":
+            logger.warning("%s %s: it gets no requests until it does", about, state)
+        elif before == "is not ready" or before == "does not answer":
+            logger.info("%s is back", about)
+        if state == "says no load":
+            logger.warning("%s has no metrics with vLLM's names: what it was sent is counted instead", about)

@@ -1,0 +1,1 @@
+"""Names and paths that Envoy, clients and the picker agree on."""

@@ -1,0 +1,184 @@
+"""What is served, in all parts that must know: Envoy, the picker, and whoever asks servers how they do.
+
+A change comes in an order in which the picker never names a server that Envoy does not know: Envoy learns of what is
+new, and says itself when it has; the picker goes over to it; when what the picker said before must have arrived, Envoy
+forgets what is gone. What is under way to a server that is gone goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from stoker_gateway.envoy.admin import EnvoyAdmin
+from stoker_gateway.envoy.files import EnvoyFiles
+from stoker_gateway.errors import GatewayError
+from stoker_gateway.ext_proc.server import PickerServer
+from stoker_gateway.polling.poller import Heard
+from stoker_gateway.polling.server_watch import ServerWatch
+from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.runtime.listeners import listener
+from stoker_gateway.scheduling.picker import EndpointPicker
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between looks whether Envoy has read its files, and how long it may take.
+_LOOK_S: Final = 0.02
+_READ_S: Final = 10.0
+#: Seconds that what the picker said may be on its way to Envoy.
+_ON_THE_WAY_S: Final = 2.0
+#: How many models a log line names.
+_MOST_SHOWN: Final = 20
+
+
+class Serving:
+    """The current directory, where it is needed. Lives in one event loop.
+
+    Args:
+        identity: what tells this gateway's pickers from others'.
+    """
+
+    def __init__(self, files: EnvoyFiles, envoy: EnvoyAdmin, picker: PickerServer, identity: str) -> None:
+        self._files = files
+        self._envoy = envoy
+        self._picker = picker
+        self._identity = identity
+        self._watch = ServerWatch()
+        self._tell: Callable[[Heard], None] = lambda _: None
+        self._ask: Callable[[Iterable[str]], None] = lambda _: None
+        self._ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None
+        self._left: dict[float, Directory] = {}
+        self.directory = self._next = Directory()
+        #: By served name.
+        self.pickers: dict[str, EndpointPicker] = {}
+
+    def ask_through(
+        self,
+        set_servers: Callable[[Iterable[str]], None],
+        ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None,
+    ) -> None:
+        """By this, whoever asks servers is told which there are, and what they may want to be told in
+        ``Authorization``."""
+        self._ask, self._ask_as = set_servers, ask_as
+        ask_as(_authorizations(self.directory))
+        set_servers(_servers(self.directory))
+
+    def hear(self, heard: Heard) -> None:
+        """A server was asked how it does."""
+        self._watch.heard(heard)
+        self._tell(heard)
+
+    def any_lost(self) -> bool:
+        """Whether a model has servers, and none that is ready."""
+        return any(self.directory.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items())
+
+    def begin(self, directory: Directory) -> None:
+        """Has this be served, which Envoy was started with.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        self._next = directory
+        self._files.write(directory)
+        self._adopt(directory)
+
+    async def change(self, directory: Directory) -> None:
+        """Has this be served, and nothing else.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        before, self._next = self.directory, directory
+        self._write()
+        await self._until_read()
+        self._adopt(directory)
+        left_at = time.monotonic()
+        self._left[left_at] = before
+        asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._forget, left_at)
+        _say(before, directory)
+
+    def _write(self) -> None:
+        self._files.write(self._next, self.directory, *self._left.values())
+
+    def _forget(self, left_at: float) -> None:
+        """Has Envoy forget a directory that the picker left some time ago."""
+        del self._left[left_at]
+        try:
+            self._write()
+        except OSError as error:
+            logger.error("what is gone cannot be taken from Envoy: %s", error)
+
+    async def _until_read(self) -> None:
+        """Until Envoy has read what was written."""
+        deadline = time.monotonic() + _READ_S
+        while True:
+            try:
+                waits = self._files.unread(await self._envoy.ask("GET", self._files.question))
+            except GatewayError as error:
+                waits = {str(error)}
+            if not waits:
+                return
+            if time.monotonic() > deadline:
+                shown = ", ".join(sorted(waits)[:_MOST_SHOWN])
+                logger.error("Envoy has not taken what is new within %g s; it may refuse requests: %s", _READ_S, shown)
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _adopt(self, directory: Directory) -> None:
+        now = time.monotonic()
+        for name in self.pickers.keys() - directory.endpoints.keys():
+            del self.pickers[name]
+        for name, endpoint in directory.endpoints.items():
+            if name not in self.pickers:
+                self.pickers[name] = EndpointPicker(identity=self._identity)
+            known = self.directory.endpoints.get(name)
+            if known is None or known.servers != endpoint.servers:
+                self.pickers[name].set_servers(endpoint.servers, now)
+        self.directory = directory
+        self._watch.set_directory(directory)
+        self._tell = listener(directory, self.pickers, self._picker.wake)
+        self._picker.update(directory, self.pickers)
+        self._ask_as(_authorizations(directory))
+        self._ask(_servers(directory))
+        for name in directory.endpoints:
+            self._picker.wake(name)
+
+
+def _authorizations(directory: Directory) -> dict[str, tuple[str, ...]]:
+    told: dict[str, dict[str, None]] = {}
+    for endpoint in directory.endpoints.values():
+        for server in endpoint.servers:
+            told.setdefault(server, {}).update(dict.fromkeys(endpoint.authorizations))
+    return {server: tuple(each) for server, each in told.items()}
+
+
+def _servers(directory: Directory) -> list[str]:
+    return list(dict.fromkeys(server for endpoint in directory.endpoints.values() for server in endpoint.servers))
+
+
+def said(directory: Directory) -> str:
+    """What a directory has, for a log line."""
+    counts = {name: len(endpoint.servers) for name, endpoint in directory.endpoints.items()}
+    shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MOST_SHOWN]]
+    return ", ".join(shown + ["…"] * (len(counts) > _MOST_SHOWN)) or "no model"
+
+
+def _say(before: Directory, now: Directory) -> None:
+    for what, names in (
+        ("served from now on", now.endpoints.keys() - before.endpoints.keys()),
+        ("no longer served", before.endpoints.keys() - now.endpoints.keys()),
+        (
+            "served by other servers",
+            {
+                name
+                for name in now.endpoints.keys() & before.endpoints.keys()
+                if now.endpoints[name].servers != before.endpoints[name].servers
+            },
+        ),
+    ):
+        if names:
+            source = before if what == "no longer served" else now
+            logger.info("%s: %s", what, said(Directory({name: source.endpoints[name] for name in sorted(names)})))

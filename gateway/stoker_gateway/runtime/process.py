@@ -1,0 +1,209 @@
+"""The picker's process: what decides, whoever asks servers how they do, and what hears of requests' ends.
+
+Envoy is another process, which outlives this one (`supervising`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from stoker_gateway.envoy.admin import EnvoyAdmin, LateAnswerError
+from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
+from stoker_gateway.envoy.files import EnvoyFiles
+from stoker_gateway.ext_proc.server import PickerServer
+from stoker_gateway.keys.key_file import KeyFile
+from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
+from stoker_gateway.limits.limiter import LocalLimiter
+from stoker_gateway.limits.peers import Peers
+from stoker_gateway.polling.poller import PollerThread
+from stoker_gateway.registry.addresses import check_free, netloc
+from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.named_servers import NamedServers
+from stoker_gateway.runtime.listeners import answered_listener, ended_listener, settler
+from stoker_gateway.runtime.live_config import Serving, said
+from stoker_gateway.runtime.metrics_server import MetricsServer
+from stoker_gateway.settings import GatewaySettings
+from stoker_gateway.tasks import first_of
+from stoker_gateway.usage.access_log_service import AccessLogService
+from stoker_gateway.usage.billing import STDOUT, BillingLog
+from stoker_gateway.usage.metrics import UsageMetrics
+
+logger = logging.getLogger(__name__)
+
+#: For how many seconds in the end Envoy may tell of requests that ended.
+_TOLD_S: Final = 10.0
+
+#: Makes what tells of a cluster's models and keys as they change, with its metrics.
+MakeClusterWatch = Callable[[CollectorRegistry], ClusterWatch]
+
+
+async def run(
+    settings: GatewaySettings,
+    folder: Path,
+    directory: Directory | None = None,
+    keys: KeyFile | None = None,
+    cluster: MakeClusterWatch | None = None,
+    again: bool = False,
+    names: NamedServers | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends this at once.
+
+    Args:
+        folder: Envoy's.
+        directory: what is served; None: `cluster` says it.
+        keys: of clients; None: anyone may use all models, or `cluster` says them.
+        again: an earlier picker of this Envoy's was killed.
+        names: the hosts that the directory's servers are of; None: they do not change.
+
+    Raises:
+        GatewayError: a part cannot serve, or Envoy does not do its work.
+        OSError: a file cannot be written, or a socket not made.
+    """
+    await _Picker(settings, folder, directory, keys, cluster, again, names).run()
+
+
+class _Picker:
+    """All parts, put together."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        folder: Path,
+        directory: Directory | None,
+        keys: KeyFile | None,
+        cluster: MakeClusterWatch | None,
+        again: bool,
+        names: NamedServers | None,
+    ) -> None:
+        self._settings = settings
+        self._names = names
+        self._again = again
+        self._keys = keys
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._begun = asyncio.Event()  # what is served is known
+        self._told_before = 0  # ends of requests that Envoy told an earlier picker of, or nobody
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._cluster = None if cluster is None else cluster(registry)
+        envoy = settings.envoy(folder)
+        self._envoy = EnvoyAdmin(envoy)
+        self._peers = None if settings.peers is None else Peers(settings.peers)
+        limiter = LocalLimiter() if self._peers is None else self._peers.limiter
+        keyring = keys.keyring if keys is not None else None if cluster is None else Keyring()
+        self._picker = PickerServer(Directory(), {}, settings.limits, registry, keyring=keyring, limiter=limiter)
+        self._picker.listen(f"unix:{envoy.picker_socket}")
+        identity = f"{socket.gethostname()} {os.getpid()}"
+        self._serving = Serving(EnvoyFiles(envoy), self._envoy, self._picker, identity)
+        if directory is not None:
+            self._serving.begin(directory)
+        self._poller = PollerThread(self._serving.hear, self._picker.say_models)
+        self._serving.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
+        self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
+        self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
+        hearers = [
+            ended_listener(self._serving.pickers, self._picker.wake),
+            answered_listener(self._picker.answered),
+            settler(limiter),
+            self._usage.ended,
+        ]
+        self._ends = AccessLogService(hearers if self._billing is None else [*hearers, self._billing.ended])
+        self._picker.serve_also(self._ends.register)
+        port = settings.metrics_port
+        self._metrics = None if port is None else MetricsServer(registry, self._envoy.prometheus, settings.host, port)
+
+    async def run(self) -> None:
+        """See `run`."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        async with AsyncExitStack() as ending:  # the last first
+            if self._billing is not None:
+                ending.push_async_callback(asyncio.to_thread, self._billing.close)
+            if self._peers is not None:
+                ending.push_async_callback(self._peers.stop)
+                await self._peers.start()
+            ending.push_async_callback(self._picker.stop)
+            ending.callback(self._ends.close)
+            await self._picker.start(ready=self._cluster is None)
+            ending.push_async_callback(self._poller.stop)
+            self._poller.start()
+            if self._metrics is not None:
+                ending.push_async_callback(self._metrics.stop)
+                check_free(self._settings.host, self._settings.metrics_port or 0)
+                at = netloc(self._settings.host, await self._metrics.start())
+                logger.info("metrics at http://%s/metrics", at)
+            await first_of(self._envoy.until_live(), self._stop_now.wait())
+            if not self._stop_now.is_set():
+                await self._serve()
+
+    async def _serve(self) -> None:
+        if self._again:
+            self._told_before = await self._envoy.statistic(WRITTEN) - self._ends.received
+        if self._cluster is None:
+            await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
+        url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, await self._envoy.port())}"
+        # Where lines for machines are on standard output, nothing else is.
+        if not self._again and not self._settings.access_log and self._settings.billing_log != STDOUT:
+            print(f"stoker gateway: {url}", flush=True)  # noqa: T201
+        works = [self._watch_envoy(), self._poller.watch(), self._until_drained(url), self._stop_now.wait()]
+        if self._keys is not None:
+            works.append(self._keys.watch(self._set_keyring))
+        if self._cluster is not None:
+            works.append(self._cluster.watch(self._change, self._set_keyring))
+        if self._names is not None and self._names.are_names:
+            works.append(self._names.watch(self._serving.directory, self._serving.change, self._serving.any_lost))
+        if self._peers is not None:
+            works.append(self._peers.watch())
+        await first_of(*works)
+
+    async def _until_drained(self, url: str) -> None:
+        if self._cluster is not None:
+            await first_of(self._begun.wait(), self._stop.wait())
+        if not self._stop.is_set():
+            self._begun.set()
+            logger.info("%s serves %s", url, said(self._serving.directory))
+        await self._stop.wait()
+        await self._envoy.withdraw(self._settings.drain_s)
+        await asyncio.sleep(self._settings.drain_delay_s)
+        await self._envoy.drain(self._settings.drain_s)
+        await self._all_told()
+
+    async def _all_told(self) -> None:
+        """Waits until Envoy has told of all requests that ended, which it does a little later; it would forget them."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _TOLD_S
+        while loop.time() < deadline:
+            with suppress(LateAnswerError):
+                if self._ends.received >= await self._envoy.statistic(WRITTEN) - self._told_before:
+                    return
+            await asyncio.sleep(FLUSH_S)
+
+    async def _watch_envoy(self) -> None:
+        await self._begun.wait()  # until then it is told that there is no picker
+        await self._envoy.watch()
+
+    async def _change(self, news: Directory) -> None:
+        before = self._serving.directory.endpoints.keys()
+        await self._serving.change(news)
+        for name in before - news.endpoints.keys():
+            self._usage.forget_model(name)
+        if not self._begun.is_set():
+            await self._picker.set_ready()
+            self._begun.set()
+
+    def _set_keyring(self, keyring: Keyring) -> None:
+        self._picker.set_keyring(keyring)
+        self._usage.set_keys(keyring.keys)
+
+    def _signalled(self) -> None:
+        (self._stop_now if self._stop.is_set() else self._stop).set()

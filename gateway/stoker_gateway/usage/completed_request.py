@@ -1,0 +1,135 @@
+"""A request that has ended, as Envoy's log tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from envoy.config.core.v3 import base_pb2
+
+from stoker_gateway.protocol.envoy_headers import (
+    DESTINATION,
+    DESTINATION_METADATA,
+    ESTIMATE,
+    FAILED,
+    GRANT,
+    KEY,
+    METADATA,
+    MODEL,
+    PICK,
+    USAGE_METADATA,
+)
+from stoker_gateway.protocol.paths import FORMS, GENERATING, POSTED
+from stoker_gateway.usage import tokens
+from stoker_gateway.usage.tokens import Tokens
+
+_POST: Final = base_pb2.RequestMethod.POST
+#: Envoy's flags of answers that did not end as they should: the client left, or the server did, or nothing happened.
+_BROKEN_OFF: Final = (
+    "downstream_connection_termination",
+    "downstream_remote_reset",
+    "upstream_connection_termination",
+    "upstream_remote_reset",
+    "local_reset",
+    "stream_idle_timeout",
+    "upstream_protocol_error",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that was routed, and has ended.
+
+    Attributes:
+        model: its served name.
+        key: who asked, by the key's id; empty without keys.
+        grant: what limits reserved for it; empty without.
+        pick: the number of the pick that routed it.
+        servers: that it was sent to, in order. Only the last can have answered.
+        unreachable: whether the last could not be connected to either.
+        status: of the answer; 0: there was none.
+        tokens: that it used.
+        response_bytes: of the answer's body.
+        aborted: whether the answer broke off, by whomever.
+        began: seconds since 1970.
+        duration_s: seconds until it ended.
+    """
+
+    model: str
+    key: str
+    grant: str
+    pick: int
+    servers: tuple[str, ...]
+    unreachable: bool
+    status: int
+    tokens: Tokens
+    response_bytes: int
+    aborted: bool
+    began: float
+    duration_s: float
+    request_id: str
+
+    @classmethod
+    def of(cls, entry: Any) -> Ended | None:
+        """What an entry of Envoy's log (`HTTPAccessLogEntry`) says; None if the request was not routed."""
+        common, response = entry.common_properties, entry.response
+        spaces = common.metadata.filter_metadata
+        ours = _fields(spaces, METADATA)
+        if not isinstance(number := ours.get(PICK), float):
+            return None
+        status, flags = response.response_code.value, common.response_flags
+        aborted = any(getattr(flags, name) for name in _BROKEN_OFF)
+        return cls(
+            model=str(ours.get(MODEL, "")),
+            key=str(ours.get(KEY, "")),
+            grant=str(ours.get(GRANT, "")),
+            pick=int(number),
+            servers=_servers(common, _fields(spaces, DESTINATION_METADATA)),
+            unreachable=flags.upstream_connection_failure,
+            status=status,
+            tokens=_tokens(entry, _fields(spaces, USAGE_METADATA), ours.get(ESTIMATE), aborted=aborted),
+            response_bytes=response.response_body_bytes,
+            aborted=aborted,
+            began=common.start_time.ToMicroseconds() / 1e6,
+            duration_s=common.duration.ToMicroseconds() / 1e6,
+            request_id=entry.request.request_id,
+        )
+
+
+def _fields(spaces: Any, name: str) -> dict[str, Any]:
+    """A namespace's fields that are numbers or text."""
+    if name not in spaces:  # indexing would add it
+        return {}
+    fields = spaces[name].fields
+    kinds = {key: value.WhichOneof("kind") for key, value in fields.items()}
+    return {key: getattr(fields[key], kind) for key, kind in kinds.items() if kind in ("number_value", "string_value")}
+
+
+def _servers(common: Any, destination: Mapping[str, Any]) -> tuple[str, ...]:
+    picked = tuple(filter(None, str(destination.get(DESTINATION, "")).split(",")))
+    tried = picked[: max(1, common.upstream_request_attempt_count)]
+    address = common.upstream_remote_address.socket_address
+    if not address.address:
+        return tried
+    host = f"[{address.address}]" if ":" in address.address else address.address
+    return (*tried[:-1], f"{host}:{address.port_value}")
+
+
+def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted: bool) -> Tokens:
+    """What was used: said by the answer, or estimated where it does not say it, or broke off before it did."""
+    path = entry.request.path.partition("?")[0]
+    if entry.request.request_method != _POST or path not in POSTED:
+        return Tokens()  # an answer that was made before tells again what it took
+    known = tokens.said(usage)
+    if known is not None and (not aborted or "stoker_usage" in usage):
+        return known
+    status = entry.response.response_code.value
+    if usage.get(FAILED) or path not in GENERATING | FORMS or not (status == 200 or (aborted and not status)):
+        return known or Tokens()
+    streamed = entry.response.response_headers.get("content-type", "").startswith("text/event-stream")
+    guess = tokens.estimated(entry.request.request_body_bytes, entry.response.response_body_bytes, streamed=streamed)
+    if known is not None:  # up to the answer's beginning
+        return Tokens(known.prompt, known.cached, max(known.output, guess.output), estimated=True)
+    prompt = int(prompt_tokens) if isinstance(prompt_tokens, float) else guess.prompt
+    return Tokens(prompt, 0, guess.output, estimated=True)

@@ -1,0 +1,1 @@
+"""The validating webhook: reviews, and the certificate that it is served with."""

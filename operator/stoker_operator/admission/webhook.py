@@ -1,0 +1,101 @@
+"""The validating webhook: HTTPS in, `admission`'s answer out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from stoker_operator.admission.review import Check, Malformed, Object, answer, asked
+from stoker_operator.process.http_server import HTTPServer
+from stoker_operator.process.metrics import Metrics
+
+PATH = "/validate"
+#: An object has at most 1.5 MiB in etcd; a review has it twice.
+_BODY = 8 << 20
+
+#: Learns what a verdict on an endpoint rests on.
+Learn = Callable[[Object], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+
+class Webhook:
+    """Answers reviews from `start` to `stop`.
+
+    Args:
+        address: HOST:PORT to listen on.
+        tls: the server's TLS context.
+        check: judges an endpoint; it is called in the event loop, so it must be quick.
+        metrics: counts each review.
+        grace: seconds to go on answering after `stop` was called, until the API server sends no more reviews here.
+        learn: awaited with an endpoint before it is judged; ends when what the verdict rests on is known, or soon.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: ssl.SSLContext | None,
+        check: Check,
+        metrics: Metrics,
+        grace: float = 5,
+        learn: Learn | None = None,
+    ) -> None:
+        self._check, self._metrics, self._grace, self._learn = check, metrics, grace, learn
+        app = web.Application(client_max_size=_BODY)
+        app.router.add_post(PATH, self._review)
+        self._server = HTTPServer(app, address, tls)
+
+    async def start(self) -> None:
+        """Begins to answer.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Goes on answering for `grace` seconds, and no more."""
+        await asyncio.sleep(self._grace)
+        await self._server.stop()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; known after `start`."""
+        return self._server.port
+
+    async def _review(self, request: web.Request) -> web.Response:
+        began = time.monotonic()
+        verdict = "error"
+        try:
+            body = await _body(request)
+            if self._learn and (judged := asked(body)):
+                await self._learn(judged[0])
+            reviewed = answer(body, self._check)
+            verdict = "allowed" if reviewed["response"]["allowed"] else "denied"
+            return web.json_response(reviewed)
+        except Malformed as error:
+            verdict = "malformed"
+            return web.Response(status=400, text=f"{error}\n")
+        except web.HTTPRequestEntityTooLarge as error:
+            verdict = "malformed"
+            return web.Response(status=413, text=f"{error.text}\n")
+        except Exception:
+            # The API server then does as its configuration's failurePolicy says.
+            logger.exception("a review failed: this is a bug in the operator")
+            return web.Response(status=500, text="the operator failed to judge this; see its log\n")
+        finally:
+            self._metrics.reviewed(verdict, time.monotonic() - began)
+
+
+async def _body(request: web.Request) -> object:
+    try:
+        parsed: object = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"the body is not JSON: {error}") from None
+    return parsed

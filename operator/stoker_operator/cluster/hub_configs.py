@@ -1,0 +1,303 @@
+"""config.json of hub models, fetched in the background and kept in memory.
+
+`get` returns at once what is there, and callers are notified when more has arrived: admission must not wait for a
+network, and reconcile need not. Only public files are read, without a token; in plans of a gated model its shape is
+not known.
+
+    requested ─► queued ─► fetched ─► notified     a failure is kept, and tried again after a pause that doubles
+
+While the first attempt at a model is under way its config is `pending`: what is decided now may be decided otherwise in
+a moment. That ends with the attempt, or after some seconds; and where the hub was silent before nothing waits at all.
+
+What endpoints use is kept for as long as they do, however many they are. Of what only reviews use, some is kept.
+
+A cluster without a way to the hub costs one attempt a pause, whatever number of models is requested, and one line in
+the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+
+from stoker_common.errors import ModelError
+from stoker_engine.architectures.checkpoint_files import complete_config, read_header
+from stoker_engine.contract.json_file import json_object
+from stoker_operator.objects.facts import Key
+
+logger = logging.getLogger(__name__)
+
+HUB: Final = "https://huggingface.co"
+#: Configs are a few kilobytes; what is larger is none. An index of tens of thousands of tensors takes a few MB.
+_MOST_BYTES: Final = 1 << 20
+_MOST_INDEX_BYTES: Final = 1 << 24
+#: Models that are kept although no endpoint uses them; the one that was requested longest ago is dropped first.
+_MOST_UNUSED: Final = 512
+#: An attempt ends by then, and nothing waits for longer: ten seconds at most, where one looks every second or so.
+_ATTEMPT_SECONDS: Final = 8.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
+
+
+class Model(NamedTuple):
+    """A hub id at a revision; None is the default branch."""
+
+    name: str
+    revision: str | None
+
+
+@dataclass
+class _Known:
+    """What is known of one model: its config, or when to try again; and which endpoints use it."""
+
+    asked_at: float = 0.0
+    config: Mapping[str, Any] | None = None
+    waiting: bool = False
+    tried: bool = False
+    pause: float = 0.0
+    retry_at: float = 0.0
+    users: set[Key] = field(default_factory=set)
+
+
+class HubConfigs:
+    """The configs.
+
+    Args:
+        looked: called with the model and the endpoints that use it when its config has arrived, or the first attempt
+            has failed; in a thread of ours.
+        endpoint: base URL of the hub; absent, what HF_ENDPOINT says.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        looked: Callable[[Model, Set[Key]], None],
+        endpoint: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._looked = looked
+        self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+        self._offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+        self._clock = clock
+        self._known: dict[Model, _Known] = {}
+        self._unused: OrderedDict[Model, None] = OrderedDict()
+        self._uses: dict[Key, Model] = {}
+        self._hub = _Known()  # its pause, where it does not answer at all
+        # The newest first: at a start all are requested at once, and a review may wait for one that comes after.
+        self._queue: queue.LifoQueue[Model] = queue.LifoQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def get(self, name: str, revision: str | None, user: Key | None = None) -> Mapping[str, Any] | None:
+        """The config, where it is there; None: not, or not yet. Never waits.
+
+        Args:
+            name: hub id.
+            revision: branch, tag or commit; None is the default branch.
+            user: the endpoint that needs it, and uses no other from now on.
+        """
+        model = Model(name, revision)
+        with self._lock:
+            known = self._entry(model)
+            if user is not None and self._uses.get(user) != model:
+                self._release(user)
+                self._uses[user] = model
+                known.users.add(user)
+                self._unused.pop(model, None)
+            now = self._clock()
+            due = known.config is None and not known.waiting and now >= max(known.retry_at, self._hub.retry_at)
+            if due and not self._offline:
+                known.waiting = True
+                self._queue.put(model)
+                self._start()
+            return known.config
+
+    def pending(self, name: str, revision: str | None) -> bool:
+        """Whether the first attempt at the model is under way, and worth waiting for."""
+        with self._lock:
+            known = self._known.get(Model(name, revision))
+            if known is None or not known.waiting or known.tried or self._hub.pause:
+                return False
+            return self._clock() < known.asked_at + _ATTEMPT_SECONDS
+
+    def forget(self, user: Key) -> None:
+        """There is no such endpoint any more."""
+        with self._lock:
+            self._release(user)
+
+    def forget_all(self) -> None:
+        """This replica has no endpoints any more."""
+        with self._lock:
+            for user in list(self._uses):
+                self._release(user)
+
+    def _entry(self, model: Model) -> _Known:
+        known = self._known.get(model)
+        if known is None:
+            known = self._known[model] = _Known(self._clock())
+        if not known.users:
+            self._unused[model] = None
+            self._unused.move_to_end(model)
+            self._evict()
+        return known
+
+    def _release(self, user: Key) -> None:
+        model = self._uses.pop(user, None)
+        if model is not None:
+            self._known[model].users.discard(user)
+            if not self._known[model].users:
+                self._unused[model] = None
+                self._evict()
+
+    def _evict(self) -> None:
+        while len(self._unused) > _MOST_UNUSED:
+            model, _ = self._unused.popitem(last=False)
+            del self._known[model]
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="hub-configs", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            self.fetch(self._queue.get())
+
+    def fetch(self, model: Model) -> None:
+        """Fetches one config now, unless the hub has just been found not to answer."""
+        with self._lock:
+            pausing = self._clock() < self._hub.retry_at
+        config, failure = (None, "") if pausing else self._read(model)
+        with self._lock:
+            known = self._entry(model)
+            first, known.tried = not known.tried, True
+            known.waiting = False
+            known.config = config
+            if config is None and not pausing:
+                self._pause(known)
+            users = frozenset(known.users)
+        if config is not None or first:
+            self._looked(model, users)
+        if failure:
+            logger.info("%s cannot be planned by its config.json, which the hub does not give: %s", model.name, failure)
+
+    def _read(self, model: Model) -> tuple[Mapping[str, Any] | None, str]:
+        """The config, or why there is none."""
+        try:
+            files = _HubFiles(f"{self._endpoint}/{model.name}/resolve/{_quoted(model.revision)}")
+            config = complete_config(files.download("config.json", _MOST_BYTES), files)
+        except urllib.error.HTTPError as error:
+            self._answers()
+            return None, f"{error.code} {error.reason}"
+        except (OSError, ValueError, ModelError) as error:
+            if not isinstance(error, OSError):
+                self._answers()
+                return None, str(error)
+            self._silent(error)
+            return None, ""
+        self._answers()
+        return config, ""
+
+    def _answers(self) -> None:
+        with self._lock:
+            self._hub = _Known()
+
+    def _silent(self, error: OSError) -> None:
+        with self._lock:
+            first = self._hub.pause == 0
+            self._pause(self._hub)
+        if first:
+            logger.warning(
+                "%s does not answer (%s); models outside the table of well-known ones are not planned, and their "
+                "engines judge at start",
+                self._endpoint,
+                error,
+            )
+
+    def _pause(self, known: _Known) -> None:
+        known.pause = min(known.pause * 2, _LONGEST_PAUSE) if known.pause else _FIRST_PAUSE
+        known.retry_at = self._clock() + known.pause
+
+
+def _quoted(revision: str | None) -> str:
+    return urllib.parse.quote(revision or "main", safe="")
+
+
+class _HubFiles:
+    """See `CheckpointFiles`: those of one model, all within an attempt's time.
+
+    Args:
+        url: what their addresses begin with.
+    """
+
+    weights = ("model.safetensors",)
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._until = time.monotonic() + _ATTEMPT_SECONDS
+
+    def json(self, name: str) -> Mapping[str, Any] | None:
+        """See `CheckpointFiles`; errors are those of `download`."""
+        try:
+            return self.download(name, _MOST_INDEX_BYTES)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def header(self, name: str) -> Mapping[str, Any] | None:
+        """See `CheckpointFiles`. Of the file, no more than the header is read."""
+        try:
+            with self._open(urllib.parse.quote(name)) as response:
+                return read_header(cast(BinaryIO, _Timely(response, self._until)))
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def download(self, name: str, most: int) -> Mapping[str, Any]:
+        """The JSON object in a file of at most so many bytes.
+
+        Raises:
+            OSError: there was no answer; HTTPError: another answer.
+            ValueError: it is larger.
+            ModelError: it is no JSON object.
+        """
+        body = b""
+        with self._open(name) as response:
+            timely = _Timely(response, self._until)
+            while part := timely.read(most):
+                body += part
+                if len(body) > most:
+                    raise ValueError(f"{name} is larger than {most} bytes")
+        return json_object(body, name)
+
+    def _open(self, name: str) -> Any:
+        request = urllib.request.Request(f"{self._url}/{name}", headers={"User-Agent": "stoker-operator"})
+        return urllib.request.urlopen(request, timeout=max(self._until - time.monotonic(), 0.001))
+
+
+class _Timely:
+    """An answer that is read until a time."""
+
+    def __init__(self, response: Any, until: float) -> None:
+        self._response, self._until = response, until
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, at most `size`; none: it has ended.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"its answer takes more than {_ATTEMPT_SECONDS:.0f} s")
+        return bytes(self._response.read1(size))

@@ -1,0 +1,246 @@
+"""Which of the replicas writes: the one that holds a Lease.
+
+The Lease (``coordination.k8s.io``) names its holder, who renews it every few seconds. Other candidates watch it:
+when it has not changed for its whole duration, its holder is gone, and it may be taken. The `resourceVersion` makes
+the write fail for all but one of those who try. This is client-go's leader election, and kubectl and others read it.
+
+    holder:   ├─renew─┼─renew─┼─✗           it considers itself leader until ─┐ `renew_deadline`
+    others:           │ saw it change ───── duration ─────► take it           ▼
+                      └───────────────────────────────┴──── no write of the old holder any more
+
+Clocks of different machines are never compared: what counts is how long *we* have seen the Lease unchanged, by our own
+monotonic clock. A holder that cannot renew stops writing after `renew_deadline`, which is shorter than the duration,
+without a message from anywhere: `leading` depends on the time, and is checked before each write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+
+from stoker_operator.cluster.kube import Kube, KubeError, Object
+from stoker_operator.process.background_loop import OwnThread
+from stoker_operator.settings import LeaseSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, as client-go's options of these names.
+
+    Attributes:
+        lease_duration: a Lease unchanged for so long may be taken.
+        renew_deadline: a leader that could not renew for so long is none any more.
+        retry_period: between two tries, to renew or to take.
+    """
+
+    lease_duration: float = 10
+    renew_deadline: float = 7
+    retry_period: float = 2
+
+
+class Step(Enum):
+    """What to do about the Lease."""
+
+    CREATE = "there is none"
+    RENEW = "it is ours"
+    TAKE = "it has no holder, or its holder is gone"
+    WAIT = "another replica holds it"
+
+
+def decide(lease: Object | None, identity: str, unchanged: float) -> Step:
+    """What `identity` is to do about the `lease` that it has seen `unchanged` for so many seconds."""
+    if lease is None:
+        return Step.CREATE
+    spec = lease.get("spec") or {}
+    holder = spec.get("holderIdentity")
+    if holder == identity:
+        return Step.RENEW
+    # By the holder's own word, which may be another version's.
+    if not holder or unchanged >= (spec.get("leaseDurationSeconds") or 0):
+        return Step.TAKE
+    return Step.WAIT
+
+
+class Leadership:
+    """Takes part in the election from `start` to `stop`.
+
+    Args:
+        kube: where the Lease is.
+        lease: which Lease.
+        identity: our name; no other replica has it.
+        on_gain: called when we begin to lead; to return at once, since the Lease must be renewed meanwhile.
+        on_loss: called when we no longer do, unless we are stopped; as `on_gain`.
+        clock: monotonic seconds.
+        jitter: draws a number from 0 to 1, so that replicas that started together do not send requests together.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        lease: LeaseSettings,
+        identity: str,
+        *,
+        on_gain: Callable[[], None],
+        on_loss: Callable[[], None],
+        timing: Timing = Timing(),
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._kube = kube
+        self._namespace, self._name, self._identity = lease.namespace, lease.name, identity
+        self._on_gain, self._on_loss = on_gain, on_loss
+        self._timing, self._clock, self._jitter = timing, clock, jitter
+        self._lease: Object | None = None  # as last seen
+        self._changed = 0.0  # when it was first seen so
+        self._renewed: float | None = None  # when the last renewal that succeeded was sent; None: we do not lead
+        self._epoch = 0
+        self._task: asyncio.Task[None] | None = None
+        self._thread = OwnThread("lease")
+
+    @property
+    def leading(self) -> bool:
+        """Whether we may write now. May be called from any thread."""
+        renewed = self._renewed
+        return renewed is not None and self._clock() < renewed + self._timing.renew_deadline
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of our lead; None where we do not lead now. May be called from any thread."""
+        # In this order: what was begun in an earlier lead must not be taken for the present one's.
+        leading = self.leading
+        return self._epoch if leading else None
+
+    async def start(self) -> None:
+        """Begins to take part."""
+        self._task = asyncio.create_task(self._run(), name="leadership")
+
+    async def stop(self) -> None:
+        """Ends taking part. Who leads gives the Lease up, so that the next one need not wait for it to expire: by now
+        all writing must have ended."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        led, self._renewed = self.leading, None
+        if led:
+            try:
+                async with asyncio.timeout(self._timing.retry_period):
+                    await self._release()
+            except (KubeError, TimeoutError) as error:
+                logger.warning("the Lease %s/%s could not be given up: %s", self._namespace, self._name, error)
+        self._thread.close()
+
+    async def _run(self) -> None:
+        while True:
+            wanted = 0.0
+            try:
+                async with asyncio.timeout(self._patience()):
+                    await self._round()
+            except KubeError as error:
+                wanted = error.retry_after
+                logger.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
+            except TimeoutError:
+                logger.warning("the Lease %s/%s: no answer from the API server yet", self._namespace, self._name)
+            except Exception:
+                logger.exception("the Lease %s/%s: this is a bug in the operator", self._namespace, self._name)
+            if not self.leading:
+                self._lose("it could not be renewed in time")
+            pause = self._timing.retry_period * (0.8 + 0.4 * self._jitter())
+            await asyncio.sleep(min(max(pause, wanted), self._patience()))
+
+    def _patience(self) -> float:
+        """Seconds we may wait for anything: a leader must notice its own end in time."""
+        if self._renewed is None:
+            return self._timing.renew_deadline
+        return max(0.0, self._renewed + self._timing.renew_deadline - self._clock())
+
+    async def _round(self) -> None:
+        if self._renewed is not None:
+            # No other replica should have written it, so it need not be read first.
+            try:
+                await self._hold(self._replace)
+                return
+            except KubeError as error:
+                if error.status not in (404, 409):
+                    raise
+        lease = await self._thread.call(lambda: self._kube.get("Lease", self._namespace, self._name))
+        if _version(lease) != _version(self._lease) or lease is None:
+            self._lease, self._changed = lease, self._clock()
+        step = decide(lease, self._identity, self._clock() - self._changed)
+        if step in (Step.WAIT, Step.TAKE):
+            self._lose("another replica took it")
+        try:
+            if step is Step.CREATE:
+                await self._hold(self._create)
+            elif step is not Step.WAIT:
+                await self._hold(self._replace)
+        except KubeError as error:
+            if error.status != 409:
+                raise
+            self._lose("another replica was faster")
+
+    async def _hold(self, write: Callable[[], Awaitable[None]]) -> None:
+        began = self._clock()  # the API server may count from here
+        await write()
+        if not self.leading:
+            self._lose("it could not be renewed in time")
+        gained = self._renewed is None
+        if gained:
+            self._epoch += 1
+        self._renewed = began
+        if gained:
+            logger.info("%s leads, by the Lease %s/%s", self._identity, self._namespace, self._name)
+            self._on_gain()
+
+    def _lose(self, why: str) -> None:
+        """We do not lead, if we did."""
+        if self._renewed is None:
+            return
+        self._renewed = None
+        logger.warning("%s no longer leads: %s", self._identity, why)
+        self._on_loss()
+
+    async def _create(self) -> None:
+        metadata = {"name": self._name, "namespace": self._namespace}
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": self._spec({})}
+        self._lease, self._changed = await self._thread.call(lambda: self._kube.create(body)), self._clock()
+
+    async def _replace(self) -> None:
+        assert self._lease is not None
+        body = {**self._lease, "spec": self._spec(self._lease.get("spec") or {})}
+        self._lease, self._changed = await self._thread.call(lambda: self._kube.replace(body)), self._clock()
+
+    async def _release(self) -> None:
+        # Read first: the write that `stop` did not wait for may have come through.
+        lease = await self._thread.call(lambda: self._kube.get("Lease", self._namespace, self._name))
+        if lease and lease["spec"].get("holderIdentity") == self._identity:
+            nobody = {"holderIdentity": "", "leaseDurationSeconds": 1}
+            body = {**lease, "spec": {**lease["spec"], **nobody}}
+            await self._thread.call(lambda: self._kube.replace(body))
+            logger.info("gave up the Lease %s/%s", self._namespace, self._name)
+
+    def _spec(self, last: Object) -> Object:
+        """The Lease's spec with us as its holder."""
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        ours = last.get("holderIdentity") == self._identity
+        transitions = last.get("leaseTransitions") or 0
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": round(self._timing.lease_duration),
+            "acquireTime": last.get("acquireTime", now) if ours else now,
+            "renewTime": now,
+            "leaseTransitions": transitions if ours or not last else transitions + 1,
+        }
+
+
+def _version(lease: Object | None) -> str:
+    return str(lease["metadata"]["resourceVersion"]) if lease else ""

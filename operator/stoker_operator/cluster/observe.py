@@ -1,0 +1,271 @@
+"""The cluster → frozen facts. Reads and interprets, and judges nothing.
+
+Nearly everything comes from the store and costs no request. What only matters now and then, and would have to be
+watched all the time otherwise, is requested: a claim that a spec names, and what a node reported about a volume.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
+from stoker_operator.cluster.kube import Kube
+from stoker_operator.cluster.store import Store
+from stoker_operator.objects.facts import (
+    MAIN,
+    WORKLOAD,
+    Child,
+    Container,
+    Endpoint,
+    Key,
+    Node,
+    Object,
+    Pod,
+    Rollout,
+)
+from stoker_operator.objects.owner import Owner
+
+#: The kinds of object that each workload of an endpoint may have.
+CHILD_KINDS: Final = (
+    "ServiceAccount",
+    "PersistentVolumeClaim",
+    "Service",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Deployment",
+    "PodMonitor",
+)
+#: A container that is being created for so many seconds has a node that may say why.
+_CREATING_SECONDS: Final = 5
+
+
+def endpoint(store: Store, key: Key) -> Endpoint | None:
+    """The endpoint, or None when it is gone."""
+    document = store.get(KIND, *key)
+    return _endpoint(key, document) if document else None
+
+
+def asked_endpoint(kube: Kube, key: Key) -> Endpoint | None:
+    """The endpoint as the API server has it now, where what was seen of it may be older; None when it is gone.
+
+    Raises:
+        KubeError: the API server could not be reached, or could not answer.
+    """
+    found = kube.list(KIND, key.namespace, fields=f"metadata.name={key.name}").items
+    return _endpoint(key, found[0]) if found else None
+
+
+def _endpoint(key: Key, document: Object) -> Endpoint:
+    metadata = document["metadata"]
+    return Endpoint(
+        key=key,
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        deleting="deletionTimestamp" in metadata,
+        document=document,
+        status=document.get("status") or {},
+    )
+
+
+def children(store: Store, owner: Owner, wanted: Iterable[Child]) -> dict[Child, Object]:
+    """The objects that have the names of the endpoint's and carry our label; whose they are is not checked here.
+
+    Args:
+        store: what was seen.
+        owner: the endpoint.
+        wanted: those that should exist. Their workloads are looked for, and any others that have objects.
+    """
+    key = Key(owner.namespace or "", owner.name)
+    labelled = (each for kind in CHILD_KINDS for each in store.of_endpoint(kind, key))
+    workloads = {MAIN, *(each.workload for each in wanted), *map(_workload, labelled)}
+    found = {
+        Child(kind, workload): store.get(kind, key.namespace, owner.of(workload).object_name)
+        for workload in sorted(workloads)
+        for kind in CHILD_KINDS
+    }
+    return {child: live for child, live in found.items() if live is not None}
+
+
+def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child, Object]:
+    """Those of the missing objects whose name is taken by one that is not watched, since it lacks our label:
+    another owner's, most likely.
+
+    Raises:
+        KubeError: the API server could not be reached, or could not answer.
+    """
+    names = {each: owner.of(each.workload).object_name for each in missing}
+    found = {each: kube.get(each.kind, owner.namespace or "", name) for each, name in names.items()}
+    return {child: live for child, live in found.items() if live is not None}
+
+
+def pods(store: Store, key: Key, workload: str) -> tuple[Pod, ...]:
+    """The pods of a workload that are there to stay, the newest first."""
+    live = [
+        each
+        for each in store.of_endpoint("Pod", key)
+        if "deletionTimestamp" not in each["metadata"] and _workload(each) == workload
+    ]
+    return tuple(sorted(map(pod, live), key=lambda each: (each.created, each.name), reverse=True))
+
+
+def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
+    """The pod, with what its node said of a volume where its containers have been being created for a while.
+
+    Raises:
+        KubeError: the API server could not be reached, or could not answer.
+    """
+    age = (now - datetime.fromisoformat(seen.created)).total_seconds()
+    if not seen.node or not seen.starting or age < _CREATING_SECONDS:
+        return seen
+    selector = f"involvedObject.kind=Pod,involvedObject.name={seen.name},type=Warning"
+    events = kube.list("Event", key.namespace, fields=selector).items
+    volume = [each for each in events if each.get("reason") in ("FailedMount", "FailedAttachVolume", "FailedMapVolume")]
+    newest: Any = max(volume, key=lambda each: each.get("lastTimestamp") or "", default={})
+    return dataclasses.replace(seen, mount_failure=newest.get("message", ""))
+
+
+def nodes(store: Store) -> tuple[Node, ...]:
+    """The cluster's nodes; none where we may not see them."""
+    return tuple(map(node, store.all("Node")))
+
+
+def rollout(deployment: Object) -> Rollout:
+    """How far a Deployment has got."""
+    status: Any = deployment.get("status") or {}
+    conditions = {each["type"]: each for each in status.get("conditions", ())}
+    progress = conditions.get("Progressing", {})
+    return Rollout(
+        current=status.get("observedGeneration", 0) >= deployment["metadata"]["generation"],
+        desired=deployment["spec"]["replicas"],
+        total=status.get("replicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        ready=status.get("readyReplicas", 0),
+        available=status.get("availableReplicas", 0),
+        failure=_refusal(conditions),
+        overdue=progress.get("reason") == "ProgressDeadlineExceeded",
+        paused=bool(deployment["spec"].get("paused")),
+        served=progress.get("reason") == "NewReplicaSetAvailable",
+    )
+
+
+def _refusal(conditions: Mapping[str, Object]) -> str:
+    """Why pods, or what makes them, cannot be created."""
+    failure, progress = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
+    if failure.get("status") == "True":
+        return str(failure.get("message") or failure.get("reason"))
+    if progress.get("status") == "False" and progress.get("reason") != "ProgressDeadlineExceeded":
+        return str(progress.get("message") or progress.get("reason"))
+    return ""
+
+
+def pod(live: Object) -> Pod:
+    """One pod."""
+    status: Any = live.get("status") or {}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
+    named = ("initContainerStatuses", "containerStatuses")
+    statuses = [each for name in named for each in status.get(name) or ()]
+    return Pod(
+        name=live["metadata"]["name"],
+        created=live["metadata"]["creationTimestamp"],
+        ready=ready.get("status") == "True",
+        version=(live["metadata"].get("labels") or {}).get("pod-template-hash", ""),
+        node=live["spec"].get("nodeName") or "",
+        address=status.get("podIP", ""),
+        requests=_requests(live),
+        unscheduled=_said(scheduled) if scheduled.get("status") == "False" else ("", ""),
+        containers=tuple(map(_container, statuses)),
+        failed=_failure(status),
+        unready=_unready(ready, conditions.get("ContainersReady", {}), statuses),
+    )
+
+
+def _failure(status: Object) -> tuple[str, str]:
+    """Why the pod is given up."""
+    phase = status.get("phase")
+    return (
+        (status.get("reason") or f"Pod{phase}", status.get("message", ""))
+        if phase in ("Failed", "Unknown")
+        else ("", "")
+    )
+
+
+def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> tuple[str, str]:
+    """What keeps requests from a pod that has nothing more to start."""
+    if ready.get("status") not in ("False", "Unknown"):
+        return ("", "")
+    if containers.get("status") == "True":  # a readiness gate is shut, or its node no longer reports
+        return _said(ready)
+    engine: Any = next((each for each in statuses if each["name"] == ENGINE_CONTAINER), {})
+    since = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
+    turned = ready.get("lastTransitionTime")
+    if not since or not turned:
+        return ("", "")
+    # A pod that was never ready has been unready since before its engine began.
+    served = datetime.fromisoformat(str(turned)) > datetime.fromisoformat(str(since))
+    return _said(ready) if served else ("", "")
+
+
+def _said(condition: Object) -> tuple[str, str]:
+    return condition.get("reason") or f"{condition['type']}{condition['status']}", condition.get("message", "")
+
+
+def node(live: Object) -> Node:
+    """One node."""
+    status: Any = live.get("status") or {}
+    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    return Node(
+        name=live["metadata"]["name"],
+        labels=live["metadata"].get("labels") or {},
+        allocatable=countable(status.get("allocatable") or {}),
+        ready=conditions.get("Ready") == "True",
+        unschedulable=bool(live["spec"].get("unschedulable")),
+    )
+
+
+def access_modes(kube: Kube, namespace: str, claim: str) -> tuple[str, ...] | None:
+    """How a claim may be mounted; None where there is no such claim.
+
+    Raises:
+        KubeError: the API server could not be reached, or could not answer.
+    """
+    live = kube.get("PersistentVolumeClaim", namespace, claim)
+    return tuple(live["spec"].get("accessModes", ())) if live else None
+
+
+def _workload(live: Object) -> str:
+    return str((live["metadata"].get("labels") or {}).get(WORKLOAD, MAIN))
+
+
+def _container(seen: Object) -> Container:
+    state, last = seen.get("state") or {}, seen.get("lastState") or {}
+    waiting = state.get("waiting") or {}
+    end = state.get("terminated") or last.get("terminated") or {}
+    return Container(
+        name=seen["name"],
+        ready=bool(seen.get("ready")),
+        running="running" in state,
+        started=(state.get("running") or {}).get("startedAt") or "",
+        waiting=(waiting.get("reason", ""), waiting.get("message", "")),
+        exit_code=end.get("exitCode"),
+        exit_reason=end.get("reason", ""),
+        last_words=end.get("message", ""),
+    )
+
+
+def _requests(live: Object) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for container in live["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        for name, amount in countable({**resources.get("limits", {}), **resources.get("requests", {})}).items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def countable(amounts: Mapping[str, Any]) -> dict[str, int]:
+    """The amounts of devices: extended resources, which have a domain's name and come in whole numbers."""
+    return {name: int(amount) for name, amount in amounts.items() if "/" in name and str(amount).isdigit()}

@@ -1,0 +1,1 @@
+"""The operator's process: events wake endpoints' tasks, and the leader reconciles."""

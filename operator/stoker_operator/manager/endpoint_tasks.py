@@ -1,0 +1,118 @@
+"""One task an endpoint, woken by changes and by the clock.
+
+Waking is cheap and may be done at any rate: wake-ups that arrive while a reconcile runs become one more run. An
+endpoint is never reconciled twice at a time, and one that fails or is slow delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Set
+
+from stoker_operator.cluster.kube import KubeError
+from stoker_operator.objects.facts import Key
+from stoker_operator.reconcile.apply import NotLeading
+from stoker_operator.reconcile.reconcile import Outcome
+from stoker_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class EndpointTasks:
+    """The tasks, by endpoint.
+
+    Args:
+        reconcile: does the work for one endpoint.
+        settings: how long to wait, and after what.
+        jitter: draws a number from 0 to 1, so that endpoints that started together do not stay together.
+    """
+
+    def __init__(
+        self,
+        reconcile: Callable[[Key], Awaitable[Outcome]],
+        settings: Settings,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._reconcile = reconcile
+        self._settings = settings
+        self._jitter = jitter
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._woken: dict[Key, asyncio.Event] = {}
+
+    def wake(self, key: Key) -> None:
+        """Something may have changed for the endpoint."""
+        if key not in self._tasks:
+            self._woken[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._run(key, self._woken[key]), name=str(key))
+        self._woken[key].set()
+
+    async def stop(self) -> None:
+        """Ends all tasks; a request that is under way is finished by its thread. `wake` may be called again after."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        self._woken.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def keys(self) -> Set[Key]:
+        """The endpoints that have a task."""
+        return self._tasks.keys()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def _run(self, key: Key, woken: asyncio.Event) -> None:
+        failures = quiet = 0
+        while True:
+            woken.clear()
+            outcome, retry_after = await self._attempt(key)
+            if outcome is Outcome.GONE and not woken.is_set():
+                # Nothing is awaited from the test above to here, so no wake-up can get lost.
+                del self._tasks[key], self._woken[key]
+                return
+            if outcome is Outcome.CHANGED:
+                woken.set()
+            failures = failures + 1 if outcome in (None, Outcome.REFUSED) else 0
+            # Whatever happens meanwhile: the API server wants to be left alone.
+            await asyncio.sleep(min(retry_after, self._settings.resync_seconds))
+            try:
+                async with asyncio.timeout(self._pause(outcome, failures, quiet)):
+                    await woken.wait()
+                quiet = 0
+            except TimeoutError:
+                quiet += 1
+
+    async def _attempt(self, key: Key) -> tuple[Outcome | None, float]:
+        """The outcome, or None after an error; and the API server's Retry-After, in seconds."""
+        try:
+            return await self._reconcile(key), 0
+        except KubeError as error:
+            logger.warning("%s", error, extra=key.reference)
+            return None, error.retry_after
+        except NotLeading:
+            logger.info("left to the replica that leads now", extra=key.reference)
+        except Exception:
+            logger.exception("this is a bug in the operator", extra=key.reference)
+        return None, 0
+
+    def _pause(self, outcome: Outcome | None, failures: int, quiet: int) -> float:
+        """Seconds until the endpoint is looked at without being woken.
+
+        Args:
+            outcome: of the last reconcile.
+            failures: how many ended with an error in a row.
+            quiet: how many times in a row only the clock woke the task.
+        """
+        settings = self._settings
+        if failures:
+            pause = settings.backoff_seconds * 2.0 ** min(failures - 1, 30)
+        elif outcome is Outcome.HELD:
+            pause = settings.recheck_seconds / 2
+        elif outcome is Outcome.MOVING:
+            pause = settings.recheck_seconds * 2.0 ** min(quiet, 4)
+        else:
+            pause = settings.resync_seconds
+        return min(pause, settings.resync_seconds) * (0.8 + 0.4 * self._jitter())

@@ -1,0 +1,233 @@
+"""kopf's part: it watches, and passes events to the controller.
+
+Only `on.event` is used. kopf's other handlers keep their state in annotations and finalizers of the objects they
+handle, and an endpoint is its user's, not ours: it must be deletable also while no operator runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import kopf
+from kopf._cogs.structs.references import Insights  # what `kopf.operator` takes and does not export
+
+from stoker_operator.admission.review import Object
+from stoker_operator.cluster.informer import Watched
+from stoker_operator.cluster.kube import Kube, KubeError
+from stoker_operator.manager.controller import Controller
+from stoker_operator.objects.owner import MANAGED_BY
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.policy.policy import Policy
+from stoker_operator.settings import Settings
+
+#: Takes in an event of a watch: the kind, what happened, the object.
+Saw = Callable[[str, str | None, Object], None]
+
+logger = logging.getLogger(__name__)
+
+#: The name of threads with optional watches.
+_THREAD: Final = "watch"
+
+
+class KindGoneError(KubeError):
+    """The API server lacks a kind that is watched, be it that it had it before."""
+
+
+def registry(
+    controller: Controller, watched: Iterable[Watched], ending: asyncio.Event, failure: list[KubeError | OSError]
+) -> kopf.OperatorRegistry:
+    """What kopf is to call; signals set `ending`, and why the controller cannot start is put into `failure`."""
+    handlers = kopf.OperatorRegistry()
+    kopf.on.login(registry=handlers)(kopf.login_via_client)  # into the same cluster as `Kube`
+
+    @kopf.on.startup(registry=handlers)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        quieten(settings, watched)
+        try:
+            await controller.start()
+        except (KubeError, OSError) as error:
+            # kopf would try again, in a process that is half started; it ends, and its container is restarted.
+            failure.append(error)
+            raise kopf.PermanentError(str(error)) from error
+        # In place of kopf's own handlers, which are set by now, and which the second signal of a process breaks.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+
+    @kopf.on.cleanup(registry=handlers)
+    async def stop(**_: Any) -> None:
+        await controller.stop()
+
+    _tell(handlers, watched, controller.saw)
+    return handlers
+
+
+def _tell(handlers: kopf.OperatorRegistry, watched: Iterable[Watched], saw: Saw) -> None:
+    def handler(kind: str) -> Any:
+        async def seen(event: kopf.RawEvent, **_: Any) -> None:
+            saw(kind, event["type"], event["object"])
+
+        return seen
+
+    for each in watched:
+        kopf.on.event(each.group, each.version, each.plural, registry=handlers)(handler(each.kind))
+
+
+class OptionalWatches:
+    """Watches of kinds that a cluster may not have, or no longer: each is a kopf of its own, in a thread. kopf takes no
+    kinds after its start, and ends when one goes that it watches.
+
+    Args:
+        settings: where to look.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
+        """Watches these kinds. `saw` is called with each event, and `ended` when the watch ends, for example because a
+        kind was removed; both in a thread of ours."""
+        thread = threading.Thread(target=self._watch, args=(watched, saw, ended), name=_THREAD, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """Ends them. Blocks a little."""
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _watch(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
+        handlers = kopf.OperatorRegistry()
+        kopf.on.login(registry=handlers)(kopf.login_via_client)
+
+        @kopf.on.startup(registry=handlers)
+        async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+            quieten(settings, watched)
+
+        _tell(handlers, watched, saw)
+        _filter_kopf()
+        logger.info("the cluster has %s, which is watched", ", ".join(each.plural for each in watched))
+        try:
+            _run(handlers, watched, self._settings, self._ending)
+        except Exception as error:
+            logger.warning("%s is no longer watched: %s", ", ".join(each.plural for each in watched), error)
+        ended()
+
+
+def _filter_kopf() -> None:
+    for name in ("running", "orchestration"):
+        logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a thread gets no signals, which the first thread does, nor how a watch ended: its exception is raised as
+    well, and we say what it comes from."""
+    return not record.exc_info and (record.threadName != _THREAD or "OS signals" not in record.getMessage())
+
+
+def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None:
+    """Makes kopf only watch: it writes nothing, and requests no more than we handle."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    # A watch is renewed now and then, so that a connection that died silently is noticed.
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 10
+    selector = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+    for each in watched:
+        if each.ours:
+            name = f"{each.plural}.{each.group}" if each.group else each.plural
+            settings.watching.label_selectors[name] = selector
+
+
+def _gone(kube: Kube, watched: Iterable[Watched]) -> list[str]:
+    """What the API server lacks of what was watched, as far as it says so."""
+    try:
+        return [each.plural for each in watched if not kube.serves(each.kind)]
+    except KubeError:
+        return []
+
+
+def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) -> None:
+    """Runs the operator until SIGTERM or SIGINT.
+
+    Raises:
+        KindGoneError: the API server lacks a kind that is watched.
+        KubeError: the API server does not answer.
+        OSError: an address cannot be listened on.
+    """
+    optional = OptionalWatches(settings)
+    controller = Controller(settings, kube, catalogue, policy, optional.begin)
+    failure: list[KubeError | OSError] = []
+    ending = asyncio.Event()
+    watched = controller.watched()
+    _filter_kopf()
+    try:
+        _run(registry(controller, watched, ending, failure), watched, settings, ending)
+    except Exception:
+        if failure:
+            raise failure[0] from None
+        gone = _gone(kube, watched)
+        if gone:
+            raise KindGoneError(404, f"the cluster no longer has {', '.join(gone)}") from None
+        raise
+    finally:
+        optional.stop()
+
+
+def _run(
+    handlers: kopf.OperatorRegistry,
+    watched: Iterable[Watched],
+    settings: Settings,
+    ending: asyncio.Event | threading.Event,
+) -> None:
+    # kopf is stopped in the midst of its watches. asyncio.run would then close these generators and the ones they stand
+    # on all at once, which fails loudly; kopf itself leaves no task and no connection behind.
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(_operate(handlers, watched, settings, ending))
+    except asyncio.CancelledError:
+        pass
+    finally:
+        loop.close()
+
+
+async def _operate(
+    handlers: kopf.OperatorRegistry,
+    watched: Iterable[Watched],
+    settings: Settings,
+    ending: asyncio.Event | threading.Event,
+) -> None:
+    identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
+    insights = Insights()
+    running = asyncio.ensure_future(
+        kopf.operator(
+            stop_flag=ending,
+            registry=handlers,
+            insights=insights,
+            standalone=True,
+            identity=identity,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+        )
+    )
+    looked = asyncio.ensure_future(insights.ready_resources.wait())
+    await asyncio.wait((running, looked), return_when=asyncio.FIRST_COMPLETED)
+    if looked.done():
+        # A kind that went between our look and kopf's. It would be waited for in vain: kopf looks once.
+        known = {(each.group, each.version, each.plural) for each in insights.watched_resources}
+        missing = [each.plural for each in watched if (each.group, each.version, each.plural) not in known]
+        if missing:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            raise KindGoneError(404, f"the cluster does not have {', '.join(missing)}")
+    looked.cancel()
+    await running

@@ -1,0 +1,1 @@
+"""What administrators allow and add: the chart's policy, and rules for pod templates."""

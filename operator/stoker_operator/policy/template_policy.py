@@ -1,0 +1,304 @@
+"""What ``spec.template`` may hold, where the administrator does not leave that to authors of endpoints. Pure.
+
+The operator makes the pods, so without this a right to create endpoints is one to create any pod. Restricted permits
+what is listed here and nothing else, so that a field of a later Kubernetes is refused until it has been reviewed. What
+it keeps away:
+
+    Kubernetes' Pod Security Standard "restricted"    what gives a pod rights on its node: host namespaces, host paths,
+                                                      host ports, privileges, capabilities, root, profiles, sysctls
+    another identity                                  service accounts and their tokens
+    precedence over others' pods                      priority, and a node that is named past the scheduler
+
+Of the standard it is what all versions permit from Kubernetes 1.31, the chart's oldest, to 1.37. What the template
+leaves out is ours, and `manifests` builds it as the standard requires. A container that the template adds is not
+completed, so it must itself state what the standard requires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER, PodTemplate
+from stoker_operator.api.violation import Violation
+from stoker_operator.policy.policy import TemplateUse
+
+PATH: Final = "spec.template"
+
+#: Fields of a pod that give it nothing that it does not have; those that are looked into are not among them.
+_POD: Final = frozenset({
+    "activeDeadlineSeconds", "affinity", "dnsConfig", "dnsPolicy", "enableServiceLinks", "hostAliases", "hostname",
+    "hostUsers", "imagePullSecrets", "nodeSelector", "readinessGates", "resourceClaims", "resources", "restartPolicy",
+    "runtimeClassName", "schedulerName", "schedulingGates", "setHostnameAsFQDN", "shareProcessNamespace", "subdomain",
+    "terminationGracePeriodSeconds", "tolerations", "topologySpreadConstraints",
+})  # fmt: skip
+#: Fields of a pod that must be false.
+_POD_FALSE: Final = ("hostNetwork", "hostPID", "hostIPC", "automountServiceAccountToken")
+#: Fields of a container that give it nothing.
+_CONTAINER: Final = frozenset({
+    "name", "image", "imagePullPolicy", "command", "args", "workingDir", "env", "envFrom", "resources", "resizePolicy",
+    "restartPolicy", "volumeMounts", "volumeDevices", "stdin", "stdinOnce", "tty", "terminationMessagePath",
+    "terminationMessagePolicy",
+})  # fmt: skip
+#: Fields of which ours makes the pod a restricted one, or gives it its identity.
+_HARDENED: Final = frozenset({
+    "serviceAccountName", "automountServiceAccountToken", "securityContext", "runAsNonRoot", "seccompProfile", "type",
+    "allowPrivilegeEscalation", "capabilities", "drop",
+})  # fmt: skip
+#: Fields of a pod that ours may have.
+_DEFAULTS: Final = frozenset({
+    "affinity", "automountServiceAccountToken", "enableServiceLinks", "securityContext", "serviceAccountName",
+    "tolerations",
+})  # fmt: skip
+_PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
+_VOLUMES: Final = frozenset(
+    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "secret"}
+)
+_PROJECTED: Final = frozenset({"configMap", "downwardAPI", "secret", "clusterTrustBundle"})
+_SYSCTLS: Final = frozenset({
+    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
+    "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes",
+})  # fmt: skip
+_SELINUX_TYPES: Final = ("", "container_t", "container_init_t", "container_kvm_t")
+_PROFILES: Final = ("RuntimeDefault", "Localhost")
+_APPARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
+
+
+def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
+    """What of `template` may not be said where it may be used as `use` has it."""
+    if use == "Full":
+        return ()
+    if use == "None":
+        said = {"metadata": template.metadata.model_dump(exclude_none=True), "spec": _pruned(template.spec or {})}
+        said["spec"] = said["spec"] or _DEFAULTS.intersection(template.spec or {})
+        return tuple(
+            _violation(f"{PATH}.{name}", "policy.template None permits no template", "remove it", "Restricted")
+            for name, part in said.items()
+            if part
+        )
+    spec = template.spec or {}
+    return (
+        *_annotations(template.metadata.annotations or {}),
+        *_pod(_pruned(spec), f"{PATH}.spec"),
+        *_removals(spec, f"{PATH}.spec"),
+    )
+
+
+def _removals(pod: Mapping[str, Any], path: str) -> Iterator[Violation]:
+    """Nulls that take away of ours what makes a pod restricted."""
+    parts: list[tuple[Any, str]] = [(pod, path)]
+    for container, here in _items(pod.get("containers") or [], f"{path}.containers"):
+        if _named_engine(container):
+            parts.append((container, here))
+    parts += [(part["securityContext"], f"{here}.securityContext") for part, here in parts if "securityContext" in part]
+    for part, here in parts[:]:
+        if isinstance(part, Mapping):
+            parts += [(part[name], f"{here}.{name}") for name in ("seccompProfile", "capabilities") if name in part]
+    for part, here in parts:
+        for name, value, there in _entries(part, here):
+            if value is None and name in _HARDENED:
+                yield _not(there, None, "remove the line")
+
+
+def _annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
+    for name, value in annotations.items():
+        permitted = value in ("", "runtime/default") or value.startswith("localhost/")
+        if name.startswith(_APPARMOR_ANNOTATION) and not permitted:
+            yield _not(f"{PATH}.metadata.annotations[{name}]", value, "use runtime/default or localhost/PROFILE")
+
+
+def _pod(pod: Any, path: str) -> Iterator[Violation]:
+    for name, value, here in _entries(pod, path):
+        if name in _POD_FALSE:
+            if value is not False:
+                yield _not(here, value, "set it to false")
+        elif name == "securityContext":
+            yield from _security_context(value, here, _POD_SECURITY)
+        elif name in ("containers", "initContainers"):
+            for container, there in _items(value, here):
+                yield from _container(container, there, own=name == "containers" and _named_engine(container))
+        elif name == "volumes":
+            for volume, there in _items(value, here):
+                yield from _volume(volume, there)
+        elif name not in _POD:
+            yield _unlisted(here)
+    yield from _not_objects(pod, path)
+
+
+def _container(container: Any, path: str, *, own: bool) -> Iterator[Violation]:
+    """One container; `own`: it is merged onto the engine's, which says already what the standard wants said."""
+    for name, value, here in _entries(container, path):
+        if name == "securityContext":
+            yield from _security_context(value, here, _CONTAINER_SECURITY)
+        elif name == "ports":
+            for port, there in _items(value, here):
+                if isinstance(port, Mapping) and port.get("hostPort", 0) != 0:
+                    yield _not(f"{there}.hostPort", port["hostPort"], "use containerPort alone")
+                yield from _not_objects(port, there)
+        elif name in _PROBES:
+            yield from _handler(value, here)
+        elif name == "lifecycle":
+            for _, handler, there in _entries(value, here):
+                yield from _handler(handler, there)
+            yield from _not_objects(value, here)
+        elif name not in _CONTAINER:
+            yield _unlisted(here)
+    yield from _not_objects(container, path)
+    security = container.get("securityContext", {}) if isinstance(container, Mapping) else None
+    if not own and isinstance(security, Mapping):
+        here = f"{path}.securityContext"
+        if "allowPrivilegeEscalation" not in security:
+            yield _violation(
+                f"{here}.allowPrivilegeEscalation", "policy.template Restricted wants it", "set it to false"
+            )
+        capabilities = security.get("capabilities", {})
+        if isinstance(capabilities, Mapping) and "drop" not in capabilities:
+            yield _violation(f"{here}.capabilities.drop", "policy.template Restricted wants it", "set it to [ALL]")
+
+
+def _handler(handler: Any, path: str) -> Iterator[Violation]:
+    """The kubelet sends probes, from the node's network."""
+    for name, value, here in _entries(handler, path):
+        if name in ("httpGet", "tcpSocket"):
+            if isinstance(value, Mapping) and value.get("host", "") != "":
+                yield _not(f"{here}.host", value["host"], "remove it: the probe then goes to the pod itself")
+            yield from _not_objects(value, here)
+    yield from _not_objects(handler, path)
+
+
+def _volume(volume: Any, path: str) -> Iterator[Violation]:
+    for name, value, here in _entries(volume, path):
+        if name == "projected":
+            sources = value.get("sources", []) if isinstance(value, Mapping) else value
+            for source, there in _items(sources, f"{here}.sources"):
+                for kind, _, where in _entries(source, there):
+                    if kind not in _PROJECTED:
+                        yield _unlisted(where)
+                yield from _not_objects(source, there)
+        elif name != "name" and name not in _VOLUMES:
+            yield _unlisted(here)
+    yield from _not_objects(volume, path)
+
+
+def _is(permitted: bool | str) -> Callable[[Any], bool]:
+    return lambda given: type(given) is type(permitted) and given == permitted
+
+
+def _profile(given: Any) -> bool:
+    return isinstance(given, Mapping) and given.get("type") in _PROFILES
+
+
+def _selinux(given: Any) -> bool:
+    return (
+        isinstance(given, Mapping)
+        and given.keys() <= {"level", "type", "user", "role"}
+        and given.get("type", "") in _SELINUX_TYPES
+        and not given.get("user")
+        and not given.get("role")
+    )
+
+
+def _capabilities(given: Any) -> bool:
+    if not isinstance(given, Mapping) or not given.keys() <= {"add", "drop"}:
+        return False
+    drop, add = given.get("drop", ["ALL"]), given.get("add", [])
+    return isinstance(drop, list) and isinstance(add, list) and "ALL" in drop and add in ([], ["NET_BIND_SERVICE"])
+
+
+def _sysctls(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(each, Mapping) and each.get("name") in _SYSCTLS for each in given)
+
+
+def _anything(_given: Any) -> bool:
+    return True
+
+
+def _other_than_root(given: Any) -> bool:
+    return type(given) is int and given > 0
+
+
+#: Fields of a security context → which values are permitted, and what to do about others.
+_Rules = Mapping[str, tuple[Callable[[Any], bool], str]]
+_SECURITY: Final[_Rules] = {
+    "runAsNonRoot": (_is(True), "set it to true"),
+    "runAsUser": (_other_than_root, "use another user than 0"),
+    "runAsGroup": (_anything, ""),
+    "seccompProfile": (_profile, "use type RuntimeDefault or Localhost"),
+    "appArmorProfile": (_profile, "use type RuntimeDefault or Localhost"),
+    "seLinuxOptions": (_selinux, "use level and a type of container_t, container_init_t and container_kvm_t alone"),
+}
+_POD_SECURITY: Final[_Rules] = {
+    **_SECURITY,
+    "fsGroup": (_anything, ""),
+    "fsGroupChangePolicy": (_anything, ""),
+    "supplementalGroups": (_anything, ""),
+    "supplementalGroupsPolicy": (_anything, ""),
+    "sysctls": (_sysctls, f"use those that are safe: {', '.join(sorted(_SYSCTLS))}"),
+}
+_CONTAINER_SECURITY: Final[_Rules] = {
+    **_SECURITY,
+    "allowPrivilegeEscalation": (_is(False), "set it to false"),
+    "privileged": (_is(False), "set it to false"),
+    "readOnlyRootFilesystem": (_anything, ""),
+    "procMount": (_is("Default"), "use Default"),
+    "capabilities": (_capabilities, "drop ALL, and add none but NET_BIND_SERVICE"),
+}
+
+
+def _security_context(context: Any, path: str, rules: _Rules) -> Iterator[Violation]:
+    for name, value, here in _entries(context, path):
+        if name not in rules:
+            yield _unlisted(here)
+        elif not rules[name][0](value):
+            yield _not(here, value, rules[name][1])
+    yield from _not_objects(context, path)
+
+
+def _named_engine(container: Any) -> bool:
+    return isinstance(container, Mapping) and container.get("name") == ENGINE_CONTAINER
+
+
+def _entries(node: Any, path: str) -> Iterator[tuple[str, Any, str]]:
+    """What is in `node`, each with its path; nothing where it is no object, which `_not_objects` says."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield str(name), value, f"{path}.{name}"
+
+
+def _not_objects(node: Any, path: str) -> Iterator[Violation]:
+    if not isinstance(node, Mapping):
+        yield Violation(path, f"this is {_shown(node)}, where an object belongs")
+
+
+def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """What is in a list; what is none is taken for an item, and found to be no object."""
+    for index, item in enumerate(node if isinstance(node, list) else [node]):
+        yield item, f"{path}[{index}]"
+
+
+def _unlisted(path: str) -> Violation:
+    return _violation(path, "policy.template Restricted does not permit this", "remove it")
+
+
+def _not(path: str, value: Any, remedy: str) -> Violation:
+    return _violation(path, f"policy.template Restricted does not permit {_shown(value)}", remedy)
+
+
+def _violation(path: str, message: str, remedy: str, otherwise: TemplateUse = "Full") -> Violation:
+    ask = f"or ask the administrator for the Helm chart's value policy.template: {otherwise}"
+    return Violation(path, message, f"{remedy}, {ask}", reason="TemplateNotPermitted")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def _pruned(node: Any) -> Any:
+    """`node` without nulls, which say nothing but where they take something of ours away (`_removals`)."""
+    if isinstance(node, Mapping):
+        return {key: _pruned(value) for key, value in node.items() if value is not None}
+    if isinstance(node, list):
+        return [_pruned(each) for each in node]
+    return node

@@ -1,0 +1,63 @@
+"""What the operator's process reports of itself: ``/healthz``, ``/readyz`` and ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from stoker_operator.process.http_server import HTTPServer
+from stoker_operator.process.metrics import Metrics
+
+
+class Health:
+    """Answers from `start` to `stop`.
+
+    Args:
+        address: HOST:PORT to listen on.
+        metrics: what ``/metrics`` shows.
+        ready: what has to be so for us to be ready, in words of the form "the store is filled".
+    """
+
+    def __init__(self, address: str, metrics: Metrics, ready: Mapping[str, Callable[[], bool]]) -> None:
+        self._metrics, self._ready = metrics, ready
+        self._leaving = False
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._show_metrics)
+        self._server = HTTPServer(app, address)
+
+    async def start(self) -> None:
+        """Begins to answer.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        await self._server.start()
+
+    def leave(self) -> None:
+        """We are not ready any more, and will not be again."""
+        self._leaving = True
+
+    async def stop(self) -> None:
+        """Answers no more."""
+        await self._server.stop()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; known after `start`."""
+        return self._server.port
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")  # to answer at all, the event loop has to turn
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        missing = (
+            ["shutting down"] if self._leaving else [f"not yet: {what}" for what, so in self._ready.items() if not so()]
+        )
+        return web.Response(status=503 if missing else 200, text="\n".join(missing or ["ok"]) + "\n")
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,1 @@
+"""One endpoint's loop: evaluate the spec, decide, apply, report the status."""

@@ -1,0 +1,234 @@
+"""Performs decisions: the only place that writes endpoints' objects.
+
+Everything is written by server-side apply under one field manager. It takes the fields we set, from whichever manager
+changed them, and leaves all others unchanged: an annotation that `kubectl rollout restart` added stays. What the API
+server answers goes into the store at once, so that the next look sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from stoker_operator.api.v1alpha1 import API_VERSION, KIND
+from stoker_operator.cluster.kube import Kube, KubeError
+from stoker_operator.cluster.store import Store
+from stoker_operator.objects.facts import Child, Endpoint, Key, Object
+from stoker_operator.objects.owner import INSTANCE, made_of, operator_of
+from stoker_operator.reconcile.drift import differs
+
+MANAGER: Final = "stoker"
+
+#: A write that found the object changed is tried so often.
+_CONFLICTS: Final = 3
+
+logger = logging.getLogger(__name__)
+
+
+class NotLeading(Exception):  # noqa: N818 - nothing went wrong
+    """Another replica of the operator writes now."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What came of applying.
+
+    Attributes:
+        live: the objects as they are now.
+        refusal: what the API server said of those that it does not take; the others were applied all the same, except
+            a Deployment that does not exist yet and whose pods would lack one of them.
+        refused: the first of them.
+    """
+
+    live: Mapping[Child, Object]
+    refusal: str = ""
+    refused: Child | None = None
+
+
+class Writer:
+    """Writes, as long as it may.
+
+    Args:
+        kube: where to.
+        store: what has been seen.
+        may_write: called before each write; a replica that lost the lead must not finish what it began, nor one that
+            has got it back since.
+    """
+
+    def __init__(self, kube: Kube, store: Store, may_write: Callable[[], bool] = lambda: True) -> None:
+        self._kube = kube
+        self._store = store
+        self._may_write = may_write
+
+    def apply(
+        self,
+        objects: Iterable[Object],
+        live: Mapping[Child, Object],
+        unwanted: Iterable[Child] = (),
+        *,
+        check: str = "",
+    ) -> Applied:
+        """Applies the objects; those that are already so cost no request.
+
+        Args:
+            objects: what should exist.
+            live: what exists.
+            unwanted: what of it should not.
+            check: the kind of objects that the API server is to judge before anything is written.
+
+        Raises:
+            KubeError: the API server could not be reached, or could not answer.
+            NotLeading: another replica writes now.
+        """
+        now = dict(live)
+        children = {Child.of(each): each for each in objects}
+        due = [child for child, each in children.items() if child not in now or differs(each, now[child], MANAGER)]
+        for child in due:
+            if child.kind == check:
+                try:
+                    self._apply(children[child], dry_run=True)
+                except KubeError as error:
+                    if not error.refused:
+                        raise
+                    return Applied(now, str(error), child)
+        refusals: dict[Child, str] = {}
+        for child in due:
+            if child.kind == "Deployment" and child not in now and refusals.keys() - now.keys():
+                continue  # its pods would lack what could not be created
+            try:
+                now[child] = self._apply_on(children[child], now.get(child))
+            except KubeError as error:
+                if not error.refused:
+                    raise
+                refusals[child] = str(error)
+            else:
+                _log(children[child], f"{child.kind} {'changed' if child in live else 'created'}")
+        for child in unwanted:
+            self._delete(now.pop(child))
+        return Applied(now, "; ".join(refusals.values()), next(iter(refusals), None))
+
+    def apply_status(
+        self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime, notices: Iterable[str] = ()
+    ) -> bool:
+        """Applies the endpoint's status where it differs, and emits an Event where a condition changed that people
+        watch, or its message got one of these notices. Returns whether the endpoint still is as it was looked at. A
+        change that came just before is in the answer, and wakes nothing again when the watch delivers it.
+
+        Raises:
+            KubeError, NotLeading: as `apply`.
+        """
+        if status == endpoint.status:
+            return True
+        # The uid keeps a status from landing on a new endpoint of the same name.
+        metadata = {"name": endpoint.key.name, "namespace": endpoint.key.namespace, "uid": endpoint.uid}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(status)}
+        try:
+            answer = self._apply(body, subresource="status")
+        except KubeError as error:
+            if error.status not in (404, 409):  # gone, or replaced: there will be an event
+                raise
+            return True
+        before, ready = _ready(endpoint.status), _ready(status)
+        is_new = any(notice not in before.get("message", "") for notice in notices)
+        if ready and ((ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")) or is_new):
+            _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
+            self._tell(endpoint, ready, now)
+        return bool(answer["metadata"]["generation"] == endpoint.generation)
+
+    def _apply_on(self, wanted: Object, live: Object | None) -> Object:
+        """Applies what was decided on seeing `live`: not where another writer has written since: a replica that leads
+        after us and saw a newer spec, while our request was under way, or another operator.
+
+        Raises:
+            KubeError, NotLeading: as `apply`.
+        """
+        if live is None or not made_of(live):
+            return self._apply(wanted)
+        seen = live
+        for _ in range(_CONFLICTS):
+            body = {
+                **wanted,
+                "metadata": {**wanted["metadata"], "resourceVersion": seen["metadata"]["resourceVersion"]},
+            }
+            try:
+                return self._apply(body)
+            except KubeError as error:
+                if error.status != 409:
+                    raise
+                metadata = wanted["metadata"]
+                found = self._kube.get(wanted["kind"], metadata["namespace"], metadata["name"])
+                if found is None:
+                    raise
+                self._store.put(found)
+                if (made_of(found), operator_of(found)) != (made_of(live), operator_of(live)):
+                    raise
+                seen = found  # it is its status that has changed, say
+        raise KubeError(409, f"{wanted['kind']} {wanted['metadata']['name']} changes faster than it can be written")
+
+    def _apply(self, body: Object, subresource: str = "", *, dry_run: bool = False) -> Object:
+        self._check()
+        answer = self._kube.apply(dict(body), MANAGER, subresource, dry_run=dry_run)
+        if not dry_run:
+            self._store.put(answer)
+        return answer
+
+    def _delete(self, live: Object) -> None:
+        self._check()
+        metadata = live["metadata"]
+        self._kube.delete(live["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+        self._store.remove(live)
+        _log(live, f"{live['kind']} deleted")
+
+    def _tell(self, endpoint: Endpoint, ready: Mapping[str, str], now: datetime) -> None:
+        """An Event for `kubectl describe`. It is a courtesy: that it cannot be written stops nothing."""
+        self._check()
+        at = f"{now:%Y-%m-%dT%H:%M:%SZ}"
+        unique = hashlib.sha256(f"{endpoint.uid}{ready['reason']}{now.isoformat()}".encode()).hexdigest()[:16]
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{endpoint.key.name}.{unique}", "namespace": endpoint.key.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": endpoint.key.name,
+                "namespace": endpoint.key.namespace,
+                "uid": endpoint.uid,
+                "resourceVersion": endpoint.document["metadata"]["resourceVersion"],
+            },
+            "type": "Warning" if _is_trouble(ready) else "Normal",
+            "reason": ready["reason"],
+            "message": ready["message"][:1024],
+            "source": {"component": "stoker"},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        try:
+            self._kube.create(event)
+        except KubeError as error:
+            logger.warning("an Event could not be written: %s", error, extra=endpoint.key.reference)
+
+    def _check(self) -> None:
+        if not self._may_write():
+            raise NotLeading
+
+
+def _ready(status: Mapping[str, Any]) -> Mapping[str, str]:
+    """What people watch of a status."""
+    return next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+
+
+def _is_trouble(ready: Mapping[str, str]) -> bool:
+    return ready["status"] == "False" and ready["reason"] != "RollingOut"
+
+
+def _log(body: Object, message: str) -> None:
+    """Says what happened to an endpoint, or to an object that carries its label."""
+    metadata = body["metadata"]
+    endpoint = (metadata.get("labels") or {}).get(INSTANCE, metadata["name"])
+    logger.info(message, extra=Key(metadata["namespace"], endpoint).reference)

@@ -1,0 +1,79 @@
+"""Lets the gateway read the keys of the engines that it serves, namespace by namespace.
+
+Several endpoints of a namespace share one Role, so it is no object of theirs. It is made so as endpoints are:
+level-based, by server-side apply, and only where something differs. What no endpoint needs any more is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from stoker_operator.cluster.kube import Kube
+from stoker_operator.cluster.store import Store
+from stoker_operator.manifests.gateway_access import NAME, gateway_access
+from stoker_operator.objects.facts import Child, Key, Object
+from stoker_operator.objects.owner import MANAGED_BY
+from stoker_operator.reconcile.apply import Writer
+from stoker_operator.reconcile.other_operators import OtherOperators
+from stoker_operator.reconcile.reconcile import Outcome
+from stoker_operator.settings import GatewaySettings
+
+#: The kinds of object that grant something.
+KINDS: Final = ("Role", "RoleBinding")
+
+logger = logging.getLogger(__name__)
+
+
+def namespaces(store: Store) -> set[str]:
+    """The namespaces in which there is something that was granted."""
+    found = (each["metadata"] for kind in KINDS for each in store.all(kind))
+    return {metadata["namespace"] for metadata in found if metadata["name"] == NAME}
+
+
+def grant(
+    kube: Kube,
+    store: Store,
+    writer: Writer,
+    namespace: str,
+    secrets: Sequence[str],
+    gateway: GatewaySettings,
+    operators: OtherOperators | None = None,
+) -> Outcome:
+    """Makes it so that the gateway may read these Secrets of the namespace, and no others.
+
+    Raises:
+        KubeError: the API server could not be reached, or could not answer.
+        NotLeading: another replica writes now.
+    """
+    wanted = gateway_access(namespace, secrets, gateway, operators.own if operators else "")
+    live = {Child(kind): found for kind in KINDS if (found := store.get(kind, namespace, NAME)) is not None}
+    for child in (Child.of(each) for each in wanted):
+        if child not in live and (unknown := kube.get(child.kind, namespace, NAME)) is not None:
+            live[child] = unknown
+    foreign = next((each for each in live.values() if not _is_ours(each)), None)
+    if foreign is not None:
+        logger.warning(
+            "%s %s is somebody else's and is left alone: the gateway cannot read the keys of this namespace's "
+            "endpoints; delete it",
+            foreign["kind"],
+            NAME,
+            extra=Key(namespace, "").reference,
+        )
+        return Outcome.REFUSED
+    if operators and operators.serving(Key(namespace, ""), live.get(Child("RoleBinding"))):
+        return Outcome.YIELDED
+    unwanted = [child for child in reversed(live) if child not in {Child.of(each) for each in wanted}]
+    applied = writer.apply(wanted, live, unwanted)
+    if operators:
+        operators.saw(Key(namespace, ""), applied.live.get(Child("RoleBinding")))
+    if applied.refusal:
+        logger.warning("the gateway's access: %s", applied.refusal, extra=Key(namespace, "").reference)
+        return Outcome.REFUSED
+    return Outcome.SETTLED if wanted else Outcome.GONE
+
+
+def _is_ours(live: Object) -> bool:
+    labels = live["metadata"].get("labels") or {}
+    return all(labels.get(name) == value for name, value in MANAGED_BY.items())

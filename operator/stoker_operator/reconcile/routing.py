@@ -1,0 +1,206 @@
+"""Which endpoints the gateway serves: those of namespaces that opted in, each name for the oldest that claims it.
+
+An endpoint is served by all of its names or by none, so that nobody needs to ask which. A name belongs to the oldest
+endpoint that claims it, whatever becomes of that one's other names: so who has it depends on no third endpoint, and
+changes only when an endpoint stops claiming it.
+
+What somebody else's endpoint is called, and where it is, is not said: tenants see their own namespaces only.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_common.errors import ArgumentError
+from stoker_common.model_source import ModelSource
+from stoker_operator.objects.facts import Key, Object
+from stoker_operator.settings import GatewaySettings
+
+#: The label by which a namespace opts in, and its value.
+OPT_IN: Final = ("stoker.dev/gateway", "enabled")
+_LABEL: Final = ": ".join(OPT_IN)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Whether the gateway serves an endpoint.
+
+    Attributes:
+        reason: why, in one word.
+        message: why, in a sentence, with the remedy where it is not served.
+        gateway: the one that serves it; None: none does.
+    """
+
+    reason: str
+    message: str
+    gateway: GatewaySettings | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an endpoint's manifest and namespace say about the gateway.
+
+    Attributes:
+        key: which endpoint.
+        created: when, as the API server writes it.
+        names: what it is called in requests.
+        wish: its ``routing.gateway``; empty: it is absent.
+        opted_in: its namespace has opted in.
+        secret: the Secret with the keys of its pods; empty: there is none.
+        has_session: it names a header of sessions.
+    """
+
+    key: Key
+    created: str
+    names: tuple[str, ...]
+    wish: str
+    opted_in: bool
+    secret: str
+    has_session: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether it claims its names."""
+        return self.opted_in and self.wish != "Disabled"
+
+
+class Routes:
+    """All endpoints' routes; for one thread.
+
+    Args:
+        gateway: the gateway; None: there is none.
+    """
+
+    def __init__(self, gateway: GatewaySettings | None) -> None:
+        self._gateway = gateway
+        self._claims: dict[Key, Claim] = {}
+        self._by_name: dict[str, list[tuple[str, Key]]] = defaultdict(list)  # the oldest first
+        self._in_namespace: dict[str, set[Key]] = defaultdict(set)
+
+    def learn(self, key: Key, document: Object | None, namespace: Object | None) -> set[Key]:
+        """Takes note of an endpoint; returns those whose route may be another now.
+
+        Args:
+            key: which endpoint.
+            document: it; None: there is none.
+            namespace: its namespace, where that is known.
+        """
+        before = self._claims.get(key)
+        now = None if document is None or _is_going(document) else _claim(key, document, _has_opted_in(namespace))
+        if now == before:
+            return set()
+        names = {name for claim in (before, now) if claim and claim.holds for name in claim.names}
+        owners = {name: self._owner(name) for name in names}
+        self._put(key, before, now)
+        moved = [name for name in names if self._owner(name) != owners[name]]
+        return {key}.union(*([each for _, each in self._by_name.get(name, ())] for name in moved))
+
+    def of(self, key: Key) -> Route | None:
+        """The endpoint's route; None where there is nothing to say."""
+        claim = self._claims.get(key)
+        if claim is None:
+            return None
+        if self._gateway is None:
+            if claim.wish != "Enabled" and not claim.has_session:
+                return None
+            remedy = "install one with the Helm value gateway.enabled, or remove spec.routing"
+            return Route("NoGateway", f"the operator knows of no gateway; {remedy}")
+        if claim.wish == "Disabled":
+            return Route("Disabled", "spec.routing.gateway is Disabled")
+        if not claim.opted_in:
+            problem = f"the namespace has not opted in: it lacks the label {_LABEL}"
+            if claim.wish:
+                return Route("NamespaceNotOptedIn", f"{problem}; set it, or remove spec.routing.gateway")
+            return Route("Disabled", f"{problem}, and spec.routing.gateway is absent")
+        if not claim.names:
+            return Route("NotAccepted", "its names cannot be read; the condition Accepted says why")
+        taken = [(name, owner) for name in claim.names if (owner := self._owner(name)) not in (None, key)]
+        if taken:
+            remedy = "set spec.model.servedNames to names of its own, or spec.routing.gateway to Disabled"
+            told = "; ".join(f"the name {name} belongs to {_whose(owner, key)}" for name, owner in taken)
+            return Route("NameTaken", f"{told}; {remedy}")
+        return Route("Routed", "the gateway serves it", self._gateway)
+
+    def secrets(self, namespace: str) -> list[str]:
+        """The Secrets of a namespace with the keys of endpoints that the gateway serves."""
+        claims = (self._claims[key] for key in self._in_namespace.get(namespace, ()))
+        served = (claim for claim in claims if claim.secret and (route := self.of(claim.key)) and route.gateway)
+        return sorted({claim.secret for claim in served})
+
+    def _owner(self, name: str) -> Key | None:
+        claimants = self._by_name.get(name)
+        return claimants[0][1] if claimants else None
+
+    def _put(self, key: Key, before: Claim | None, now: Claim | None) -> None:
+        if before and before.holds:
+            for name in before.names:
+                self._by_name[name].remove((before.created, key))
+                if not self._by_name[name]:
+                    del self._by_name[name]
+        if now and now.holds:
+            for name in now.names:
+                bisect.insort(self._by_name[name], (now.created, key))
+        if now:
+            self._claims[key] = now
+            self._in_namespace[key.namespace].add(key)
+        elif before:
+            del self._claims[key]
+            self._in_namespace[key.namespace].discard(key)
+            if not self._in_namespace[key.namespace]:
+                del self._in_namespace[key.namespace]
+
+
+def _claim(key: Key, document: Object, opted_in: bool) -> Claim:
+    """Reads what may be there, also where the API server's schema is another release's."""
+    routing = _part(document, "spec", "routing")
+    session = isinstance(routing, Mapping) and bool(routing.get("sessionHeader"))
+    return Claim(
+        key,
+        _text(document["metadata"].get("creationTimestamp")),
+        _names(document),
+        _text(_part(routing, "gateway")),
+        opted_in,
+        _text(_part(document, "spec", "auth", "apiKeysSecretRef", "name")),
+        session,
+    )
+
+
+def _names(document: Object) -> tuple[str, ...]:
+    given = _part(document, "spec", "model", "servedNames")
+    if isinstance(given, list) and given:
+        return tuple(dict.fromkeys(name for name in given if isinstance(name, str)))
+    try:
+        return (ModelSource.parse(_text(_part(document, "spec", "model", "source"))).served_name,)
+    except ArgumentError:
+        return ()
+
+
+def _part(document: Any, *path: str) -> Any:
+    for name in path:
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _is_going(live: Object) -> bool:
+    return "deletionTimestamp" in live["metadata"]
+
+
+def _has_opted_in(namespace: Object | None) -> bool:
+    if namespace is None or _is_going(namespace):
+        return False
+    label, value = OPT_IN
+    return bool((namespace["metadata"].get("labels") or {}).get(label) == value)
+
+
+def _whose(owner: Key | None, key: Key) -> str:
+    if owner is not None and owner.namespace == key.namespace:
+        return f"the older endpoint {owner.name}"
+    return "an older endpoint"

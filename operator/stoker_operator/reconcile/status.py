@@ -1,0 +1,478 @@
+"""Facts and decision → the endpoint's status. Pure; the time is an argument.
+
+    Accepted      the spec obeys the rules
+    Planned       it is decided how the model is spread, and it fits; Unknown where the model's shape is not known
+    Available     at least one pod serves, whatever its spec
+    Progressing   pods are being created or replaced
+    Stalled       something is in the way that does not pass by itself, be it that the operator fails to reconcile it
+    Routed        the gateway serves it; only where there is a gateway, or it asks for one
+    Degraded      a copy of the model does not serve, and others of its pod do; only where pods have several
+    Ready         every replica serves, from the newest spec; its reason and message are the ones to read
+
+Each condition states which generation of the spec it is about, and keeps the time of its last change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from stoker_engine.contract.engine_state import CopyState
+from stoker_operator.api.v1alpha1.status import MOST_COPY_STATES
+from stoker_operator.manifests.service import url
+from stoker_operator.objects.facts import (
+    MAIN,
+    Child,
+    Copies,
+    Endpoint,
+    Object,
+    OlderObject,
+    Reported,
+    Rollout,
+)
+from stoker_operator.plan.planner import Plan
+from stoker_operator.reconcile.decide import Decision, is_ours
+from stoker_operator.reconcile.diagnosis import Diagnosis, quota_exceeded
+from stoker_operator.reconcile.pinning import engine, image
+from stoker_operator.reconcile.routing import Route
+from stoker_operator.settings import GatewaySettings
+
+_NONE: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
+#: The most characters the schema of a condition takes is more than anyone reads.
+_MESSAGE: Final = 2048
+_HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
+#: Ways to reach the API that are listed.
+_ADDRESSES: Final = 16
+#: Pods that are named, of those that lack a copy or run with an earlier object.
+_PODS: Final = 3
+#: Of each of them, copies of which it is told why.
+_COPIES: Final = 2
+#: What a condition says of each; all of it is in `copyStates`.
+_SAID: Final = 200
+#: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
+_WORD: Final = 256
+
+
+class Verdict(NamedTuple):
+    """One condition, without what all conditions have."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class SeenWorkload:
+    """What came of one workload.
+
+    Attributes:
+        rollout: how far its Deployment has got.
+        trouble: why its pods do not serve.
+        reported: what its engine reports, where it has.
+        silent: a pod is ready, and its engine has not reported.
+        copies: of the model, by pod, where several processes compute.
+        older: Secrets and ConfigMaps of which pods run with an earlier state.
+    """
+
+    rollout: Rollout
+    trouble: Diagnosis | None = None
+    reported: Reported | None = None
+    silent: bool = False
+    copies: Mapping[str, Copies] = field(default_factory=dict)
+    older: tuple[OlderObject, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of a decision.
+
+    Attributes:
+        live: the objects that have the names of the endpoint's.
+        refusal: what the API server said of one that it would not take.
+        workloads: those whose Deployment there is, by name.
+        route: whether the gateway serves the endpoint, where there is something to say.
+    """
+
+    live: Mapping[Child, Object]
+    refusal: str = ""
+    workloads: Mapping[str, SeenWorkload] = field(default_factory=dict)
+    route: Route | None = None
+
+    @property
+    def rollout(self) -> Rollout | None:
+        """How far the pods that answer requests have got."""
+        main = self.workloads.get(MAIN)
+        return main.rollout if main else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every pod of every workload serves from the newest spec."""
+        return MAIN in self.workloads and self.unfinished is None
+
+    @property
+    def unfinished(self) -> Rollout | None:
+        """A rollout that goes on."""
+        return next((each.rollout for each in self.workloads.values() if not each.rollout.complete), None)
+
+    @property
+    def placed(self) -> bool:
+        """Whether every workload has rolled out, be it that pods have ceased to serve since."""
+        return all(each.rollout.complete or each.rollout.placed for each in self.workloads.values())
+
+    @property
+    def trouble(self) -> Diagnosis | None:
+        """Why pods do not serve."""
+        return next((each.trouble for each in self.workloads.values() if each.trouble), None)
+
+
+def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) -> dict[str, Any]:
+    """The status to report."""
+    rollout = seen.rollout or _NONE
+    trouble = _trouble(decision, seen)
+    ready = _ready(decision, seen, trouble)
+    verdicts = {
+        "Accepted": _accepted(decision),
+        "Planned": _planned(decision),
+        "Available": _available(rollout),
+        "Progressing": _progressing(decision, seen, trouble),
+        "Stalled": _stalled(trouble),
+        **_routed(decision, seen),
+        **_degraded(seen),
+        "Ready": ready,
+    }
+    reported: dict[str, Any] = {
+        "observedGeneration": endpoint.generation,
+        "replicas": rollout.total,
+        "readyReplicas": rollout.ready,
+        "updatedReplicas": rollout.updated,
+        "availableReplicas": rollout.available,
+        "selector": ",".join(f"{name}={value}" for name, value in decision.owner.selector().items()),
+        "conditions": _conditions(endpoint, verdicts, now),
+    }
+    return reported | _where(decision, seen) | _workloads(endpoint, decision, seen)
+
+
+def failed(endpoint: Endpoint, problem: str, now: datetime) -> dict[str, Any]:
+    """The status of an endpoint that the operator itself fails to reconcile: what was reported of it, with `problem`.
+
+    Whether pods serve is not known to have changed, so Ready keeps what it says of the same spec.
+    """
+    conditions = {each["type"]: each for each in endpoint.status.get("conditions", ())}
+    verdict = Verdict("True", "ReconcileError", problem)
+    verdicts = {"Stalled": verdict}
+    if conditions.get("Ready", {}).get("observedGeneration") != endpoint.generation:
+        verdicts["Ready"] = verdict._replace(status="False")
+    changed = {each["type"]: each for each in _conditions(endpoint, verdicts, now)}
+    kept = {kind: each for kind, each in conditions.items() if kind != "Ready" or kind not in changed}
+    return {
+        **endpoint.status,
+        "observedGeneration": endpoint.generation,
+        "conditions": list((kept | changed).values()),
+    }
+
+
+def _where(decision: Decision, seen: Seen) -> dict[str, Any]:
+    """Where clients reach the endpoint."""
+    parsed, service = decision.judgement.parsed, _service(decision, seen)
+    gateway = _gateway(decision, seen)
+    routed = [{"name": "gateway", "url": f"{gateway.url}/v1"}] if gateway else []
+    if service is None:
+        return {}
+    if parsed is None:
+        return {"addresses": routed} if routed else {}
+    internal = url(decision.owner, parsed.spec)
+    addresses = [{"name": "cluster", "url": internal}]
+    scheme, _, rest = internal.partition("://")
+    port = rest.partition("/")[0].rpartition(":")[2]
+    balancer: Any = (service.get("status") or {}).get("loadBalancer") or {}
+    for ingress in balancer.get("ingress") or ():
+        host = ingress.get("hostname") or ingress.get("ip")
+        if host:
+            host = f"[{host}]" if ":" in host else host
+            name = "loadBalancer" if len(addresses) == 1 else f"loadBalancer-{len(addresses)}"
+            addresses.append({"name": name, "url": f"{scheme}://{host}:{port}/v1"})
+    return {"url": internal, "addresses": addresses[: _ADDRESSES - len(routed)] + routed}
+
+
+def _service(decision: Decision, seen: Seen) -> Object | None:
+    """The endpoint's own Service."""
+    service = seen.live.get(Child("Service"))
+    return service if service is not None and is_ours(decision.owner, service) else None
+
+
+def _gateway(decision: Decision, seen: Seen) -> GatewaySettings | None:
+    """The gateway that serves the endpoint: it finds the pods by the endpoint's own Service."""
+    return seen.route.gateway if seen.route and _service(decision, seen) is not None else None
+
+
+def _routed(decision: Decision, seen: Seen) -> dict[str, Verdict]:
+    route = seen.route
+    if route is None:
+        return {}
+    if route.gateway and _gateway(decision, seen) is None:
+        return {"Routed": Verdict("False", "NoService", "the endpoint has no Service of its own; Ready says why")}
+    return {"Routed": Verdict("True" if route.gateway else "False", route.reason, route.message)}
+
+
+def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, Any]:
+    """What runs. Where the spec is refused that is what the one before was made to."""
+    judgement = decision.judgement
+    if not decision.pinned or judgement.plan is None or judgement.parsed is None:
+        before = endpoint.status.get("workloads")
+        return {"workloads": before} if before else {}
+    runtime = judgement.parsed.spec.engine.runtime
+    reported = []
+    for name, pinned in decision.pinned.items():
+        told: dict[str, Any] = {"args": told_args(engine(pinned.deployment))}
+        found = seen.workloads[name].reported if name in seen.workloads else None
+        if found is not None:
+            facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
+            told |= {field: value for field, value in facts.items() if value != ""}
+        if name in seen.workloads:
+            told |= _copies(seen.workloads[name].copies)
+        earlier = reported_workload(endpoint, name)
+        # Where other pods run than would be made today, the numbers are theirs.
+        numbers = earlier["plan"] if pinned.differs and earlier else _plan(judgement.plan)
+        reported.append(
+            {"name": name, "runtime": runtime, "image": image(pinned.deployment), "plan": numbers, "engine": told}
+        )
+    return {"workloads": reported}
+
+
+def _copies(pods: Mapping[str, Copies]) -> dict[str, Any]:
+    """Which copies serve; those that do not are listed first."""
+    every = [(pod, copy) for pod, copies in sorted(pods.items()) for copy in copies.each]
+    if not every:
+        return {}
+    listed = [
+        {
+            "pod": pod,
+            "number": copy.number,
+            "serves": copy.serves,
+            "ranks": copy.ranks,
+            **({"missingRanks": list(copy.missing_ranks)} if copy.missing_ranks else {}),
+            **({"message": copy.message} if copy.message and not copy.serves else {}),
+            **({} if copy.kv_blocks is None else {"kvBlocks": copy.kv_blocks}),
+            **({} if copy.kv_tokens is None else {"kvTokens": copy.kv_tokens}),
+        }
+        for pod, copy in sorted(every, key=lambda one: one[1].serves)
+    ]
+    serving = sum(copy.serves for _, copy in every)
+    return {"copies": len(every), "servingCopies": serving, "copyStates": listed[:MOST_COPY_STATES]}
+
+
+def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None:
+    """What was reported of a workload last."""
+    return next((each for each in endpoint.status.get("workloads") or () if each["name"] == name), None)
+
+
+def _plan(plan: Plan) -> dict[str, int]:
+    placement, estimate = plan.placement, plan.estimate
+    numbers: dict[str, int | None] = {
+        "tensor": placement.tensor,
+        "pipeline": placement.pipeline,
+        "data": placement.data,
+        "expert": placement.tensor * placement.data if placement.expert else None,
+        "nodes": placement.nodes,
+        "idle": placement.idle,
+        "maxModelLen": plan.max_model_len,
+    }
+    if estimate:
+        numbers |= {
+            "weightBytesPerGpu": estimate.weight_bytes_per_gpu,
+            "kvTokensPerCopy": estimate.kv_tokens_per_copy,
+            "kvBlocks": estimate.kv_blocks,
+            "maxModelLen": estimate.max_model_len,
+            "maxConcurrency": estimate.max_concurrency,
+        }
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def told_args(container: Mapping[str, Any]) -> list[str]:
+    """The engine's command line, as it is reported."""
+    return [word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in container.get("args", ())]
+
+
+def _trouble(decision: Decision, seen: Seen) -> Diagnosis | None:
+    """What is in the way, wherever it comes from."""
+    judgement = decision.judgement
+    if judgement.violations:
+        return Diagnosis(judgement.violations[0].reason, "\n".join(map(str, judgement.violations)), lasting=True)
+    if decision.conflict:
+        return Diagnosis("NameConflict", decision.conflict.message, decision.conflict.lasting)
+    if "exceeded quota" in seen.refusal:
+        return quota_exceeded(seen.refusal)
+    if seen.refusal:
+        return Diagnosis("ApplyFailed", f"the API server refuses an object of the endpoint: {seen.refusal}", True)
+    return seen.trouble
+
+
+def _accepted(decision: Decision) -> Verdict:
+    refused = decision.judgement.refused
+    if refused:
+        return Verdict("False", refused[0].reason, "\n".join(map(str, refused)))
+    return Verdict("True", "Accepted", "the spec obeys the rules")
+
+
+def _planned(decision: Decision) -> Verdict:
+    judgement = decision.judgement
+    if judgement.unplannable:
+        return Verdict("False", judgement.unplannable[0].reason, "\n".join(map(str, judgement.unplannable)))
+    if judgement.plan is None:
+        return Verdict("Unknown", "NotAccepted", "only an accepted spec is planned")
+    placement = judgement.plan.placement
+    pipeline = f", pipeline {placement.pipeline}" if placement.pipeline > 1 else ""
+    spread = f"each pod runs tensor {placement.tensor}{pipeline}, data {placement.data}"
+    if placement.expert:
+        spread += f", expert {placement.tensor * placement.data}"
+    if judgement.plan.chosen_by:
+        unknown = judgement.plan.estimate is None
+        why = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
+        spread += f", as {judgement.plan.chosen_by} Auto {why}"
+    spread = "; ".join((spread, *judgement.plan.warnings))
+    if decision.held:
+        return Verdict("Unknown", "ModelUnknown", f"{spread}; {_HELD}")
+    if judgement.plan.estimate is None:
+        return Verdict(
+            "Unknown",
+            "ModelUnknown",
+            f"{spread}; whether the model fits is judged by the engine at its start: {judgement.plan.unknown}",
+        )
+    return Verdict("True", "Planned", spread)
+
+
+def _available(rollout: Rollout) -> Verdict:
+    if rollout.available:
+        return Verdict("True", "Available", f"{rollout.available} of {rollout.desired} pods serve")
+    return Verdict("False", "NoPodServes", "no pod serves")
+
+
+def _progressing(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
+    if trouble and (trouble.lasting or not (decision.objects or decision.held)):
+        return Verdict(
+            "False", trouble.reason, "nothing changes until what keeps the endpoint from being ready is solved"
+        )
+    if decision.held:
+        return Verdict("True", "RollingOut", _HELD)
+    if trouble and seen.placed:
+        return Verdict("False", "RolledOut", "every pod runs the newest spec; Ready says why not all of them serve")
+    if not seen.complete:
+        return Verdict("True", "RollingOut", _progress(seen.unfinished or _NONE))
+    newer = next((each.waiting for each in decision.pinned.values() if each.waiting), None)
+    if newer:
+        return Verdict(
+            "False",
+            "NewerImageWaiting",
+            f"every pod runs the newest spec; the catalogue's image is now {newer}, which is taken "
+            "with the next change of the spec, or with spec.rollout.imageUpdates: Always",
+        )
+    return Verdict("False", "RolledOut", "every pod runs the newest spec")
+
+
+def _stalled(trouble: Diagnosis | None) -> Verdict:
+    if trouble and trouble.lasting:
+        return Verdict("True", trouble.reason, trouble.message)
+    return Verdict("False", "NotStalled", "nothing is in the way that waiting does not mend")
+
+
+def _degraded(seen: Seen) -> dict[str, Verdict]:
+    every = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
+    # Of a pod with one copy, or where none serves, readiness says it.
+    pods = [(pod, copies) for pod, copies in every if len(copies.each) > 1 and len(copies.down) < len(copies.each)]
+    if not pods:
+        return {}
+    down = [
+        f"pod {pod}: {len(copies.down)} of {len(copies.each)} copies {'does' if len(copies.down) == 1 else 'do'} not "
+        f"serve: {_told(copies)}"
+        for pod, copies in pods
+        if copies.down
+    ]
+    if not down:
+        return {"Degraded": Verdict("False", "EveryCopyServes", "every copy of the model serves")}
+    more = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
+    remedy = "the others of its pod serve; one that does not come back says why in the pod's log"
+    return {"Degraded": Verdict("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
+
+
+def _told(copies: Copies) -> str:
+    """What a pod says of its copies that do not serve."""
+    told = [
+        f"engine {copy.number}{_lacks(copy)}{f': {copy.message[:_SAID]}' if copy.message else ''}"
+        for copy in copies.down
+    ]
+    more = f"; and {len(told) - _COPIES} more" if len(told) > _COPIES else ""
+    return "; ".join(told[:_COPIES]) + more
+
+
+def _lacks(copy: CopyState) -> str:
+    if copy.ranks == 1 or not copy.missing_ranks:
+        return ""
+    missing = ", ".join(map(str, copy.missing_ranks))
+    return f" lacks rank{'s' if len(copy.missing_ranks) > 1 else ''} {missing} of {copy.ranks}"
+
+
+def _waited_for(seen: Seen) -> str:
+    """What pods say of which no copy serves."""
+    every = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
+    told = [f"; pod {pod}: {_told(copies)}" for pod, copies in every if len(copies.down) == len(copies.each)]
+    return "".join(told[:_PODS])
+
+
+def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
+    rollout = seen.rollout
+    if rollout is not None and seen.complete and decision.objects and not seen.refusal:
+        if rollout.desired == 0:
+            return Verdict("True", "ScaledToZero", "spec.replicas is 0")
+        serving = f"{rollout.available} of {rollout.desired} pods serve the newest spec"
+        return Verdict("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
+    if trouble:
+        return Verdict("False", trouble.reason, trouble.message)
+    if decision.held:
+        return Verdict("False", "RollingOut", _HELD)
+    if rollout is None:
+        return Verdict("False", "RollingOut", "the Deployment does not exist yet")
+    return Verdict("False", "RollingOut", _progress(seen.unfinished or rollout) + _waited_for(seen))
+
+
+def older_objects(decision: Decision, seen: Seen) -> list[str]:
+    """What is said of Secrets and ConfigMaps of which pods run with an earlier state: one sentence each, and what
+    renews them."""
+    owner, said = decision.owner, []
+    for name, workload in seen.workloads.items():
+        restart = f"kubectl rollout restart deployment/{owner.of(name).object_name} --namespace {owner.namespace}"
+        for each in workload.older:
+            what = f"{each.kind} {each.name} ({each.field}) as it was before {each.changed:%Y-%m-%dT%H:%M:%SZ}"
+            said.append(f"{_named(each.pods)} with {what}: {restart} renews them")
+    return said
+
+
+def _named(pods: tuple[str, ...]) -> str:
+    more = f" and {len(pods) - _PODS} more" if len(pods) > _PODS else ""
+    return f"pod{'s' if len(pods) > 1 else ''} {', '.join(pods[:_PODS])}{more} run{'' if len(pods) > 1 else 's'}"
+
+
+def _progress(rollout: Rollout) -> str:
+    serving = min(rollout.updated, rollout.available, rollout.desired)
+    leaving = rollout.total - rollout.desired
+    return f"{serving} of {rollout.desired} pods serve the newest spec" + (f"; {leaving} to go" if leaving > 0 else "")
+
+
+def _conditions(endpoint: Endpoint, verdicts: Mapping[str, Verdict], now: datetime) -> list[dict[str, Any]]:
+    before = {each["type"]: each for each in endpoint.status.get("conditions", ())}
+    conditions = []
+    for kind, verdict in verdicts.items():
+        last = before.get(kind, {})
+        same = last.get("status") == verdict.status
+        conditions.append(
+            {
+                "type": kind,
+                "status": verdict.status,
+                "observedGeneration": endpoint.generation,
+                "lastTransitionTime": last["lastTransitionTime"] if same else f"{now:%Y-%m-%dT%H:%M:%SZ}",
+                "reason": verdict.reason,
+                "message": verdict.message[:_MESSAGE],
+            }
+        )
+    return conditions

@@ -1,0 +1,54 @@
+"""Why an engine ended, as its pod's termination message tells it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from stoker_common import errors
+from stoker_common.subprocesses.load_failed import LoadFailed
+from stoker_engine.contract.termination_message import MAX_BYTES, LastWords, Reason
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_what_is_written_is_read_back(reason: Reason) -> None:
+    words = LastWords(reason, "model.safetensors: no such tensor: a\nsecond line")
+    assert LastWords.parse(f"{words}\n") == words
+
+
+@pytest.mark.parametrize("text", ["", "Killed", "Traceback (most recent call last):", "NoSuchReason: x", "OutOfMemory"])
+def test_what_others_wrote_is_not_taken_for_ours(text: str) -> None:
+    assert LastWords.parse(text) is None
+
+
+def test_a_long_message_keeps_its_reason() -> None:
+    text = str(LastWords(Reason.ENGINE_DIED, "é" * MAX_BYTES))
+    assert len(text.encode()) <= MAX_BYTES, "the kubelet cuts what is longer, at the front"
+    words = LastWords.parse(text)
+    assert words is not None and words.reason is Reason.ENGINE_DIED
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (errors.ModelNotFoundError("x"), Reason.MODEL_NOT_FOUND),
+        (errors.ModelAccessDeniedError("x"), Reason.MODEL_ACCESS_DENIED),
+        (errors.DownloadError("x"), Reason.DOWNLOAD_FAILED),
+        (errors.OutOfMemoryError("x"), Reason.OUT_OF_MEMORY),
+        (errors.EngineOutOfMemoryError("x"), Reason.OUT_OF_MEMORY),
+        (errors.WeightsError("x"), Reason.MODEL_UNSUPPORTED),
+        (errors.ModelError("x"), Reason.MODEL_UNSUPPORTED),
+        (errors.ArgumentError("--dtype", "x"), Reason.START_ERROR),
+        (errors.EngineDeadError("x"), Reason.ENGINE_DIED),
+    ],
+)
+def test_an_error_has_its_reason_on_both_sides_of_the_pipe(error: errors.StokerError, reason: Reason) -> None:
+    crossed = pickle.loads(pickle.dumps(LoadFailed.of(error))).error()
+    for each in (error, crossed):
+        assert LastWords.of(each) == LastWords(reason, str(error))
+
+
+def test_an_error_without_a_kind_has_the_reason_of_where_it_happened() -> None:
+    assert LastWords.of(errors.StokerError("no address"), Reason.START_ERROR).reason is Reason.START_ERROR
+    assert LastWords.of(ZeroDivisionError("by zero")) == LastWords(Reason.ENGINE_DIED, "ZeroDivisionError: by zero")

@@ -1,0 +1,178 @@
+"""A rank that dies where it is told to. Run as ``crashing_rank.py DEATHS …``, with `rank_main`'s arguments.
+
+Real: the rank's main loop and pipe. Pretended: the model, and what ranks say to each other; nothing here imports torch,
+so that a life begins in a fraction of a second. DEATHS is a folder; a file ``POINT-RANK`` in it says how that rank dies
+there:
+
+    start   before anything is received           N            by signal N (19: it is only stopped)
+    load    while the model is loaded             raise        by an exception of its own
+    step    in its third step, before all others  memory       by a MemoryError
+            wait for it                           argument, model   by what loading may raise
+    after   when all have met in that step        exit         without a word
+                                                  hang         not at all, but it goes no further
+                                                  half         with half of a message in the pipe
+                                                  unpicklable, junk   with a result that cannot be sent, or read
+
+A rank with a file ``late-RANK`` begins so many seconds later. A grammar is compiled once DEATHS has a file of its
+source's name, whose text is what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+import time
+import types
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from stoker_common.errors import ArgumentError, WeightsError
+from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.step import Sampled, Step, StepResult
+from stoker_engine.parallel.layout import Layout
+
+DEATHS, RANK, PIPE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+class Junk:
+    """Of a module that nobody else has, so that it cannot be read again."""
+
+
+def come_to(point: str) -> str | None:
+    """Dies, if this life ends here; the words for what others must do are returned."""
+    file = DEATHS / f"{point}-{RANK}"
+    if not file.exists():
+        return None
+    how = file.read_text()
+    if how.isdigit():
+        os.kill(os.getpid(), int(how))
+    match how:
+        case "raise":
+            raise ZeroDivisionError("a planned death")
+        case "memory":
+            raise MemoryError
+        case "argument":
+            raise ArgumentError("--dtype", "a planned refusal; choose another")
+        case "model":
+            raise WeightsError("a planned lack of weights")
+        case "exit":
+            os._exit(3)
+        case "hang":
+            signal.pause()
+        case "half":
+            os.write(PIPE, struct.pack("!i", 1000) + b"half")
+            os._exit(3)
+    return how
+
+
+class RankLostError(RuntimeError):
+    pass
+
+
+class Joined:
+    """Ranks that meet in the file of their rendezvous: each counts there how often it came."""
+
+    def __init__(self, rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: object) -> None:
+        assert (shared is None) == rendezvous.startswith("tcp:")  # ranks of several nodes share no memory
+        self.rank, self.size, self._timeout_s, self._met = rank, layout.size, timeout_s, 0
+        self.groups = self
+        path = DEATHS / "meeting" if rendezvous.startswith("tcp:") else rendezvous.removeprefix("file://")
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
+        self.meet()
+
+    def meet(self) -> None:
+        self._met += 1
+        os.pwrite(self._file, struct.pack("q", self._met), 8 * self.rank)
+        deadline = time.monotonic() + self._timeout_s
+        while any(self._came(rank) < self._met for rank in range(self.size)):
+            if time.monotonic() > deadline:  # its limit of time is what is played
+                break
+            time.sleep(0.001)  # sleeps: ranks that wait for each other by looking
+        else:
+            return
+        raise RankLostError(f"rank {self.rank} waited in vain")
+
+    def settle(self) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _came(self, rank: int) -> int:
+        return int.from_bytes(os.pread(self._file, 8, 8 * rank), sys.byteorder)
+
+
+class Grammars:
+    """Compiles as many at a time as there are."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(64)
+
+    def prepare(self, grammar: Grammar) -> Future[object]:
+        return self._threads.submit(self._compile, DEATHS / grammar.source)
+
+    def _compile(self, file: Path) -> None:
+        while not file.exists():
+            time.sleep(0.001)  # sleeps: a compiler that takes until a test lets it end
+        if words := file.read_text():
+            raise ValueError(words)
+
+
+class Runner:
+    """Answers with the numbers of the steps so far, and the threads it was given."""
+
+    def __init__(self, args: Any, checkpoint: Any, on_progress: Callable[[int, int], None], ranks: Joined) -> None:
+        self._ranks, self._steps = ranks, list[int]()
+        self.device = types.SimpleNamespace(type="cpu")
+        self.grammars = Grammars()
+        for done in range(4):
+            time.sleep(0.1)  # sleeps: reading weights takes its time
+            on_progress(done * 10**RANK, 3 * 10**RANK)
+        come_to("load")
+        self.plan = types.SimpleNamespace(num_blocks=7, model=args.model, threads=THREADS)
+
+    def run(self, step: Step) -> StepResult:
+        self._steps.append(step.number)
+        how = come_to("step") if len(self._steps) == 3 else None
+        self._ranks.meet()
+        if len(self._steps) == 3:
+            how = come_to("after") or how
+        if how == "unpicklable":
+            return StepResult([lambda: None])  # type: ignore[list-item]
+        if how == "junk":
+            return StepResult([Junk()])  # type: ignore[list-item]
+        return StepResult([Sampled([list(self._steps)])])
+
+
+def _pretend(name: str, **contents: object) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    sys.modules[name] = module
+
+
+THREADS: list[int] = []
+_pretend("stoker_engine.exec.runner", Runner=Runner)
+_pretend("stoker_engine.parallel.join", join=Joined)
+_pretend("stoker_engine.parallel.communicator", RankLostError=RankLostError)
+_pretend(
+    "stoker_engine.parallel.device",
+    limit_threads=THREADS.append,
+    resolve_device=lambda args: args.device,
+    use_device=lambda device, index: None,
+)
+_pretend("stoker_engine.parallel.shm_communicator", SharedMemory=lambda *_, **__: "pretended")
+_pretend("stoker_engine.kernels.cpu.library", library=lambda: None)
+_pretend("stoker_engine.models.checkpoint", find_checkpoint=lambda args: args.model)
+
+from stoker_engine.exec import rank_main  # noqa: E402
+
+if __name__ == "__main__":
+    come_to("start")
+    if (late := DEATHS / f"late-{RANK}").exists():
+        time.sleep(float(late.read_text()))  # sleeps: a rank that comes late
+    code = rank_main.main(sys.argv[2:])
+    os._exit(code)

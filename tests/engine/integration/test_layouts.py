@@ -1,0 +1,414 @@
+"""A model that several ranks share answers as one process does, whatever the layout.
+
+Of one process, what is right is tested elsewhere against transformers. What is drawn: family × layout × options ×
+requests; what has a seed of its own is a case of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_engine import SamplingParams
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.engine import Engine
+from stoker_engine.exec.runner import Runner
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.parallel.layout import Layout
+from stoker_engine.sizing.weight_sizes import stage_weight_bytes
+from stoker_engine.tokens.tokenizer import Tokenizer
+
+from ...support.engine.thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
+from ..conftest import save_model, tiny_llama_model
+from ..exec.test_rank_executor import TIGHT, Outputs, _check_alike, _requests, _run
+from ..models import gguf_models, llama_cpp
+from ..models.quantized_folders import FORMATS, folder
+from ..models.test_gpt_oss import _save as save_gpt_oss
+from ..models.test_gpt_oss import unquantized as unquantized_gpt_oss
+from ..models.test_tensor_parallel import CASES, MODELS, save
+from .test_structured_outputs import SMALL, Repeating, constraints
+from .test_structured_outputs import requests as requests_with_grammars
+from .test_structured_outputs import run as run_with_grammars
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "TP 2": {"tensor_parallel_size": 2},
+    "TP 3": {"tensor_parallel_size": 3},
+    "TP 4": {"tensor_parallel_size": 4},
+    "EP 2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "EP 3": {"tensor_parallel_size": 3, "enable_expert_parallel": True},
+    "EP 4": {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+    "PP 2": {"pipeline_parallel_size": 2},
+    "PP 3": {"pipeline_parallel_size": 3},
+    "TP 2 PP 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "EP 2 PP 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True},
+}
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+#: One case of each kind of layer; the others are drawn.
+FAST = [
+    ("llama 1 KV head", "TP 4", 0),
+    ("gemma3", "TP 2", 1),
+    ("bloom", "TP 3", 2),
+    ("qwen2_moe", "EP 2", 3),
+    ("gpt_oss", "EP 4", 4),
+    ("deepseek_v3", "TP 2", 5),
+    ("qwen2_moe", "EP 2 PP 2", 6),
+]
+#: Slopes of heads, keys and values that all ranks hold, and what lies about in the files by head.
+BY_HEADS = [
+    ("mpt clip", "TP 2", 9),
+    ("mpt", "TP 2 PP 2", 10),
+    ("falcon 7b", "TP 4", 11),
+    ("falcon 40b", "TP 4", 12),
+    ("falcon 11b", "TP 2 PP 2", 13),
+]
+#: Their matrices have several components, which a stage without them must not miss.
+QUANTIZED_FAST = [("gptq", "PP 2"), ("int-quantized", "TP 2 PP 2"), ("pack-quantized order", "PP 2")]
+
+
+def _drawn(count: int) -> list[tuple[str, str, int]]:
+    cases = random.Random(14).sample(CASES, count)
+    return [(name, f"{'EP' if whole else 'TP'} {size}", 100 + seed) for seed, (name, size, whole) in enumerate(cases)]
+
+
+def _drawn_in_stages() -> list[tuple[str, str, int]]:
+    """Every model in stages, alone or with others that share each layer."""
+    chance = random.Random(15)
+    cases = []
+    for seed, name in enumerate(MODELS):
+        sharing = [f"{'EP' if whole else 'TP'} 2 PP 2" for other, size, whole in CASES if (other, size) == (name, 2)]
+        cases.append((name, chance.choice(["PP 2", *sharing]), 200 + seed))
+    return cases
+
+
+def _mixed(seed: int, vocabulary: int, every: int = 2) -> list[EngineRequest]:
+    """All kinds of requests, some of them for nothing but the likeliest tokens."""
+    chance = random.Random(seed)
+    requests = []
+    for request in _requests(seed)[::every]:
+        prompt = [token % vocabulary for token in request.prompt_token_ids]
+        params = GREEDY if chance.random() < 0.4 else request.params
+        requests.append(replace(request, prompt_token_ids=prompt, params=params))
+    return requests
+
+
+def _check_memory(executor: ThreadExecutor, args: EngineArgs) -> None:
+    """Each rank has allocated what is planned for it, to the byte."""
+    checkpoint, layout = find_checkpoint(args), Layout.of(args)
+    formats = checkpoint.weight_formats(torch.float32, torch.device("cpu"))
+    for rank, runner in enumerate(executor.runners):
+        stage, place = layout.stage_of(rank).index, layout.place_of(rank)
+        planned = stage_weight_bytes(checkpoint.config, stage, 4, layout.sharding, formats=formats, place=place)
+        assert sum(slot.tensor.nbytes for slot in _slots(runner).values()) == planned
+
+
+def _slots(runner: Runner) -> dict[str, Any]:
+    assert isinstance(runner.model, Decoder)
+    return runner.model.slots()
+
+
+def _compare(model: Path, layout: str, seed: int, **others: Any) -> None:
+    """Asserts that requests with that seed are answered as by one process.
+
+    Args:
+        others: options of the engine.
+    """
+    chance = random.Random(seed)
+    options: dict[str, Any] = {
+        "async_scheduling": chance.random() < 0.5,
+        "enable_prefix_caching": chance.random() < 0.7,
+        "batch_invariant": chance.random() < 0.3,
+        # Groups of layers share the blocks.
+        **TIGHT,
+        "num_gpu_blocks_override": chance.choice([40, 60]),
+        **others,
+    }
+    args = EngineArgs(str(model), dtype="float32", device="cpu", **options)
+    requests = _mixed(seed, find_checkpoint(args).config.vocab_size)
+    theirs, _ = _run(Engine.from_args(args), requests)
+    shared = replace(args, **LAYOUTS[layout])
+    with thread_engine(shared, lambda executor: _check_memory(executor, shared)) as engine:
+        ours, _ = _run(engine, requests)
+    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+
+
+@pytest.mark.parametrize("tensor", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
+    args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", **TIGHT)
+    requests = _requests(random.Random(tensor).randrange(1000))
+    theirs, _ = _run(Engine.from_args(args), requests)
+    with thread_engine(replace(args, tensor_parallel_size=tensor)) as engine:
+        ours, preempted = _run(engine, requests)
+    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+    assert preempted > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "seed"),
+    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in [*_drawn(24), *_drawn_in_stages()])],
+)
+def test_all_kinds_of_layers(name: str, layout: str, seed: int, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    _compare(tmp_path, layout, seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "seed"),
+    [case if case in BY_HEADS[1:3] else pytest.param(*case, marks=pytest.mark.slow) for case in BY_HEADS],
+)
+def test_families_of_many_queries_a_key(name: str, layout: str, seed: int, tmp_path: Path) -> None:
+    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    _compare(tmp_path, layout, seed)
+
+
+@pytest.mark.parametrize(
+    ("layout", "in_flight"),
+    [
+        ("PP 3", True),
+        pytest.param("PP 3", False, marks=pytest.mark.slow),
+        pytest.param("TP 2 PP 2", True, marks=pytest.mark.slow),
+        pytest.param("TP 4", False, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> None:
+    """Drafts are verified where nobody knows what was sampled before it is told, and outputs spell what they must."""
+    model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=3, num_key_value_heads=4))
+    made = constraints(random.Random(14), 8)
+    asked = requests_with_grammars(random.Random(14), made)
+    args = EngineArgs(str(model), device="cpu", num_gpu_blocks_override=60, async_scheduling=in_flight, **SMALL)
+    proposer = Repeating()
+    found = []
+    for sizes in ({}, LAYOUTS[layout]):
+        shared = replace(args, **sizes)
+        with thread_engine(shared, proposer=proposer if sizes else None) as engine:
+            engine.set_token_table(Tokenizer.load(model).token_table())
+            found.append(run_with_grammars(engine, asked, random.Random(1)))
+    alone, together = ({key: _tokens(its) for key, its in each.items()} for each in found)
+    assert together == alone
+    assert any(each.grammar is not None for each in asked)
+
+
+def _tokens(output: list[object]) -> list[object]:
+    """Without log-probabilities, which are rounded differently."""
+    return [each[0] if isinstance(each, tuple) else each for each in output]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("llama 4 KV heads", "TP 2 PP 2"),
+        *(
+            pytest.param(name, layout, marks=pytest.mark.slow)
+            for name, layout in [("llama 1 KV head", "TP 4"), ("gemma3", "PP 2"), ("bloom", "TP 3"), ("gpt2", "TP 2")]
+        ),
+    ],
+)
+def test_in_bfloat16(name: str, layout: str, tmp_path: Path) -> None:
+    """Log-probabilities of the same tokens lie as close as rounding to eight bits leaves them; in stages alone, where
+    nothing is summed up in parts, they are the same."""
+    save(name, tmp_path)
+    args = EngineArgs(str(tmp_path), dtype="bfloat16", device="cpu", enable_prefix_caching=False, **TIGHT)
+    params = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=1)
+    prompts = [random.Random(length).choices(range(2, 131), k=length) for length in (3, 17, 40, 70)]
+    asked = [EngineRequest(f"{n}", prompt, params, 1, n, frozenset()) for n, prompt in enumerate(prompts)]
+    found = []
+    for sizes in ({}, LAYOUTS[layout]):
+        with thread_engine(replace(args, num_gpu_blocks_override=60, **sizes)) as engine:
+            outputs, _ = _run(engine, asked)
+        found.append([each.logprobs[0] for key in sorted(outputs) for each in outputs[key].prompt_logprobs])
+    alone, together = (torch.tensor(each) for each in found)
+    if LAYOUTS[layout].get("tensor_parallel_size", 1) == 1:
+        assert torch.equal(alone, together)
+    assert len(alone) == sum(map(len, prompts)) - len(prompts)
+    assert (alone - together).abs().mean() < 0.02 * alone.abs().mean()
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_every_stage_counts(stages: int, tmp_path: Path) -> None:
+    """A layer of whichever stage decides what comes out, and so do both ends."""
+    model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=5))
+    args = EngineArgs(str(model), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    asked = EngineRequest("r", random.Random(0).sample(range(2, 500), 40), params, 1, 0, frozenset())
+    with torch.inference_mode(), thread_engine(replace(args, pipeline_parallel_size=stages)) as engine:
+
+        def likely() -> list[float]:
+            outputs, _ = _run(engine, [asked])
+            return [each.logprobs[0] for output in outputs.values() for each in output.prompt_logprobs]
+
+        whole, names = likely(), list[str]()
+        for runner in engine.executor.runners:  # type: ignore[attr-defined]
+            slots = _slots(runner)
+            names += slots
+            for name in (next(iter(slots)), *(name for name in slots if name.endswith((".o.weight", ".down.weight")))):
+                kept = slots[name].tensor.clone()
+                slots[name].tensor.zero_()
+                assert max(abs(a - b) for a, b in zip(likely(), whole, strict=True)) > 1e-3, name
+                slots[name].tensor.copy_(kept)
+        assert likely() == whole
+    alone = Engine.from_args(args)
+    assert sorted(names) == sorted(_slots(alone.executor.runner))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _counted(engine: Engine) -> Iterator[Counter[tuple[str, int]]]:
+    """The operations of the last rank meanwhile: what, and how many bytes it brought."""
+    executor = engine.executor
+    assert isinstance(executor, ThreadExecutor)
+    ranks = executor.groups[-1].tensor
+    assert isinstance(ranks, ThreadRanks)
+    before, counts = len(ranks.calls), Counter[tuple[str, int]]()
+    yield counts
+    executor.shutdown()  # the others may still be at it
+    counts.update(zip(ranks.calls[before:], ranks.sizes[before:], strict=True))
+
+
+def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
+    """A step of greedy rows joins as often as the layers need, and once more; nothing is told afterwards."""
+    args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", tensor_parallel_size=2, **TIGHT)
+    rows, length = 4, 6
+    plain = [EngineRequest(f"{n}", [5 + n, 6, 7], GREEDY, length, n, frozenset({1})) for n in range(rows)]
+    asking = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
+    for requests, others in ((plain, 0), ([*plain[1:], replace(plain[0], params=asking)], 1)):
+        with thread_engine(args) as engine:
+            runner = engine.executor.runners[-1]  # type: ignore[attr-defined]
+            layers, part = runner.config.num_hidden_layers, runner._vocabulary.size * 4
+            with _counted(engine) as counts:
+                for request in requests:
+                    engine.add(request)
+                while engine.has_work:
+                    engine.step()
+            reduces = sum(number for (what, _), number in counts.items() if what == "all_reduce")
+            assert reduces == length * (1 + 2 * layers)
+            assert {key: number for key, number in counts.items() if key[0] != "all_reduce"} == {
+                ("all_gather", rows * 2 * 8): length,
+                **({("all_gather", others * part): length, ("broadcast", others * 8): length} if others else {}),
+            }
+
+
+@pytest.mark.parametrize(("name", "layout"), [("llama 4 KV heads", "TP 4"), ("deepseek_v3", "EP 4")])
+def test_every_rank_counts(name: str, layout: str, tmp_path: Path) -> None:
+    """What one rank has of the weights, of each kind, decides: nobody computes all."""
+    save(name, tmp_path)
+    args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
+    args = replace(args, **LAYOUTS[layout])
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    prompt = random.Random(0).sample(range(2, 131), 40)
+    with torch.inference_mode(), thread_engine(args) as engine:
+
+        def likely() -> list[float]:
+            outputs, _ = _run(engine, [EngineRequest("r", prompt, params, 1, 0, frozenset())])
+            return [each.logprobs[0] for output in outputs.values() for each in output.prompt_logprobs]
+
+        whole = likely()
+        assert likely() == whole
+        for rank, runner in enumerate(engine.executor.runners):  # type: ignore[attr-defined]
+            slots = _slots(runner)
+            kinds = {name.split(".")[2] if name.startswith("layers.") else name for name in slots}
+            for kind in kinds & {"q", "o", "q_b", "v_b", "down", "experts", "shared", "embed.weight", "lm_head.weight"}:
+                mine = [slot.tensor for name, slot in slots.items() if kind in (name, *name.split(".")[2:3])]
+                kept = [tensor.clone() for tensor in mine]
+                for tensor in mine:
+                    tensor.zero_()
+                changed = likely()
+                assert max(abs(a - b) for a, b in zip(changed, whole, strict=True)) > 1e-3, (rank, kind)
+                for tensor, numbers in zip(mine, kept, strict=True):
+                    tensor.copy_(numbers)
+        assert likely() == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "dtype"),
+    [("qwen2_moe", "EP 2", "float32"), pytest.param("gemma3", "TP 4", "bfloat16", marks=pytest.mark.slow)],
+)
+def test_alone_and_together_it_is_the_same_to_the_bit(name: str, layout: str, dtype: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    args = EngineArgs(str(tmp_path), dtype=dtype, device="cpu", batch_invariant=True, **TIGHT)
+    requests = [r for r in _mixed(7, 131)[:10] if r.params.kind == "generate"]
+    with thread_engine(replace(args, num_gpu_blocks_override=60, **LAYOUTS[layout])) as engine:
+        together, _ = _run(engine, requests)
+        alone: Outputs = {}
+        for request in requests:
+            engine.add(request)
+            alone |= _run(engine, [])[0]
+    for key, output in together.items():
+        assert (output.token_ids, output.logprobs) == (alone[key].token_ids, alone[key].logprobs)
+
+
+@pytest.mark.parametrize(
+    ("layout", "quantization"),
+    [
+        ("EP 4", None),  # in MXFP4
+        *(
+            pytest.param(layout, method, marks=pytest.mark.slow)
+            for layout, method in [
+                ("TP 2", None),
+                ("EP 2", "int8"),
+                ("EP 4", "int4"),
+                ("TP 2", "fp8"),
+                ("EP 2", "fp8"),
+                ("PP 2", "int8"),
+                ("EP 2 PP 2", None),
+                ("EP 2 PP 2", "int4"),
+                ("TP 2 PP 2", "fp8"),
+            ]
+        ),
+    ],
+)
+def test_stored_in_blocks(layout: str, quantization: str | None, tmp_path: Path) -> None:
+    """Stacks of experts: as the hub has gpt-oss, or numbers the other way round, quantized when they are loaded."""
+    saved = (save_gpt_oss if quantization is None else unquantized_gpt_oss)(tmp_path)
+    assert saved is not None
+    _compare(tmp_path, layout, 5, quantization=quantization)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("mixtral", "EP 2"), ("dbrx", "EP 4"), ("deepseek_v3", "EP 2"), ("mixtral", "PP 2"), ("deepseek_v3", "EP 2 PP 2")],
+)
+def test_gguf(name: str, layout: str, tmp_path: Path) -> None:
+    path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
+    _compare(path, layout, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (name, layout) if (name, layout) in QUANTIZED_FAST else pytest.param(name, layout, marks=pytest.mark.slow)
+        for name in FORMATS
+        for layout in ("TP 2", "PP 2", "TP 2 PP 2")
+        if layout == "PP 2" or "order" not in name  # which has no cut
+    ],
+)
+def test_quantized_checkpoints(name: str, layout: str, tmp_path: Path) -> None:
+    checkpoint = folder(name, layers=3)
+    checkpoint.config["max_position_embeddings"] = TIGHT["max_model_len"]
+    for key, tensor in checkpoint.tensors.items():
+        # With the largest codes, sums that are rounded differently would grow apart from layer to layer.
+        if key.endswith(("scale", "scales")) and tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor /= 16
+    _compare(checkpoint.write(tmp_path), layout, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "kv_cache_dtype"),
+    [
+        ("gemma3", "PP 2", "fp8"),
+        ("deepseek_v3", "EP 2 PP 2", "fp8"),
+        ("llama 4 KV heads", "TP 2 PP 2", "int8_per_token_head"),
+    ],
+)
+def test_small_keys_and_values_in_stages(name: str, layout: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    _compare(tmp_path, layout, 20, kv_cache_dtype=kv_cache_dtype)

@@ -1,0 +1,27 @@
+"""How the CPU's kernels are compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker_engine.kernels.cpu import build
+from stoker_engine.kernels.cpu.isa import levels
+
+
+def test_a_folder_without_sources_is_an_error_and_not_an_empty_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    build.file_name.cache_clear()
+    try:
+        with pytest.raises(build.BuildError, match="no C\\+\\+ sources"):
+            build.build(levels()[0], tmp_path)
+    finally:
+        build.file_name.cache_clear()
+
+
+def test_sources_are_found_in_every_folder() -> None:
+    folders = {source.parent.name for source in build.SOURCES.rglob("*.cpp")}
+    assert {"attention", "gemm", "gguf", "quant", "ops", "layer", "comm", "common"} == folders

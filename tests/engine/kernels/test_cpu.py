@@ -1,0 +1,284 @@
+"""The CPU's kernels against the torch operations that define them, and against themselves: rows alone and together."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.kernels.cpu import build, library
+from stoker_engine.kernels.cpu.bundle import native_kernels
+from stoker_engine.kernels.cpu.isa import Level, levels
+from stoker_engine.kernels.cpu.library import load
+from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.matrix import NativeProduct
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.select import select_kernels
+
+from ...support.engine.gguf_random import random_blocks
+from .each_level import each_level
+
+DTYPES = (torch.float32, torch.bfloat16)
+EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
+
+#: An operation on rows, by either set of kernels.
+By = Callable[[Kernels, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(params=each_level())
+def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The kernels of one level; all but this processor's best take a compilation more."""
+    return load(request.param)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers; the seed is the shape."""
+    generator = torch.Generator().manual_seed(sum(n * 31**i for i, n in enumerate(shape)))
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def check(kernels: ctypes.CDLL, operation: By, x: torch.Tensor) -> None:
+    """`operation` on the rows of `x` is close to what torch computes, and gives each row alone the same bits."""
+    native = native_kernels(kernels)
+    expected = operation(REFERENCE, x)
+    got = operation(native, x)
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    scale = expected.double().abs().max()
+    assert (got.double() - expected.double()).abs().max() / scale < EXACT[x.dtype]
+    for start, end in ((0, 1), (len(x) - 1, len(x)), (len(x) // 3, len(x) // 2 + 1)):
+        assert torch.equal(operation(native, x[start:end]), got[start:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner,outputs", [(64, 48), (32, 16), (576, 100), (33, 17), (5, 3), (96, 15)])
+@pytest.mark.parametrize("rows", [1, 3, 16, 37, 150])
+def test_linear(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, bias = random(outputs, inner, dtype=dtype), random(outputs, dtype=dtype)
+    wide = random(rows, 2 * inner, dtype=dtype)
+    for x in (wide[:, :inner], wide[:, inner:]):  # rows of a wider tensor
+        check(kernels, lambda by, rows: by.product(weight, bias)(rows), x)
+        check(kernels, lambda by, rows: by.product(weight)(rows), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_products_side_by_side(kernels: ctypes.CDLL, rows: int, dtype: torch.dtype) -> None:
+    """Of weights that are stored in different ways, with a bias or without, in one call: the bits of each alone."""
+    inner, native = 64, native_kernels(kernels)
+    blocks = [random_blocks(GGUF_FORMATS[name], outputs, 2, seed=1) for name, outputs in (("Q8_0", 33), ("Q4_0", 5))]
+    products = [
+        native.product(random(17, inner, dtype=dtype), random(17, dtype=dtype)),
+        native.block_product(blocks[0], GGUF_FORMATS["Q8_0"], inner, dtype),
+        native.block_product(blocks[1], GGUF_FORMATS["Q4_0"], inner, dtype, random(5, dtype=dtype)),
+    ]
+    if native.panels is not None and dtype == torch.bfloat16:
+        weight = random(48, inner, dtype=dtype)
+        native.panels.pack(weight)
+        products.append(native.panels.product(weight))
+    x = random(rows, inner + 3, dtype=dtype)[:, 3:]
+    together = native.side_by_side(products)
+    assert isinstance(together, NativeProduct)
+    assert torch.equal(together(x), torch.cat([product(x) for product in products], dim=1))
+    nested = native.side_by_side([products[0], together])  # as of parts that are several themselves
+    assert torch.equal(nested(x), torch.cat([products[0](x), together(x)], dim=1))
+
+
+def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
+    """In bfloat16, sums are float32 and rounded once: within half a unit in the last place of the exact result."""
+    x, weight = random(20, 512, dtype=torch.bfloat16), random(64, 512, dtype=torch.bfloat16)
+    exact = x.double() @ weight.double().T
+    error = (product(kernels, weight, None)(x).double() - exact).abs()
+    assert (error <= exact.abs() * 2**-8 + 1e-4).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wide_weight", [False, True])
+@pytest.mark.parametrize("shape", [(40, 576), (9, 20), (70, 1000)])
+def test_rms_norm(kernels: ctypes.CDLL, shape: tuple[int, int], wide_weight: bool, dtype: torch.dtype) -> None:
+    weight = random(shape[1], dtype=torch.float32 if wide_weight else dtype)
+    check(kernels, lambda by, x: by.rms_norm(weight, 1e-5)(x), random(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_norm_of_heads(kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
+    weight = random(64, dtype=dtype)
+    heads = random(30, 8, 64, dtype=dtype)[:, 2:5]
+    check(kernels, lambda by, x: by.rms_norm(weight, 1e-6)(x), heads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [4, 20, 32])
+def test_rotary(kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+    x = random(50, 6, 64, dtype=dtype)[:, 1:5]
+    positions = torch.arange(50) * 7
+
+    def operation(by: Kernels, x: torch.Tensor) -> torch.Tensor:
+        frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
+        first = next(i for i in range(50) if torch.equal(x[0], rows[i]))
+        cos, sin = by.angles(positions[first : first + len(x)], frequencies, 1.25, dtype)
+        return by.apply_rotary(x, cos, sin, interleaved)
+
+    rows = x
+    check(kernels, operation, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu2"])
+@pytest.mark.parametrize("size", [128, 1000, 7])
+def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dtype) -> None:
+    x = random(33, 2 * size, dtype=dtype) * 3
+    check(kernels, lambda by, x: by.activation(name)(x), x)
+    check(kernels, lambda by, x: by.act_and_mul(name)(x), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [5, 16, 1000, 50_001])
+def test_argmax(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> None:
+    argmax = native_kernels(kernels).argmax
+    x = random(9, size, dtype=dtype)
+    x[3, size // 2 :] = x[3].max() + 1  # equals: the first counts
+    x[4] = -torch.inf
+    x[4, size - 1] = -5.0
+    best, largest = argmax(x)
+    assert best.tolist() == x.max(dim=-1, keepdim=True).values.eq(x).int().argmax(dim=-1).tolist()
+    assert torch.equal(largest, x.amax(dim=-1).float())
+    assert argmax(x[:1])[0].tolist() == best.tolist()[:1]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 50_001])
+def test_what_is_allowed_is_kept(kernels: ctypes.CDLL, size: int, native: bool) -> None:
+    generator = torch.Generator().manual_seed(size)
+    allowed = torch.rand(4, size, generator=generator) < torch.tensor([[0.0], [0.01], [0.5], [1.0]])
+    bits = np.packbits(np.pad(allowed.numpy(), ((0, 0), (0, -size % 32))), axis=1, bitorder="little").view(np.int32)
+    whole = random(7, size + 3)
+    expected = whole.clone()
+    rows = torch.tensor([5, 0, 6, 2])
+    for row, of_row in zip(rows.tolist(), allowed, strict=True):
+        expected[row, :size] = torch.where(of_row, whole[row, :size], -torch.inf)
+    keep_allowed = (native_kernels(kernels) if native else REFERENCE).keep_allowed
+    keep_allowed(whole[:, :size], rows, torch.from_numpy(bits))
+    assert torch.equal(whole, expected)
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.float32)])
+@pytest.mark.parametrize("size", [1, 5, 16, 1000, 50_001])
+def test_the_largest_tells_of_what_is_no_number(
+    kernels: ctypes.CDLL, size: int, native: bool, dtype: torch.dtype
+) -> None:
+    argmax = native_kernels(kernels).argmax if native else REFERENCE.argmax
+    places = sorted({0, size // 3, size - 1})
+    x = random(4 * len(places), size).to(dtype)
+    for row, place in enumerate(places):
+        x[row, place] = torch.nan
+        x[row + len(places), place] = torch.inf
+        x[row + 2 * len(places)] = -torch.inf
+        x[row + 3 * len(places), place] = -torch.inf
+        x[row + 3 * len(places), place - 1] = 1.0
+    finite = argmax(x)[1].isfinite().tolist()
+    assert finite == [False] * 3 * len(places) + [True] * len(places)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "atol"), [("silu", 1e-34), ("gelu", 1e-6), ("gelu_pytorch_tanh", 1e-6)])
+def test_activation_of_every_bfloat16(kernels: ctypes.CDLL, name: str, atol: float, dtype: torch.dtype) -> None:
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16).to(dtype)
+    expected = REFERENCE.activation(name)(x.double())
+    rtol = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    result = native_kernels(kernels).activation(name)(x[None])[0].double()
+    torch.testing.assert_close(result, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def test_idle_threads_sleep() -> None:
+    """The kernels' threads stay awake for milliseconds after an operation, not longer."""
+    script = """
+import time, torch
+from stoker_engine.kernels.cpu.library import library
+from stoker_engine.kernels.cpu.linear import product
+library().stoker_use_threads(4)
+product(library(), torch.ones(512, 512))(torch.ones(64, 512))
+time.sleep(0.1)
+before = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - before)
+"""
+    used = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert float(used) < 0.01
+
+
+def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
+    """More threads than processors, and two callers at once: every piece is computed and waited for."""
+    weight = random(200, 64)
+    multiply = product(kernels, weight, None)
+    batches = [random(rows, 64) for rows in (1, 7, 64, 130)]
+    kernels.stoker_use_threads(1)
+    expected = [multiply(x) for x in batches]
+    wrong = []
+
+    def call() -> None:
+        for _ in range(300):
+            wrong.extend(x.shape for x, y in zip(batches, expected, strict=True) if not torch.equal(multiply(x), y))
+
+    kernels.stoker_use_threads(5)
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    kernels.stoker_use_threads(1)
+    assert not wrong
+
+
+@pytest.mark.slow(drawn=False)  # where an image is built, they are all compiled
+@pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
+def test_every_level_compiles(level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that this processor does not run: images are built anywhere."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "empty"))
+    made = build.build(level, tmp_path)
+    assert made.is_file() and made.parent == tmp_path
+    assert build.build(level, tmp_path) == made
+
+
+def test_without_a_compiler_torch_runs_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    library.library.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert library.library() is None
+    assert "no-such-compiler" in caplog.text and "Install g++" in caplog.text
+    assert select_kernels(torch.device("cpu"), torch.bfloat16) is REFERENCE
+    library.library.cache_clear()
+
+
+def test_a_level_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One that nobody has tried runs where it is named, and else not; a wrong name is reported with the right ones."""
+    best, last = (Level(name, (), frozenset()) for name in ("best", "last"))
+    untried = Level("untried", (), frozenset(), tried=False)
+    monkeypatch.setattr(library, "load", lambda level: level)
+    chosen = library.library.__wrapped__
+    monkeypatch.delenv("STOKER_NATIVE_KERNELS", raising=False)
+    monkeypatch.setattr(library, "usable_levels", lambda: (untried, best, last))
+    assert chosen() is best
+    for wanted, found in [("1", best), ("last", last), ("untried", untried)]:
+        monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
+        assert chosen() is found
+    monkeypatch.setattr(library, "usable_levels", lambda: (untried,))
+    for wanted, says in [("1", "none of this processor's has been tried"), ("mmx", "none is called 'mmx'")]:
+        monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
+        caplog.clear()
+        assert chosen() is None
+        assert says in caplog.text and "STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: untried" in caplog.text

@@ -1,0 +1,166 @@
+"""An engine process that dies where it is told to. Run as ``crashing_engine.py DEATHS …``, with `main`'s arguments.
+
+Real: the process's main loop, scheduler, KV manager, pipe. Pretended: the model; nothing here imports torch, so that a
+life begins in a fraction of a second. DEATHS is a folder; a file in it is a point of a life, each of its lines how to
+die there, once. Whoever reaches that point takes the first line and dies so. A file ``POINT-COPY`` is for one of
+several copies of the model:
+
+    start   before anything is received              N          by signal N (19: it is only stopped)
+    load    while the model is loaded                raise      by an exception of its own
+    take    with a request, before its first step    memory     by a MemoryError
+    step    in a step, before any token is sent      exit       without a word
+    token   in the 20th step from now                hang       not at all, but it goes no further
+                                                     argument   by what loading may raise
+    send    with half of a message in the pipe       unpicklable, junk   with outputs that cannot be sent, or read
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stoker_common.errors import ArgumentError
+from stoker_engine.core.outputs import StepOutputs
+from stoker_engine.core.step import Sampled, Step, StepResult
+from stoker_engine.sizing.cache_groups import CacheGroup
+
+DEATHS, COPY = Path(sys.argv[1]), sys.argv[-1]
+BLOCKS, VOCABULARY = 256, 300
+
+
+class Junk:
+    """Cannot be read again."""
+
+    def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
+        return _junk, (0,)
+
+
+def _junk(_: int) -> NoReturn:
+    raise OSError("junk")
+
+
+def planned(point: str) -> Path | None:
+    """Where it says how to die at that point, if it does."""
+    files = (DEATHS / point, DEATHS / f"{point}-{COPY}")
+    return next((file for file in files if file.exists()), None)
+
+
+def come_to(point: str) -> str | None:
+    """Dies, if this life ends here; the words for what others must do are returned."""
+    file = planned(point)
+    if file is None:
+        return None
+    how, _, rest = file.read_text().partition("\n")
+    file.write_text(rest) if rest else file.unlink()
+    if how.isdigit():
+        os.kill(os.getpid(), int(how))
+        return None
+    match how:
+        case "raise":
+            raise ValueError("a planned death")
+        case "memory":
+            raise MemoryError
+        case "argument":
+            raise ArgumentError("--dtype", "a planned refusal; choose another")
+        case "exit":
+            os._exit(3)
+        case "hang":
+            signal.pause()
+    return how
+
+
+class Runner:
+    """Each token follows from the one before."""
+
+    def __init__(self, *_: object) -> None:
+        come_to("load")
+        self.plan = types.SimpleNamespace(
+            num_blocks=BLOCKS, block_size=16, groups=(CacheGroup(None, (0,), 1),), step_tokens=512, max_model_len=512
+        )
+        self.device = types.SimpleNamespace(type="cpu")
+        self.grammars = types.SimpleNamespace(set_token_table=lambda table: None)
+        self._steps_left = -1
+        self._known: dict[int, list[int]] = {}  # by row
+
+    def run(self, step: Step) -> StepResult:
+        time.sleep(0.001)  # sleeps: a step takes its time
+        come_to("step")
+        if planned("token") is not None and self._steps_left < 0:
+            self._steps_left = 20
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            come_to("token")
+        for fork in step.forks:
+            self._known[fork.row] = self._known[fork.parent][: fork.num_tokens]
+        for new in step.new:
+            self._known[new.row] = [*new.asked.prompt_token_ids, *new.output_token_ids]
+        for row, position, token_ids in step.written:
+            self._known[row][position:] = token_ids
+        sampled = []
+        for row, start, length, num_samples in zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True):
+            if num_samples:
+                known = self._known[row]
+                token = 5 + (known[start + length - 1] * 7 + start + length) % 250
+                known[start + length :] = [token]
+                sampled.append(Sampled([[token]] * num_samples))
+        return StepResult(sampled)
+
+
+def _pretend(name: str, **contents: object) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    sys.modules[name] = module
+
+
+card = types.SimpleNamespace(licence=None, title=None)
+config = types.SimpleNamespace(vocab_size=VOCABULARY, eos_token_ids=(1,))
+checkpoint = types.SimpleNamespace(path=Path("/nowhere"), config=config, card=card, method="")
+stored = types.SimpleNamespace(dtype="float32", weights="float32", kv_cache_dtype="float32")
+_pretend("stoker_engine.exec.dtypes", stored_as=lambda *_: stored)
+_pretend("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
+_pretend("stoker_engine.exec.runner", Runner=Runner)
+_pretend("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
+_pretend("stoker_engine.models.checkpoint", Checkpoint=object, find_checkpoint=lambda _: checkpoint)
+
+from stoker_engine.engine import Engine  # noqa: E402
+from stoker_engine.processes import main as process  # noqa: E402
+
+add, send = Engine.add, Connection.send
+
+
+def mortal_add(self: Engine, request: Any) -> None:
+    try:
+        come_to("take")
+    except Exception as error:  # `main` forgives what one request does
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
+    add(self, request)
+
+
+def mortal_send(self: Connection, message: Any) -> None:
+    if isinstance(message, StepOutputs) and message.deltas and (file := planned("send")) is not None:
+        if file.read_text().split()[0] not in ("unpicklable", "junk"):
+            whole = pickle.dumps(message)
+            os.write(self.fileno(), len(whole).to_bytes(4, "big") + whole[: len(whole) // 2])
+        match come_to("send"):
+            case "unpicklable":
+                message = StepOutputs([lambda: None], None)
+            case "junk":
+                message = Junk()
+    send(self, message)
+
+
+Engine.add = mortal_add  # type: ignore[method-assign]
+Connection.send = mortal_send  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    come_to("start")
+    code = process.main(sys.argv[2:])
+    os._exit(code)

@@ -1,0 +1,91 @@
+"""Which part of a machine each copy of the model has. Pretended: the machine's accelerators."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker_common.errors import ArgumentError
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.parallel import device, processors
+from stoker_engine.parallel.processors import Machine
+from stoker_engine.processes.device_assignment import VISIBLE, keep_to_own_part, visible_devices
+
+
+def test_each_copy_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = EngineArgs("m", tensor_parallel_size=2, data_parallel_size=3)
+    shown = []
+    for copy in range(3):
+        monkeypatch.setenv(VISIBLE, "7, 6,5,4,GPU-3,2")
+        keep_to_own_part(args, copy)
+        shown.append(os.environ[VISIBLE])
+    assert shown == ["7,6", "5,4", "GPU-3,2"]
+
+
+def test_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "0,1,2")
+    with pytest.raises(ArgumentError, match="the 4 ranks here of 2 copies need 4 devices and 3 are visible"):
+        keep_to_own_part(EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2), 1)
+
+
+def test_a_copy_that_is_partly_on_another_node_has_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = EngineArgs("m", tensor_parallel_size=2, data_parallel_size=3, nnodes=2, master_addr="10.0.0.1")
+    shown = []
+    for copy in range(2):  # of the third one, no rank is here
+        monkeypatch.setenv(VISIBLE, "0,1,2")
+        keep_to_own_part(args, copy)
+        shown.append(os.environ[VISIBLE])
+    assert shown == ["0,1", "2"]
+
+
+def test_one_copy_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "3")
+    keep_to_own_part(EngineArgs("m"), 0)
+    assert os.environ[VISIBLE] == "3"
+
+
+def test_what_the_driver_shows_counts_where_nobody_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    for number, gpu_id in enumerate((0, 1234, 77)):  # a processor and two accelerators of AMD's
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{gpu_id}\n")
+    assert visible_devices(tmp_path) == ["0", "1"]
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert visible_devices(tmp_path) == ["0", "1", "2"]
+
+
+def test_what_comes_after_a_number_that_is_none_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "0, 2,-1,3")
+    assert visible_devices() == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    "copies, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
+)
+def test_copies_share_the_processors_time(
+    copies: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""
+    here = frozenset(os.sched_getaffinity(0))
+    machine = Machine(frozenset(range(8)), quota=4)
+    monkeypatch.setattr(Machine, "here", lambda: machine)
+    monkeypatch.setattr(processors, "bind", lambda share: bound.append(share.processors))
+    monkeypatch.setattr(device, "cpu_quota", lambda: None)
+    before = torch.get_num_threads()
+    for copy in range(copies):
+        bound: list[frozenset[int]] = []
+        try:
+            torch.set_num_threads(8)
+            args = EngineArgs("m", device="cpu", data_parallel_size=copies, tensor_parallel_size=ranks)
+            keep_to_own_part(args, copy)
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+        assert bound == ([machine.allowed] if ranks == 1 else [])
+    assert os.sched_getaffinity(0) == here

@@ -1,0 +1,43 @@
+"""More copies than there is memory for are refused before any process is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_common.errors import ArgumentError
+from stoker_engine import LLM
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.processes import engine_process, memory_check
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("args", "memory", "most"),
+    [
+        (EngineArgs("m", data_parallel_size=4), GIB, None),
+        (EngineArgs("m", data_parallel_size=5), GIB, 4),
+        (EngineArgs("m", data_parallel_size=3, tensor_parallel_size=2), GIB, 2),
+        (EngineArgs("m", data_parallel_size=2, tensor_parallel_size=2, pipeline_parallel_size=2), GIB, 1),
+        (EngineArgs("m", tensor_parallel_size=64), GIB, None),  # whether ranks can share a model says more
+        (EngineArgs("m", data_parallel_size=8, nnodes=2, master_addr="::1"), GIB, None),
+        (EngineArgs("m", data_parallel_size=10, nnodes=2, master_addr="::1"), GIB, 4),
+    ],
+)
+def test_room(args: EngineArgs, memory: int, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_check, "host_memory", lambda: memory)
+    if most is None:
+        memory_check.check_room(args)
+        return
+    with pytest.raises(ArgumentError, match=f"room for {most} copies") as refused:
+        memory_check.check_room(args)
+    assert refused.value.argument == "--data-parallel-size"
+
+
+def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process.EngineProcess, "__init__", lambda *_, **__: pytest.fail("one was started"))
+    with pytest.raises(ArgumentError, match="100000 copies"):
+        LLM("demo://gemma-3-270m", data_parallel_size=100_000)
+    with pytest.raises(ArgumentError, match="100000 copies"):
+        AsyncLLM(EngineArgs("m", data_parallel_size=100_000))

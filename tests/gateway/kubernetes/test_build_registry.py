@@ -1,0 +1,181 @@
+"""Objects of the API server → the directory."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_gateway.kubernetes import build_registry, facts
+from stoker_gateway.kubernetes.credentials import first_key
+from stoker_gateway.kubernetes.key_history import KeyHistory
+
+from .stand_in_api import endpoint, secret, slice_of
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _mutations(seen: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all that is in an object."""
+    inner = seen.items() if isinstance(seen, dict) else enumerate(seen) if isinstance(seen, list) else ()
+    return [path] + [each for key, value in inner for each in _mutations(value, (*path, key))]
+
+
+@given(st.data())
+def test_no_object_is_too_odd(data: st.DataObject) -> None:
+    full = endpoint("a", auth={"apiKeysSecretRef": {"name": "s"}}, routing={"sessionHeader": "X-S"})
+    for whole, read in (
+        (full, facts.read_endpoint),
+        (slice_of("a", "10.0.0.1:80"), facts.read_slice),
+        (secret("a", api_key="k"), facts.read_key),
+        (secret("a", api_key="k"), first_key),
+    ):
+        path = data.draw(st.sampled_from(_mutations(whole)[1:]))
+        changed = _replaced(whole, path, data.draw(_JSON))
+        made = read(changed)
+        if isinstance(made, facts.EndpointFacts):
+            build_registry.make([made], [], {}, KeyHistory())
+        if isinstance(made, facts.SliceFacts):
+            build_registry.make([], [made], {}, KeyHistory())
+
+
+def _replaced(seen: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    if isinstance(seen, dict):
+        return {**seen, path[0]: _replaced(seen[path[0]], path[1:], value)}
+    return [_replaced(each, path[1:], value) if number == path[0] else each for number, each in enumerate(seen)]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_name_belongs_to_the_oldest_in_whatever_order_endpoints_come(seed: int) -> None:
+    rng = random.Random(seed)
+    names = ["m", "n", "org/o"]
+    spaces = [(space, each) for space in "ab" for each in "xyz"]
+    seen = [
+        endpoint(
+            name,
+            space,
+            created=f"2026-01-0{rng.randrange(1, 3)}T00:00:00Z",
+            model={"source": "hf://a/b", "servedNames": rng.sample(names, rng.randrange(1, 4))},
+        )
+        for space, name in spaces
+        if rng.random() < 0.6
+    ]
+    slices = [slice_of(name, f"10.0.{number}.1:80", namespace=space) for number, (space, name) in enumerate(spaces)]
+    address = {at: f"10.0.{number}.1:80" for number, at in enumerate(spaces)}
+    read = [made for each in seen if (made := facts.read_endpoint(each)) is not None]
+    assert len(read) == len(seen)
+    rng.shuffle(read)
+    directory = build_registry.make(read, filter(None, map(facts.read_slice, slices)), {}, KeyHistory())
+    for name in names:
+        claims = [
+            (each["metadata"]["creationTimestamp"], each["metadata"]["namespace"], each["metadata"]["name"])
+            for each in seen
+            if name in each["spec"]["model"]["servedNames"]
+        ]
+        if claims:
+            assert directory.endpoints[name].servers == (address[min(claims)[1:]],)
+        else:
+            assert name not in directory.endpoints
+    clusters = [each.cluster for each in directory.endpoints.values()]
+    assert len(set(clusters)) == len(clusters)
+
+
+def test_pods_count_once_and_only_those_that_take_requests() -> None:
+    one, two = slice_of("a", "10.0.0.1:80"), slice_of("a", "10.0.0.1:80")
+    six = slice_of("a", "[fd00::1]:80", "[fd00::2]:80")
+    pods = {"10.0.0.1": "u1", "fd00::1": "u1", "fd00::2": "u2", "10.0.0.4": "u4"}
+    states = slice_of("a", "10.0.0.3:80", "10.0.0.4:80", "10.0.0.5:80", "10.0.0.6:80")
+    for each, conditions in zip(
+        states["endpoints"],
+        (
+            {"ready": False, "serving": True, "terminating": True},
+            {},
+            {"ready": True, "terminating": True},
+            {"ready": False},
+        ),
+        strict=True,
+    ):
+        each["conditions"] = conditions
+    every = [one, two, six, states, slice_of("other", "10.0.0.7:80"), slice_of("a", "10.0.0.8:80", namespace="two")]
+    for each in itertools.chain.from_iterable(one_slice["endpoints"] for one_slice in every):
+        if (pod := pods.get(each["addresses"][0])) is not None:
+            each["targetRef"] = {"kind": "Pod", "uid": pod}
+    read = facts.read_endpoint(endpoint("a"))
+    assert read is not None
+    directory = build_registry.make([read], filter(None, map(facts.read_slice, every)), {}, KeyHistory())
+    assert directory.endpoints["org/a"].servers == ("10.0.0.1:80", "10.0.0.4:80", "[fd00::2]:80")
+
+
+def test_what_the_operator_has_not_admitted_is_not_there() -> None:
+    seen = endpoint("a")
+    for addresses in (None, [], [{"name": "cluster"}], "gateway"):
+        assert facts.read_endpoint({**seen, "status": {"addresses": addresses}}) is None
+    assert facts.read_endpoint({**seen, "status": None}) is None
+
+
+def test_servers_that_want_a_key_get_it_or_nothing() -> None:
+    auth = {"apiKeysSecretRef": {"name": "s"}}
+    seen = [
+        endpoint("a", auth=auth, routing={"sessionHeader": "X-Session"}),
+        endpoint("b", "two", auth=auth),
+        endpoint("c"),
+    ]
+    tls = endpoint("d")
+    tls["status"]["url"] = "https://d/v1"
+    read = [made for each in [*seen, tls] if (made := facts.read_endpoint(each)) is not None]
+    history = KeyHistory()
+    build_registry.make(read, [], {("one", "s"): "k0"}, history)
+    made = build_registry.make(read, [], {("one", "s"): "k1"}, history).endpoints
+    assert (made["org/a"].authorization, made["org/a"].refusal) == ("Bearer k1", None)
+    assert made["org/a"].session_header == "x-session"
+    assert (made["org/b"].authorization, made["org/b"].refusal) == (None, build_registry.NO_CREDENTIAL)
+    assert (made["org/c"].authorization, made["org/c"].refusal) == (None, None)
+    assert made["org/d"].refusal == build_registry.TLS
+    assert made["org/a"].created == 1767225600
+    assert made["org/a"].authorizations == ("Bearer k1", "Bearer k0")
+    assert made["org/b"].authorizations == made["org/c"].authorizations == ("",)
+    assert "k1" not in repr(made) and "k0" not in repr(made)
+
+
+def test_earlier_keys_are_an_endpoint_s_own_and_few() -> None:
+    history, one = KeyHistory(), ("one", "a")
+    assert history.update(one, "s", None) == ()
+    assert history.update(one, "s", "k1") == ("k1",)
+    assert history.update(("two", "a"), "s", None) == ()  # another one's
+    assert history.update(one, "s-2", None) == ("k1",)  # a new Secret, which may not be read yet
+    assert history.update(one, "s", None) == ()  # it is gone
+    assert history.update(one, "s-2", "k2") == ("k2", "k1")
+    assert history.update(one, None, None) == (None, "k2", "k1")
+    assert history.update(one, "s", "k1") == ("k1", None, "k2")
+    for number in range(3, 9):
+        history.update(one, "s", f"k{number}")
+    assert history.update(one, "s", "k8") == ("k8", "k7", "k6", "k5")
+    history.keep([("two", "a")])
+    assert history.update(one, "s", None) == ()
+
+
+@pytest.mark.parametrize(
+    ("entries", "key"),
+    [
+        ({"api_key": "k"}, "k"),
+        ({"alice": " a \nb\n", "bob": "c"}, "a"),
+        ({"alice": "a", "api_key": "k"}, "k"),
+        ({".old": "x", "bob": "\n\nc"}, "c"),
+        ({"alice": "", "bob": "c"}, "c"),
+        ({"api_key": "a\x00b"}, None),
+        ({"api_key": "ä"}, None),
+        ({}, None),
+    ],
+)
+def test_the_key_that_is_sent(entries: dict[str, str], key: str | None) -> None:
+    assert first_key(secret("s", **entries)) == key

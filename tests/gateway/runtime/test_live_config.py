@@ -1,0 +1,129 @@
+"""In which order a change comes: the picker names nothing that Envoy does not know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_gateway.envoy.files import EnvoyFiles
+from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.ext_proc.server import PickerServer
+from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.runtime import live_config as module
+from stoker_gateway.runtime.live_config import Serving
+from stoker_gateway.scheduling.picker import Pick
+from stoker_gateway.scheduling.routing_request import Ask
+
+from ...support.waiting import until_async
+
+
+class SlowReader:
+    """Reads Envoy's files when it is told to, as Envoy does, and says what it has read."""
+
+    def __init__(self, settings: EnvoySettings) -> None:
+        self._settings = settings
+        self._versions: dict[str, str] = {}
+        self.servers: dict[str, set[str]] = {}
+        self.asked = 0
+
+    def read(self) -> None:
+        """Takes in all files."""
+        content = json.loads(self._settings.clusters_file.read_text())
+        self._versions = {"cluster_manager.cds.version_text": content["version_info"]}
+        self.servers = {}
+        for name in (each["name"] for each in content["resources"]):
+            content = json.loads(self._settings.servers_file(name).read_text())
+            self._versions[f"cluster.{name}.version_text"] = content["version_info"]
+            hosts = content["resources"][0]["endpoints"][0]["lb_endpoints"]
+            addresses = (each["endpoint"]["address"]["socket_address"] for each in hosts)
+            self.servers[name] = {f"{each['address']}:{each['port_value']}" for each in addresses}
+
+    async def ask(self, _method: str, _path: str) -> str:
+        """What its administration says."""
+        self.asked += 1
+        return "".join(f'{name}: "{version}"\n' for name, version in self._versions.items())
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[Serving, SlowReader]]:
+    settings = EnvoySettings("127.0.0.1", 0, folder, 1)
+    envoy: Any = SlowReader(settings)
+    picker = PickerServer(Directory(), {})
+    serving = Serving(EnvoyFiles(settings), envoy, picker, "x")
+    serving.begin(Directory())
+    envoy.read()
+    yield serving, envoy
+    await picker.stop()
+
+
+def directory(**servers: tuple[int, ...]) -> Directory:
+    made = {name: tuple(f"10.0.0.{each}:80" for each in numbers) for name, numbers in servers.items()}
+    return Directory({name: Endpoint(name, f"cluster-{name}", addresses) for name, addresses in made.items()})
+
+
+def named(serving: Serving) -> dict[str, set[str]]:
+    """All servers that the picker may name."""
+    found: dict[str, set[str]] = {}
+    for name, picker in serving.pickers.items():
+        picks = [picker.pick(Ask(), 1e9) for _ in range(40)]
+        found[f"cluster-{name}"] = {server for pick in picks if isinstance(pick, Pick) for server in pick.servers}
+    return found
+
+
+def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as (serving, envoy):
+            before, after = directory(a=(1,)), directory(a=(2,), b=(3,))
+            changing = asyncio.create_task(serving.change(before))
+            await asyncio.sleep(0)
+            envoy.read()
+            await changing
+            changing = asyncio.create_task(serving.change(after))
+            asked = envoy.asked
+            await until_async(lambda: envoy.asked >= asked + 3)
+            assert named(serving) == {"cluster-a": {"10.0.0.1:80"}}
+            envoy.read()
+            await changing
+            assert named(serving) == {"cluster-a": {"10.0.0.2:80"}, "cluster-b": {"10.0.0.3:80"}}
+            envoy.read()
+            assert envoy.servers == {"cluster-a": {"10.0.0.1:80", "10.0.0.2:80"}, "cluster-b": {"10.0.0.3:80"}}
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_gone_is_forgotten_and_never_what_comes(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ON_THE_WAY_S", 0.01)  # so that what is gone is forgotten in the middle of changes
+    monkeypatch.setattr(module, "_LOOK_S", 0.002)
+    rng = random.Random(seed)
+
+    async def run() -> None:
+        async with served(tmp_path) as (serving, envoy):
+            for _ in range(20):
+                wanted = directory(**{name: tuple(rng.sample(range(1, 9), 3)) for name in "abc" if rng.random() < 0.7})
+                changing = asyncio.create_task(serving.change(wanted))
+                while not changing.done():
+                    asked = envoy.asked + rng.choice([0, 1, 4])
+                    await until_async(lambda asked=asked, changing=changing: changing.done() or envoy.asked >= asked)
+                    await asyncio.sleep(0)
+                    envoy.read()
+                    for cluster, servers in named(serving).items():
+                        assert servers <= envoy.servers[cluster]
+                await changing
+
+            def only_what_is_wanted() -> bool:
+                envoy.read()
+                return envoy.servers == {each.cluster: set(each.servers) for each in wanted.endpoints.values()}
+
+            await until_async(only_what_is_wanted)
+
+    asyncio.run(asyncio.wait_for(run(), 60))

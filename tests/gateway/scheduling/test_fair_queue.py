@@ -1,0 +1,112 @@
+"""The queue: who floods it waits, nobody else does; bounded in number and time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from stoker_gateway.scheduling.fair_queue import FairQueue
+
+MOST, HOLD = 8, 5.0
+
+
+class AnyUse(RuleBasedStateMachine):
+    """Whatever is done, each item leaves once, in its key's order, in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: FairQueue[int] = FairQueue(MOST, HOLD)
+        self.now = 0.0
+        self.waiting: dict[int, tuple[str, int, float]] = {}
+        self.next = 0
+
+    @rule(key=st.sampled_from("abc"), priority=st.integers(0, 2))
+    def push(self, key: str, priority: int) -> None:
+        item, self.next = self.next, self.next + 1
+        full = len(self.waiting) >= MOST
+        gone = self.queue.push(key, priority, item, self.now)
+        self.waiting[item] = (key, priority, self.now + HOLD)
+        assert (gone is not None) == full
+        if gone is not None:
+            _, gone_priority, _ = self.waiting[gone]
+            assert gone_priority == min(each[1] for each in self.waiting.values()) or gone == item
+            assert gone_priority <= priority
+            lost = self.waiting.pop(gone)
+            if gone != item:
+                # Nobody loses a place to who would then have more.
+                counts = Counter(each[0] for each in self.waiting.values() if each[1] == lost[1])
+                assert lost[1] < priority or counts[key] <= counts[lost[0]] + 1
+
+    @rule()
+    def pop(self) -> None:
+        item = self.queue.pop(self.now)
+        fresh = {each: what for each, what in self.waiting.items() if what[2] > self.now}
+        if item is None:
+            assert not fresh
+            return
+        key, priority, _ = fresh[item]
+        assert priority == max(what[1] for what in fresh.values())
+        assert item == min(each for each, what in fresh.items() if what[:2] == (key, priority))
+        del self.waiting[item]
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def expire(self) -> None:
+        over = self.queue.expire(self.now)
+        assert set(over) == {each for each, what in self.waiting.items() if what[2] <= self.now}
+        for item in over:
+            del self.waiting[item]
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        item = data.draw(st.integers(0, max(0, self.next)))
+        assert self.queue.remove(item) == (self.waiting.pop(item, None) is not None)
+
+    @invariant()
+    def is_bounded(self) -> None:
+        assert len(self.queue) == len(self.waiting) <= MOST
+
+
+TestAnyUse = AnyUse.TestCase
+
+
+@given(st.integers(1, 200), st.lists(st.sampled_from("bcd"), min_size=1, max_size=10))
+def test_a_flood_delays_another_by_one_turn_each(flood: int, others: list[str]) -> None:
+    queue: FairQueue[tuple[str, int]] = FairQueue(1000, 60.0)
+    for number in range(flood):
+        queue.push("flood", 0, ("flood", number), 0.0)
+    for number, key in enumerate(others):
+        queue.push(key, 0, (key, number), 0.0)
+    order = []
+    while (item := queue.pop(1.0)) is not None:
+        order.append(item[0])
+    for key in set(others):
+        for nth in range(1, others.count(key) + 1):
+            place = [at for at, each in enumerate(order) if each == key][nth - 1]
+            assert Counter(order[:place])["flood"] <= nth
+
+
+def test_a_full_queue_makes_room_for_who_has_less() -> None:
+    queue: FairQueue[str] = FairQueue(3, 60.0)
+    assert [queue.push("flood", 0, f"f{number}", 0.0) for number in range(4)] == [None, None, None, "f3"]
+    assert queue.push("other", 0, "o", 0.0) == "f2"
+    assert queue.push("late", 0, "l", 0.0) == "f1"
+    assert queue.push("later", 0, "n", 0.0) == "n"
+    assert queue.push("urgent", 1, "u", 0.0) in {"f0", "o", "l"}
+    assert queue.pop(0.0) == "u"
+
+
+def test_who_may_not_go_keeps_its_place_and_its_turn() -> None:
+    queue: FairQueue[str] = FairQueue(10, 10)
+    for item in ("a1", "a2", "b1", "b2"):
+        queue.push(item[0], 0, item, 0)
+    assert queue.pop(1, lambda item: item not in ("a1", "b1")) == "a2"
+    assert queue.pop(1, lambda item: item[0] == "a") == "a1"
+    assert queue.pop(1, lambda item: False) is None
+    assert [queue.pop(1), queue.pop(1), queue.pop(1)] == ["b1", "b2", None]

@@ -1,0 +1,87 @@
+"""The index of prefixes against a plain account of who was given what."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_gateway.scheduling.prefix_index import FOLLOWED, PrefixIndex
+
+SERVERS = [f"s{number}" for number in range(6)]
+#: Conversations as paths in a tree, whose names are the hashes of their blocks.
+PATHS = st.lists(st.sampled_from("ab"), min_size=1, max_size=6).map(
+    lambda steps: [("".join(steps[: at + 1])).encode() for at in range(len(steps))]
+)
+
+
+@given(st.lists(st.tuples(PATHS, st.sampled_from(SERVERS)), max_size=30), PATHS)
+def test_finds_who_was_given_what(given_: list[tuple[list[bytes], str]], asked: list[bytes]) -> None:
+    index = PrefixIndex(1000)
+    for server in SERVERS:
+        index.add_server(server)
+    for path, server in given_:
+        index.remember(path, server)
+    masks = index.find(asked)
+    for number, block in enumerate(asked):
+        holders = {server for path, server in given_ if block in path}
+        if not holders:
+            assert len(masks) == number
+            break
+        assert set(index.names(masks[number] & ~FOLLOWED, 99)) == holders
+        assert bool(masks[number] & FOLLOWED) == any(block in path[:-1] for path, _ in given_)
+    else:
+        assert len(masks) == len(asked)
+
+
+@given(st.lists(st.tuples(PATHS, st.sampled_from(SERVERS)), max_size=40), st.integers(1, 12))
+def test_memory_is_bounded_and_beginnings_are_forgotten_last(given_: list[tuple[list[bytes], str]], most: int) -> None:
+    index = PrefixIndex(most)
+    for server in SERVERS:
+        index.add_server(server)
+    for path, server in given_:
+        index.remember(path, server)
+        assert len(index) <= most
+        found = len(index.find(path))
+        assert found == min(most, len(path))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(SERVERS)), max_size=200))
+def test_servers_that_are_there_never_share_a_bit(changes: list[tuple[bool, str]]) -> None:
+    index, there = PrefixIndex(10), set[str]()
+    for comes, server in changes:
+        if comes:
+            index.add_server(server)
+            there.add(server)
+        else:
+            index.remove_server(server)
+            there.discard(server)
+        bits = [index.bit(each) for each in there]
+        assert len(set(bits)) == len(bits)
+        assert all(bit.bit_count() == 1 and bit != FOLLOWED for bit in bits)
+        assert set(index.names(index.mask(there), 99)) == there
+
+
+def test_a_long_life_of_servers_takes_no_more_bits() -> None:
+    index = PrefixIndex(10)
+    for number in range(5000):
+        index.add_server(f"pod{number}")
+        index.remove_server(f"pod{number - 3}")
+    assert index.mask([f"pod{number}" for number in range(4997, 5000)]).bit_length() < 100
+
+
+def test_who_comes_back_holds_nothing() -> None:
+    index = PrefixIndex(10)
+    index.add_server("a")
+    index.remember([b"1"], "a")
+    index.add_server("a")
+    assert not index.find([b"1"])[0] & index.bit("a")
+
+
+def test_some_of_many_holders_are_others_with_another_start() -> None:
+    index, servers = PrefixIndex(10), [f"s{number}" for number in range(100)]
+    for server in servers:
+        index.add_server(server)
+    mask = index.mask(servers)
+    met = {name for start in range(0, 200, 7) for name in index.names(mask, 8, start)}
+    assert all(len(index.names(mask, 8, start)) == 8 for start in range(92))
+    assert len(met) > 80

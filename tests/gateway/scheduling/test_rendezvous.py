@@ -1,0 +1,42 @@
+"""Keys and servers meet: all who know the same servers agree, and little moves when one comes or goes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_gateway.scheduling.rendezvous import PROBES, Rendezvous, point, probes
+
+NAMES = st.sets(st.integers(0, 400).map(lambda number: f"10.0.{number // 256}.{number % 256}:8000"), max_size=40)
+
+
+def weight(key: bytes, server: str) -> int:
+    """What `Rendezvous` finds by bisection, by its definition."""
+    return min((point(server) - probe) % 2**64 for probe in probes(key))
+
+
+@given(NAMES, st.binary(max_size=40))
+def test_the_order_is_that_of_the_weights(servers: set[str], key: bytes) -> None:
+    assert list(Rendezvous(servers).order(key)) == sorted(servers, key=lambda server: weight(key, server))
+
+
+@given(NAMES.filter(bool), st.binary(max_size=40), st.data())
+def test_the_others_stay_in_order_when_one_goes(servers: set[str], key: bytes, data: st.DataObject) -> None:
+    gone = data.draw(st.sampled_from(sorted(servers)))
+    before = [server for server in Rendezvous(servers).order(key) if server != gone]
+    assert before == list(Rendezvous(servers - {gone}).order(key))
+
+
+def test_shares_are_even() -> None:
+    servers = [f"10.1.0.{number}:8000" for number in range(50)]
+    order, chance = Rendezvous(servers), random.Random(0)
+    shares = Counter(next(order.order(chance.randbytes(16))) for _ in range(20_000))
+    assert len(shares) == 50
+    assert max(shares.values()) < 1.35 * 20_000 / 50
+
+
+def test_a_key_has_so_many_points() -> None:
+    assert len(set(probes(b"key"))) == PROBES

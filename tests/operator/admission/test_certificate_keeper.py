@@ -1,0 +1,360 @@
+"""The Secret, the configuration and what is served: who writes what, when, and what clients see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from stoker_operator.admission import certificate_keeper
+from stoker_operator.admission.certificate_keeper import CertificateKeeper
+from stoker_operator.admission.certificates import LIFETIME, Certificate, issue
+from stoker_operator.cluster.kube import KubeError, Object
+from stoker_operator.settings import WebhookSettings
+
+from ...support.waiting import until_async
+
+OURS = WebhookSettings("127.0.0.1:0", "stoker-system", "stoker-webhook", ("localhost",), "stoker")
+THEIRS = WebhookSettings("127.0.0.1:0", "stoker-system", "stoker-webhook", external=True)
+
+
+class Kube:
+    """A Secret and a ValidatingWebhookConfiguration; notes what is written, in order."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.objects: dict[str, Object] = {
+            "Secret": {"kind": "Secret", "metadata": {"name": "stoker-webhook", "resourceVersion": "1"}},
+            "ValidatingWebhookConfiguration": {
+                "metadata": {"name": "stoker", "resourceVersion": "1"},
+                "webhooks": [{"name": "a.stoker.dev", "clientConfig": {"service": {"name": "stoker-webhook"}}}],
+            },
+        }
+        self.written: list[str] = []
+        self.looks = 0
+        self.before_write: Callable[[], None] = lambda: None
+
+    def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        self.looks += kind == "Secret"
+        assert (namespace, name) == ("stoker-system", "stoker-webhook") if kind == "Secret" else ("", "stoker")
+        return copy.deepcopy(self.objects.get(kind))
+
+    def replace(self, body: Object) -> Object:
+        self.before_write()
+        assert body["kind"] == "Secret"
+        if body["metadata"]["resourceVersion"] != self.objects["Secret"]["metadata"]["resourceVersion"]:
+            raise KubeError(409, "it has changed")
+        self._put("Secret", body)
+        return body
+
+    def patch(self, kind: str, namespace: str, name: str, operations: list[Object]) -> Object:
+        found = copy.deepcopy(self.objects[kind])
+        for each in operations:
+            if each["op"] == "test":
+                assert each["path"] == "/metadata/resourceVersion"
+                if each["value"] != found["metadata"]["resourceVersion"]:
+                    raise KubeError(422, "it has changed")
+            else:
+                empty, webhooks, index, client, bundle = each["path"].split("/")
+                assert (empty, webhooks, client, bundle) == ("", "webhooks", "clientConfig", "caBundle")
+                found["webhooks"][int(index)]["clientConfig"]["caBundle"] = each["value"]
+        self._put(kind, found)
+        return found
+
+    def _put(self, kind: str, body: Object) -> None:
+        self.version += 1
+        self.objects[kind] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        self.written.append(kind)
+
+    async def looked_at_again(self) -> None:
+        """Until two more rounds of the keeper's have begun: each looks at the Secret once or twice."""
+        before = self.looks
+        await until_async(lambda: self.looks >= before + 5)
+
+    def store(self, certificate: Certificate | None) -> None:
+        """As somebody else would."""
+        data = {}
+        if certificate:
+            parts = {"tls.crt": certificate.chain, "tls.key": certificate.key, "ca.crt": certificate.authorities}
+            data = {name: base64.b64encode(value).decode() for name, value in parts.items()}
+        self._put("Secret", {**self.objects["Secret"], "data": data})
+        self.written.clear()
+
+    @property
+    def stored(self) -> dict[str, bytes]:
+        return {name: base64.b64decode(value) for name, value in self.objects["Secret"].get("data", {}).items()}
+
+    @property
+    def announced(self) -> bytes:
+        config: Any = self.objects["ValidatingWebhookConfiguration"]
+        return base64.b64decode(config["webhooks"][0]["clientConfig"].get("caBundle", ""))
+
+
+@dataclass
+class Clock:
+    """It begins in the past, so that clients, whose clock is the real one, believe what is made at its end."""
+
+    now: datetime
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate_keeper, "_SOON", 0.01)
+    monkeypatch.setattr(certificate_keeper, "_LATER", 0.02)
+
+
+def keeper(kube: Kube, settings: WebhookSettings = OURS, **options: Any) -> CertificateKeeper:
+    return CertificateKeeper(kube, settings, **{"leading": lambda: True, **options})  # type: ignore[arg-type]
+
+
+async def presented(tls: ssl.SSLContext, authorities: bytes, host: str = "localhost") -> bytes:
+    """The certificate that a client is shown which trusts these authorities."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
+    async with server:
+        trusting = ssl.create_default_context(cadata=authorities.decode())
+        port = server.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting, server_hostname=host)
+        shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+    return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+
+async def until_presented(ours: CertificateKeeper, authorities: bytes, certificate: bytes) -> None:
+    async def is_presented() -> bool:
+        return await presented(ours.tls, authorities) == certificate
+
+    await until_async(is_presented, "the certificate is presented")
+
+
+def test_the_leader_makes_one_and_tells_whom_to_trust_first() -> None:
+    async def main() -> None:
+        kube, served = Kube(), list[Certificate]()
+        ours = keeper(kube, on_load=served.append)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        assert kube.written == ["ValidatingWebhookConfiguration", "Secret"]
+        assert kube.announced == kube.stored["ca.crt"]
+        assert await presented(ours.tls, kube.announced) == kube.stored["tls.crt"] == served[0].chain
+        await kube.looked_at_again()
+        assert len(kube.written) == 2, "what is as it should be is not written"
+        assert len(served) == 1
+        await ours.stop()
+
+    asyncio.run(main())
+
+
+def test_the_others_wait_for_it_and_serve_the_same() -> None:
+    async def main() -> None:
+        kube, leads = Kube(), False
+        ours = keeper(kube, leading=lambda: leads)
+        await ours.start()
+        await kube.looked_at_again()
+        assert not ours.loaded and not kube.written
+        with pytest.raises(OSError):
+            await presented(ours.tls, issue(OURS.hosts, datetime.now(UTC)).authorities)
+        made = issue(OURS.hosts, datetime.now(UTC))
+        kube.store(made)
+        await until_async(lambda: ours.loaded)
+        assert await presented(ours.tls, made.authorities) == made.chain
+        assert not kube.written
+        await ours.stop()
+
+    asyncio.run(main())
+
+
+def test_a_renewed_one_is_served_without_a_restart_and_the_older_stays_trusted() -> None:
+    async def main() -> None:
+        kube, clock = Kube(), Clock(datetime.now(UTC) - LIFETIME * 2 / 3)
+        leader, other = keeper(kube, now=clock), keeper(kube, now=clock, leading=lambda: False)
+        await leader.start()
+        await other.start()
+        await until_async(lambda: leader.loaded and other.loaded)
+        older = kube.stored["tls.crt"]
+        clock.now += LIFETIME * 2 / 3
+        await until_async(lambda: kube.stored["tls.crt"] != older)
+        newer = kube.stored["tls.crt"]
+        for each in (leader, other):
+            await until_presented(each, kube.announced, newer)
+        assert kube.announced.count(b"BEGIN CERTIFICATE") == 2
+        await leader.stop()
+        await other.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"tls.crt": "bm9uc2Vuc2U="},
+        {"tls.crt": "?", "tls.key": "?"},
+        {"something": "ZWxzZQ=="},
+    ],
+)
+def test_a_secret_that_holds_something_else_is_written_anew(content: dict[str, str]) -> None:
+    async def main() -> None:
+        kube = Kube()
+        kube.objects["Secret"]["data"] = content
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        assert set(kube.stored) == {"tls.crt", "tls.key", "ca.crt"}
+        assert await presented(ours.tls, kube.announced) == kube.stored["tls.crt"]
+        await ours.stop()
+
+    asyncio.run(main())
+
+
+def test_of_two_that_think_they_lead_one_makes_it_and_both_announce_that() -> None:
+    async def main() -> None:
+        kube = Kube()
+        rival = issue(OURS.hosts, datetime.now(UTC))
+
+        def be_faster() -> None:
+            kube.before_write = lambda: None
+            kube.store(rival)
+
+        kube.before_write = be_faster
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(lambda: kube.announced == rival.authorities)
+        await until_async(lambda: ours.loaded)
+        assert kube.stored["tls.crt"] == rival.chain
+        assert await presented(ours.tls, kube.announced) == rival.chain
+        await ours.stop()
+
+    asyncio.run(main())
+
+
+def test_a_bundle_that_somebody_changed_is_put_right() -> None:
+    async def main() -> None:
+        kube = Kube()
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        right = kube.announced
+        config: Any = kube.objects["ValidatingWebhookConfiguration"]
+        del config["webhooks"][0]["clientConfig"]["caBundle"]
+        await until_async(lambda: kube.announced == right)
+        await ours.stop()
+
+    asyncio.run(main())
+
+
+def test_who_begins_to_lead_sees_to_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate_keeper, "_LATER", 3600)
+
+    async def main() -> None:
+        kube, leads = Kube(), False
+        kube.store(issue(OURS.hosts, datetime.now(UTC)))
+        ours = keeper(kube, leading=lambda: leads)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        assert not kube.announced
+        leads = True
+        ours.wake()
+        await until_async(lambda: kube.announced == kube.stored["ca.crt"])
+        await ours.stop()
+
+    asyncio.run(main())
+
+
+def test_without_a_configuration_it_is_served_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> int:
+        return sum("there is no ValidatingWebhookConfiguration stoker" in line for line in caplog.messages)
+
+    async def main() -> None:
+        kube = Kube()
+        del kube.objects["ValidatingWebhookConfiguration"]
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        await until_async(told)
+        await kube.looked_at_again()
+        await ours.stop()
+
+    asyncio.run(main())
+    assert told() == 1
+
+
+def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> int:
+        return sum("there is no Secret stoker-system/stoker-webhook" in line for line in caplog.messages)
+
+    async def main() -> None:
+        kube = Kube()
+        secret = kube.objects.pop("Secret")
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(told)
+        await kube.looked_at_again()
+        kube.objects["Secret"] = secret
+        await until_async(lambda: ours.loaded)
+        await ours.stop()
+
+    asyncio.run(main())
+    assert told() == 1
+    assert "make it again with helm upgrade" in caplog.text and "replicas that run" not in caplog.text
+
+
+def test_a_secret_that_is_deleted_later_is_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        kube = Kube()
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        del kube.objects["Secret"]
+        ours.wake()
+        await until_async(lambda: "make it again with helm upgrade; replicas that run serve the last" in caplog.text)
+        assert ours.loaded
+        await ours.stop()
+
+    asyncio.run(main())
+
+
+def test_one_that_cannot_be_renewed_is_served_as_long_as_it_lives(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse() -> None:
+        raise KubeError(403, "a policy forbids it")
+
+    async def main() -> None:
+        kube = Kube()
+        aged = issue(OURS.hosts, datetime.now(UTC) - LIFETIME * 3 / 4)
+        kube.store(aged)
+        kube.before_write = refuse
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        assert await presented(ours.tls, kube.announced) == aged.chain, "and it is trusted"
+        await ours.stop()
+
+    asyncio.run(main())
+    assert any("a policy forbids it" in line for line in caplog.messages)
+
+
+def test_one_of_somebody_else_is_served_and_never_written() -> None:
+    async def main() -> None:
+        kube, clock = Kube(), Clock(datetime.now(UTC) - LIFETIME + timedelta(hours=2))
+        ours = keeper(kube, THEIRS, now=clock)
+        await ours.start()
+        await kube.looked_at_again()
+        assert not ours.loaded
+        theirs = issue(("localhost",), clock.now)
+        kube.store(theirs)
+        await until_async(lambda: ours.loaded)
+        clock.now = datetime.now(UTC)  # to renew it is theirs to do
+        renewed = issue(("localhost",), clock.now)
+        kube.store(renewed)
+        await until_presented(ours, theirs.authorities + renewed.authorities, renewed.chain)
+        assert not kube.written
+        await ours.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,105 @@
+"""The generated definition: structural, documented, and the one that is checked in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker_engine.contract.names import KV_CACHE_DTYPES
+from stoker_operator.api.reference import reference
+from stoker_operator.api.v1alpha1.crd import crd
+from stoker_operator.cli.crd import main
+
+ROOT = Path(__file__).parents[3]
+FILES = ("crds/inferenceendpoints.stoker.dev.yaml", "charts/stoker/files/inferenceendpoints.stoker.dev.yaml")
+
+REFERENCE = "docs/reference/inferenceendpoint.md"
+
+
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field's schema with its path."""
+    yield path, node
+    for name, field in node.get("properties", {}).items():
+        yield from nodes(field, f"{path}.{name}")
+    for inner in ("items", "additionalProperties"):
+        if inner in node:
+            yield from nodes(node[inner], f"{path}[]")
+
+
+def test_the_files_are_what_would_be_generated(capsys: Any) -> None:
+    for file in FILES:
+        assert main(["--check", "--output", str(ROOT / file)]) == 0, capsys.readouterr().err
+    assert main(["--check", "--reference", str(ROOT / REFERENCE)]) == 0, capsys.readouterr().err
+
+
+def test_the_reference_has_every_field() -> None:
+    page = reference(crd())
+    for path, node in nodes(schema()):
+        top, _, name = path.rpartition(".")
+        if path.startswith((".spec.", ".status.")) and not path.endswith("[]"):
+            section = page.split(f"\n## {top[1:]}\n")[1].split("\n## ")[0]
+            (row,) = [line for line in section.splitlines() if line.startswith(f"| `{name}` |")]
+            assert node["description"].replace("|", "\\|") in row
+
+
+def test_a_stale_file_is_told(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "crd.yaml").write_text("old")
+    assert main(["--check", "--output", str(tmp_path / "crd.yaml")]) == 1
+    assert "is stale; run `make generate`" in capsys.readouterr().err
+
+
+def test_every_field_is_explained() -> None:
+    for path, node in nodes(schema()):
+        if path and not path.endswith("[]") and not path.startswith(".metadata"):
+            assert node.get("description"), path
+
+
+def test_everything_is_bounded_so_that_rules_stay_cheap() -> None:
+    for path, node in nodes(schema()["properties"]["spec"]):
+        if node.get("type") == "string":
+            assert "maxLength" in node or "enum" in node, path
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+
+
+def test_absence_keeps_its_meaning() -> None:
+    defaults = [path for path, node in nodes(schema()) if "default" in node]
+    assert defaults == [".spec.replicas"]  # the scale subresource needs it
+
+
+def test_rules_point_at_fields_that_exist() -> None:
+    at = dict(nodes(schema()))
+    for path, node in at.items():
+        for rule in node.get("x-kubernetes-validations", ()):
+            assert path + rule.get("fieldPath", "") in at
+            assert rule["message"]
+
+
+#: From https://kubernetes.io/docs/reference/using-api/cel, as of Kubernetes 1.31, and of these what is used.
+CEL_1_31 = {
+    "has", "all", "exists", "filter", "map", "size", "matches", "startsWith", "format", "indexOf", "max", "string",
+    "quantity", "compareTo", "isCIDR", "cidr", "masked", "ip", "containsIP", "prefixLength",
+}  # fmt: skip
+
+
+def test_rules_use_only_functions_that_kubernetes_1_31_has() -> None:
+    for path, node in nodes(schema()):
+        for rule in node.get("x-kubernetes-validations", ()):
+            for expression in (rule["rule"], rule.get("messageExpression", "")):
+                code = re.sub(r"r?'[^']*'", "''", expression)
+                assert set(re.findall(r"([A-Za-z_]\w*)\(", code)) <= CEL_1_31, path
+
+
+def test_the_engines_words_are_the_schemas() -> None:
+    engine = schema()["properties"]["spec"]["properties"]["engine"]["properties"]
+    assert engine["kvCacheDtype"]["enum"] == list(KV_CACHE_DTYPES)
+    assert engine["dtype"]["enum"] == ["auto", "float32", "bfloat16", "float16"]

@@ -1,0 +1,175 @@
+"""What is said of a manifest that is wrong, word for word, and what a right one means.
+
+`api/specimens.py` has many more wrong ones, which a real API server judges as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_operator.api.manifest import parse, read
+from stoker_operator.api.v1alpha1.parallelism import Parallelism, options, resolve
+from stoker_operator.api.violation import Refused
+
+from .spec_cases import CHANGES, Change
+
+GPUS = {"accelerator": "nvidia-h100-80gb", "count": 4}
+CLAIM = {"persistentVolumeClaim": {"claimName": "weights"}}
+
+
+def refusal(document: Any, before: Any = None) -> list[str]:
+    with pytest.raises(Refused) as refused:
+        parse(document, before)
+    return [str(violation) for violation in refused.value.violations]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (
+            {"hardware": {"accelerator": "nvidia-a10g", "count": 4}, "parallelism": {"tensor": 2, "data": 4}},
+            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs, 4 available; tensor × data must be 4 (4 × 1, "
+            "2 × 2 or 1 × 4), or hardware.count 8",
+        ),
+        (
+            {"hardware": {"accelerator": "nvidia-a10g", "count": 4}, "parallelism": {"tensor": 3, "data": 1}},
+            "spec.parallelism: tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; tensor × data must be 4 "
+            "(4 × 1, 2 × 2 or 1 × 4), or hardware.allowIdle true",
+        ),
+        (
+            {"engine": {"kvCacheDtype": "int3"}},
+            "spec.engine.kvCacheDtype: input should be 'auto', 'bfloat16', 'fp8', 'fp8_e4m3', 'fp8_e5m2', "
+            "'fp8_per_token_head' or 'int8_per_token_head', not 'int3'",
+        ),
+        ({"replicas": -1}, "spec.replicas: input should be greater than or equal to 0, not -1"),
+        ({"replicas": "3"}, "spec.replicas: input should be a valid integer, not '3'"),
+        ({"engine": [1]}, "spec.engine: input should be a mapping, not [1]"),
+        ({"service": {"annotations": 3}}, "spec.service.annotations: input should be a mapping, not 3"),
+        ({"hardware": {}}, "spec.hardware.accelerator: this field is required; set it"),
+        (
+            {"hardware": {"accelerator": "cpu", "resources": {"limits": {"memory": "4 GB"}}}},
+            "spec.hardware.resources.limits.memory: should be an amount such as 500m, 4 or 16Gi, not '4 GB'",
+        ),
+        (
+            {"rollout": {"maxSurge": "a quarter"}},
+            "spec.rollout.maxSurge: should be a number up to 1000 or a percentage such as 25%, not 'a quarter'",
+        ),
+        ({"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.engine.env: 'A' is listed twice"),
+        (
+            {"engine": {"kvcacheDtype": "auto"}},
+            "spec.engine.kvcacheDtype: there is no such field; did you mean kvCacheDtype?",
+        ),
+        (
+            {"engine": {"env": [{"name": "A", "valu": "1"}]}},
+            "spec.engine.env[0].valu: there is no such field; did you mean value?",
+        ),
+        (
+            {"auth": {"apiKeysSecretRef": {"name": "a", "optional": True}}},
+            "spec.auth.apiKeysSecretRef.optional: there is no such field; there are name",
+        ),
+        ({"autoscaling": {}}, "spec.autoscaling: this field is reserved and not available yet; remove it"),
+        ({"prefill": {}}, "spec.prefill: this field is reserved and not available yet; remove it"),
+        ({"autoscalin": {}}, "spec.autoscalin: there is no such field; there are replicas, hardware, parallelism"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_field_and_remedy(document: Any, spec: Any, expected: str) -> None:
+    (message,) = refusal(document(**spec))
+    assert message.startswith(expected)
+
+
+@pytest.mark.parametrize("name", ["1demo", "Demo", "de.mo", "demo-", "a" * 53])
+def test_a_name_that_no_service_can_have_is_refused(document: Any, name: str) -> None:
+    manifest = document()
+    manifest["metadata"]["name"] = name
+    assert refusal(manifest)[0].startswith("metadata.name: this name cannot be that of a Service; use at most 52")
+
+
+def test_a_field_of_null_is_an_absent_one(document: Any) -> None:
+    assert parse(document(engine=None, parallelism=None, rollout={"maxSurge": None})) == parse(document(rollout={}))
+
+
+def test_all_faults_are_said_at_once(document: Any) -> None:
+    messages = refusal(document(hardware=GPUS, parallelism={"tensor": 3}, rollout={"maxSurge": 0}))
+    assert len(messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "manifest: it is empty"),
+        ("a: b: c", "manifest: this is not YAML"),
+        ("- 1", "manifest: it holds [1]"),
+        ("kind: Pod\napiVersion: v1", "kind: this is v1 Pod, not stoker.dev/v1alpha1 InferenceEndpoint"),
+        ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}", "spec: this field is requ"),
+        ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}\nspec: 1", "spec: "),
+    ],
+)
+def test_what_is_no_manifest_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(Refused) as refused:
+        read(text)
+    assert str(refused.value).startswith(expected)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
+def test_the_cache_stays_what_it_is(document: Any, change: Change) -> None:
+    was, now = (document(storage=storage) for storage in (change.before, change.after))
+    assert parse(now) and parse(was)
+    if change.field:
+        assert refusal(now, was) == [f"{change.field}: {change.sentence}"]
+    else:
+        assert parse(now, was)
+
+
+def test_what_was_wrong_before_can_be_mended(document: Any) -> None:
+    was = document(storage={"cache": CLAIM})
+    now = copy.deepcopy(was)
+    was["spec"]["fromAnotherVersion"] = 1
+    was["spec"]["storage"] = {}
+    parse(now, was)
+    parse(now, {})
+    parse(now, "nonsense")
+
+
+def test_absence_means_something(endpoint: Any) -> None:
+    spec = endpoint().spec
+    assert (spec.rollout.surge, spec.rollout.unavailable, spec.rollout.drain) == (1, 0, 30)
+    assert (spec.rollout.startup_timeout, spec.rollout.follows_images) == (3600, False)
+    assert (spec.engine.gpu_memory_utilization, spec.engine.runtime, spec.monitoring.mode) == (0.92, "stoker", "Auto")
+    assert (spec.hardware.accelerators, spec.hardware.pods_per_replica, spec.hardware.gpus) == (1, 1, 1)
+    assert spec.sizes == (1, 1, 1)
+    given = endpoint(
+        rollout={"maxSurge": 0, "maxUnavailable": "50%", "drainSeconds": 0, "imageUpdates": "Always"},
+        engine={"gpuMemoryUtilizationPercent": 50},
+    ).spec
+    assert (given.rollout.surge, given.rollout.unavailable, given.rollout.drain) == (0, "50%", 0)
+    assert given.rollout.follows_images
+    assert given.engine.gpu_memory_utilization == 0.5
+
+
+sizes = st.one_of(st.none(), st.integers(1, 64))
+
+
+@given(gpus=st.integers(1, 128), tensor=sizes, data=sizes, pipeline=sizes)
+def test_what_is_left_out_follows_from_what_is_there(
+    gpus: int, tensor: int | None, data: int | None, pipeline: int | None
+) -> None:
+    found = resolve(gpus, Parallelism(tensor=tensor, data=data, pipeline=pipeline))
+    assert found.pipeline == (pipeline or 1)
+    assert found.tensor == tensor or tensor is None
+    assert found.data == data or data is None
+    if tensor is None and data is None:
+        assert found.data == 1
+    # Where there is a way to use all of them, and something is left to choose, it is found.
+    if gpus % found.pipeline == 0:
+        ways = [
+            (t, d)
+            for t, d in options(gpus // found.pipeline)
+            if tensor in (None, t) and data in (None, d) and (tensor or data or d == 1)
+        ]
+        assert len(ways) <= 1
+        assert (found.used == gpus) == bool(ways)

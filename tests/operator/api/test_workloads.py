@@ -1,0 +1,107 @@
+"""Endpoints with more than one workload: each has objects of its own, by kind and workload."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from stoker_operator.cluster import observe
+from stoker_operator.cluster.store import Store
+from stoker_operator.objects.facts import MAIN, Child, Endpoint, Key, Reported, Rollout
+from stoker_operator.objects.owner import INSTANCE, Owner
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.reconcile.decide import Decision, decide
+from stoker_operator.reconcile.diagnosis import Diagnosis
+from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.status import Seen, SeenWorkload, status
+
+OWNER = Owner("demo", "default", "uid-1")
+PREFILL = OWNER.of("prefill")
+DONE = Rollout(current=True, desired=1, total=1, updated=1, ready=1, available=1)
+HALF = Rollout(current=True, desired=2, total=2, updated=1, ready=1, available=1)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store("stoker", INSTANCE)
+
+
+def seen(owner: Owner, kind: str, version: int, **metadata: Any) -> dict[str, Any]:
+    """An object of the endpoint, as the API server has it."""
+    return {"kind": kind, "metadata": {**owner.metadata(), "resourceVersion": str(version), **metadata}}
+
+
+def decided(document: Any, live: Any, *also: Owner) -> Decision:
+    """The decision on an endpoint that has workloads beside its main one, like that."""
+    judgement = judge(OWNER, document, Knowledge(Catalogue.load()))
+    further = tuple(each | {"metadata": {**owner.metadata()}} for owner in also for each in judgement.objects)
+    judgement = dataclasses.replace(judgement, objects=judgement.objects + further)
+    return decide(facts(document), OWNER, judgement, live, {}, "stoker")
+
+
+def facts(document: Any) -> Endpoint:
+    return Endpoint(Key("default", "demo"), "uid-1", 7, False, document, {})
+
+
+def test_objects_are_named_after_their_workload() -> None:
+    assert OWNER.metadata()["name"] == "demo"
+    assert PREFILL.metadata()["name"] == "demo-prefill"
+    assert PREFILL.metadata()["ownerReferences"] == OWNER.metadata()["ownerReferences"]
+    assert PREFILL.selector() != OWNER.selector()
+
+
+def test_each_workloads_objects_are_found(store: Store) -> None:
+    for version, owner in enumerate((OWNER, PREFILL), 1):
+        store.put(seen(owner, "Deployment", version))
+    # Who copies our labels makes nothing of ours: objects are known by their names.
+    store.put(seen(OWNER, "Service", 3, name="copied"))
+    found = observe.children(store, OWNER, {Child("Service")})
+    assert set(found) == {Child("Deployment"), Child("Deployment", "prefill")}
+    assert found[Child("Deployment", "prefill")]["metadata"]["name"] == "demo-prefill"
+
+
+def test_pods_are_told_apart_by_workload(store: Store) -> None:
+    for version, owner in enumerate((OWNER, PREFILL), 1):
+        pod = seen(owner, "Pod", version, name=f"{owner.object_name}-x", creationTimestamp="2026-01-01T12:00:00Z")
+        store.put(pod | {"spec": {"containers": []}, "status": {}})
+    assert [pod.name for pod in observe.pods(store, Key("default", "demo"), "prefill")] == ["demo-prefill-x"]
+
+
+def test_each_workload_is_pinned_by_itself(document: Any) -> None:
+    first = decided(document(), {}, PREFILL)
+    assert set(first.pinned) == {MAIN, "prefill"}
+    live = {Child.of(each): each for each in first.objects}
+    assert len(live) == len(first.objects)
+    again = decided(document(), live, PREFILL)
+    assert again.objects == first.objects and not again.unwanted
+
+
+def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: Any) -> None:
+    live = {
+        Child(kind, "prefill"): seen(PREFILL, kind, 1) for kind in ("Deployment", "Service", "PersistentVolumeClaim")
+    }
+    live[Child("ServiceAccount", "decode")] = seen(OWNER.of("decode"), "ServiceAccount", 1, ownerReferences=[])
+    decision = decided(document(), live)
+    assert decision.objects and not decision.conflict
+    assert set(decision.unwanted) == {Child("Deployment", "prefill"), Child("Service", "prefill")}
+
+
+def test_ready_means_every_workload(document: Any) -> None:
+    decision = decided(document(), {}, PREFILL)
+    trouble = Diagnosis("Unschedulable", "no node takes pod demo-prefill-x")
+    workloads = {
+        MAIN: SeenWorkload(DONE, reported=Reported(7)),
+        "prefill": SeenWorkload(HALF, trouble, reported=Reported(8)),
+    }
+    reported = status(facts(document()), decision, Seen({}, "", workloads), datetime(2026, 1, 1, tzinfo=UTC))
+    conditions = {each["type"]: (each["status"], each["reason"]) for each in reported["conditions"]}
+    assert conditions["Ready"] == ("False", "Unschedulable")
+    assert conditions["Available"][0] == "True"
+    assert reported["replicas"] == 1  # the scale subresource is the main workload's
+    assert [(each["name"], each["engine"]["kvBlocks"]) for each in reported["workloads"]] == [
+        ("main", 7),
+        ("prefill", 8),
+    ]

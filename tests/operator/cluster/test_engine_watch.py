@@ -1,0 +1,188 @@
+"""Which copies serve: what engines tell, what those that mean harm can do, and when somebody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from stoker_engine.contract.engine_state import CopyState
+from stoker_operator.cluster import engine_watch
+from stoker_operator.cluster.engine_watch import CopyWatch
+from stoker_operator.objects.facts import Copies, Key
+
+from ...support.waiting import until
+
+KEY = Key("ns", "demo")
+
+
+def copies(*up: int) -> tuple[CopyState, ...]:
+    """Of as many copies; those that are 0 lack rank 1."""
+    return tuple(
+        CopyState(number, bool(each), 2, () if each else (1,), "so it does", 100 + number, 1600 + number)
+        for number, each in enumerate(up)
+    )
+
+
+def answer(*up: int) -> bytes:
+    return json.dumps([state.to_dict() for state in copies(*up)]).encode()
+
+
+class Pod:
+    """An engine of a few lines."""
+
+    def __init__(self) -> None:
+        self.answers = {"/copies": answer(1, 1)}
+        self.asked: list[str] = []
+        pod = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                pod.asked.append(self.path)
+                body = pod.answers.get(self.path)
+                self.send_response(200 if body is not None else 503)
+                self.send_header("Content-Length", str(len(body or b"")))
+                self.end_headers()
+                self.wfile.write(body or b"")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/metrics"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    made = Pod()
+    yield made
+    made.close()
+
+
+Watch = Callable[..., CopyWatch]
+
+
+@pytest.fixture
+def watch_with() -> Iterator[Watch]:
+    """Makes watches that ask nobody any more when the test has ended, since their threads go on."""
+    made: list[CopyWatch] = []
+
+    def make(told: Callable[[Key], None] = lambda _: None, every: float = 0.02) -> CopyWatch:
+        made.append(CopyWatch(told, every))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.forget_all()
+
+
+def ask(pod: Pod) -> Copies | None:
+    return asyncio.run(engine_watch.ask(pod.url, 10))
+
+
+def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
+    assert ask(pod) == Copies(copies(1, 1))
+    pod.answers["/copies"] = answer(1, 0, 1)
+    assert ask(pod) == Copies(copies(1, 0, 1))
+    assert pod.asked == ["/copies"] * 2
+    del pod.answers["/copies"]
+    assert ask(pod) is None
+
+
+def test_a_copy_may_be_known_by_less(pod: Pod) -> None:
+    pod.answers["/copies"] = b'[{"number": 1, "serves": false}, {"number": 0, "serves": true}, {"number": 2}]'
+    found = ask(pod)
+    assert found is not None and found.each == (CopyState(0, True), CopyState(1, False))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b"[" * 10_000,
+        b"\xff\xfe",
+        b'[{"number": -1, "serves": true}]',
+        b'[{"number": 64, "serves": true}]',
+        b'[{"number": 0, "serves": true, "ranks": 65}]',
+        b'[{"number": 0, "serves": true, "ranks": 1, "missing_ranks": [0, 0]}]',
+        b'[{"number": 0, "serves": true, "kv_blocks": 1000000000000}]',
+        b'[{"number": ' + b"9" * 5000 + b', "serves": true}]',
+    ],
+    ids=lambda text: str(text[:24]),
+)
+def test_nonsense_is_no_copy(pod: Pod, text: bytes) -> None:
+    pod.answers["/copies"] = text
+    assert ask(pod) is None
+
+
+def test_a_liar_costs_little(pod: Pod) -> None:
+    pod.answers["/copies"] = answer(*([0] * 30_000))
+    assert ask(pod) is None
+    states = [CopyState(number, False, 4, (3, 99, 3), "\u202e \x00<b>" + "word " * 100) for number in range(80)]
+    pod.answers["/copies"] = json.dumps([state.to_dict() for state in states]).encode()
+    found = ask(pod)
+    assert found is not None and len(found.each) == 64
+    for state in found.each:
+        assert state.missing_ranks == (3,)
+        assert len(state.message) <= 400 and state.message.isprintable()
+
+
+def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
+    told: list[Key] = []
+    watch = watch_with(told.append)
+    seen = lambda: watch.copies(KEY, "main", {"a": pod.url})  # noqa: E731
+    assert seen() == {}
+    until(seen)
+    assert seen() == {"a": Copies(copies(1, 1))}
+    for up in ((1, 0), (1, 1)):
+        before = len(told)
+        pod.answers["/copies"] = answer(*up)
+        until(lambda before=before: len(told) > before)
+        assert [copy.serves for copy in seen()["a"].each] == [bool(each) for each in up]
+    quiet, asked = len(told), len(pod.asked)
+    until(lambda: len(pod.asked) > asked + 3)
+    assert len(told) == quiet, "nothing is new"
+    assert set(told) == {KEY}
+
+
+def test_what_is_silent_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) -> None:
+    watch = watch_with()
+    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    del pod.answers["/copies"]
+    until(lambda: not watch.copies(KEY, "main", {"a": pod.url}))
+
+
+@pytest.mark.parametrize("end", ["pod", "endpoint", "lead"])
+def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> None:
+    watch = watch_with()
+    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    if end == "pod":
+        assert watch.copies(KEY, "main", {}) == {}
+    elif end == "endpoint":
+        watch.forget(KEY)
+    else:
+        watch.forget_all()
+    loop = watch._loop._loop
+    assert loop is not None
+    until(lambda: not asyncio.all_tasks(loop), "a pod is watched")  # one request may be under way
+
+
+def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod, watch_with: Watch) -> None:
+    watch = watch_with(every=3600)
+    for _ in range(100):
+        watch.copies(KEY, "main", {"a": pod.url})
+    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    assert pod.asked == ["/copies"]

@@ -1,0 +1,279 @@
+"""Fetching config.json, from an HTTP server that stands in for the hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from stoker_operator.cluster import hub_configs
+from stoker_operator.cluster.hub_configs import HubConfigs, Model
+from stoker_operator.objects.facts import Key
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8"},
+}  # fmt: skip
+SPARSE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+
+
+def _weights(dtype: str) -> bytes:
+    header = json.dumps({"embed": {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 8]}}).encode()
+    return len(header).to_bytes(8, "little") + header + b"numbers"
+
+
+FILES: dict[str, str | bytes] = {
+    "/org/sparse/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/sparse/resolve/main/hf_quant_config.json": json.dumps(MODELOPT),
+    "/org/sparse/resolve/main/model.safetensors": _weights("F16"),
+    "/org/many/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/many/resolve/main/model.safetensors.index.json": json.dumps(
+        {"weight_map": {"b": "model-2.safetensors", "a": "model-1.safetensors"}}
+    ),
+    "/org/many/resolve/main/model-1.safetensors": _weights("BF16"),
+    "/org/bare/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/dtype/resolve/main/config.json": json.dumps({**SPARSE, "dtype": "float16"}),
+    "/org/method/resolve/main/config.json": json.dumps({**SPARSE, "quantization_config": {"quant_method": "fp8"}}),
+    "/org/odd/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/odd/resolve/main/hf_quant_config.json": '{"quantization": []}',
+    "/org/model/resolve/main/config.json": json.dumps(CONFIG),
+    "/org/model/resolve/a%2Fb/config.json": json.dumps({**CONFIG, "hidden_size": 16}),
+    "/org/marked/resolve/main/config.json": "\ufeff" + json.dumps(CONFIG),
+    "/org/list/resolve/main/config.json": "[]",
+    "/org/text/resolve/main/config.json": "<html>",
+}
+
+
+class Hub:
+    """The stand-in: what it was asked for, and where it is."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.status = 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(handler) -> None:  # noqa: N805 - the names are http.server's
+                self.asked.append(handler.path)
+                body = FILES.get(handler.path)
+                handler.send_response(self.status or (200 if body else 404))
+                handler.end_headers()
+                handler.wfile.write(body if isinstance(body, bytes) else (body or "").encode())
+
+            def log_message(handler, *args: Any) -> None:  # noqa: N805
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in ("http_proxy", "HTTP_PROXY", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    made = Hub()
+    thread = threading.Thread(target=made.server.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> None:
+    arrived: queue.Queue[tuple[str, str | None]] = queue.Queue()
+    configs = HubConfigs(lambda model, _: arrived.put(model), hub.url + "/")
+    assert configs.get("org/model", None) is None
+    assert arrived.get(timeout=60) == ("org/model", None)
+    assert configs.get("org/model", None) == CONFIG
+    assert configs.get("org/model", "a/b") is None
+    assert arrived.get(timeout=60) == ("org/model", "a/b")
+    found = configs.get("org/model", "a/b")
+    assert found is not None and found["hidden_size"] == 16
+    assert len(hub.asked) == 2  # what is there is not asked for again
+
+
+QUANTIZATION, INDEX, WEIGHTS = "hf_quant_config.json", "model.safetensors.index.json", "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "asked"),
+    [
+        (
+            "org/sparse",
+            {"quantization_config": MODELOPT, "dtype": "float16"},
+            ["config.json", QUANTIZATION, INDEX, WEIGHTS],
+        ),
+        ("org/many", {"dtype": "bfloat16"}, ["config.json", QUANTIZATION, INDEX, "model-1.safetensors"]),
+        ("org/bare", {}, ["config.json", QUANTIZATION, INDEX, WEIGHTS]),
+        ("org/dtype", {"dtype": "float16"}, ["config.json", QUANTIZATION]),
+        ("org/method", {"quantization_config": {"quant_method": "fp8"}}, ["config.json", INDEX, WEIGHTS]),
+        ("org/model", {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}, ["config.json"]),
+    ],
+)
+def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too_and_once(
+    hub: Hub, name: str, beside: dict[str, Any], asked: list[str]
+) -> None:
+    configs = HubConfigs(lambda *_: None, hub.url)
+    configs.fetch(Model(name, None))
+    expected = {**SPARSE, **beside}
+    assert configs.get(name, None) == expected
+    # One request for each file, and none for what config.json says; the weights' is one for the header alone.
+    assert hub.asked == [f"/{name}/resolve/main/{file}" for file in asked]
+    for user in ("a", "b"):
+        assert configs.get(name, None, Key("default", user)) == expected
+    assert len(hub.asked) == len(asked)
+
+
+@pytest.mark.parametrize("name", ["org/missing", "org/list", "org/text", "org/odd"])
+def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str) -> None:
+    clock, looked = Clock(), []
+    configs = HubConfigs(lambda *told: looked.append(told), hub.url, clock)
+    model = Model(name, None)
+    configs.fetch(model)
+    attempts = 1
+    for pause in (60, 120, 240):
+        clock.now += pause - 1
+        assert not _asks(configs, model)
+        clock.now += 1
+        assert _asks(configs, model)
+        configs.fetch(model)
+        attempts += 1
+    assert len([path for path in hub.asked if name in path and path.endswith("/config.json")]) == attempts
+    assert looked == [(model, frozenset())], "only of the first"
+
+
+def test_a_hub_that_does_not_answer_costs_one_attempt_and_one_line(
+    hub: Hub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    hub.server.shutdown()
+    hub.server.server_close()  # nothing listens there any more
+    configs = HubConfigs(lambda *_: None, hub.url, clock)
+    with caplog.at_level(logging.INFO):
+        for index in range(5):
+            configs.fetch(Model(f"org/{index}", None))
+        clock.now += 61
+        configs.fetch(Model("org/0", None))
+    assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
+    assert len(caplog.records) == 1
+    assert not _asks(configs, Model("org/6", None))
+    monkeypatch.undo()
+
+
+def test_offline_asks_nobody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    configs = HubConfigs(lambda *_: None, hub.url)
+    assert configs.get("org/model", None) is None
+    assert not _asks(configs, Model("org/model", None))
+
+
+def test_a_first_attempt_is_waited_for_and_no_other(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    looked: list[tuple[Model, Any]] = []
+    configs = HubConfigs(lambda *told: looked.append(told), hub.url, clock)
+    configs._start = lambda: None  # type: ignore[method-assign]
+    model, user = Model("org/missing", None), Key("ns", "demo")
+    assert not configs.pending(*model)
+    configs.get(*model, user)
+    assert configs.pending(*model)
+    configs.fetch(model)
+    assert not configs.pending(*model)
+    assert looked == [(model, {user})], "also of an attempt that failed"
+    clock.now += 61
+    configs.get(*model, user)
+    assert configs._known[model].waiting and not configs.pending(*model)
+    slow = Model("org/slow", None)
+    configs.get(*slow, user)
+    clock.now += 10
+    assert not configs.pending(*slow)
+
+
+def test_a_hub_that_was_silent_is_not_waited_for(hub: Hub) -> None:
+    clock = Clock()
+    hub.server.shutdown()
+    hub.server.server_close()
+    configs = HubConfigs(lambda *_: None, hub.url, clock)
+    configs._start = lambda: None  # type: ignore[method-assign]
+    configs.get("org/one", None)
+    configs.get("org/two", None)
+    configs.fetch(Model("org/one", None))
+    assert not configs.pending("org/two", None)
+    clock.now += 61
+    configs.get("org/three", None)
+    assert configs._known[Model("org/three", None)].waiting, "it is tried"
+    assert not configs.pending("org/three", None)
+
+
+def test_offline_nobody_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    configs = HubConfigs(lambda *_: None, hub.url)
+    configs.get("org/model", None)
+    assert not configs.pending("org/model", None)
+
+
+def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(hub_configs._HubFiles, "download", lambda self, name, most: asked.append(name) or CONFIG)
+    told: dict[Model, Any] = {}
+    configs = HubConfigs(lambda model, users: told.update({model: users}), hub.url)
+    configs._start = lambda: None  # type: ignore[method-assign]
+    models = [Model(f"org/{number}", None) for number in range(1500)]
+    users = [Key("ns", f"endpoint-{number}") for number in range(1500)]
+    for _ in range(3):
+        for model, user in zip(models, users, strict=True):
+            configs.get(*model, user)
+        while not configs._queue.empty():
+            configs.fetch(configs._queue.get())
+    assert len(asked) == 1500
+    assert told == {model: {user} for model, user in zip(models, users, strict=True)}
+    configs.get(*models[0], users[1])
+    assert configs._known[models[0]].users == {users[0], users[1]} and not configs._known[models[1]].users
+    configs.forget(users[0])
+    assert configs._known[models[0]].users == {users[1]}
+    configs.forget_all()
+    assert len(configs._known) == 512, "what nobody uses is bounded"
+    assert not configs._uses
+
+
+def test_junk_ends_no_thread(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILES, "/org/deep/resolve/main/config.json", "[" * 500_000)
+    configs = HubConfigs(lambda *_: None, hub.url)
+    configs.fetch(Model("org/deep", None))
+    assert configs._known[Model("org/deep", None)].config is None
+
+
+def test_memory_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    configs = HubConfigs(lambda *_: None, hub.url)
+    for index in range(2000):
+        configs.get(f"org/{index}", None)
+    assert len(configs._known) == 512
+
+
+def _asks(configs: HubConfigs, model: Model) -> bool:
+    """Whether asking for `model` would queue an attempt; without the thread that works the queue off."""
+    configs._start = lambda: None  # type: ignore[method-assign]
+    configs.get(*model)
+    waits = configs._known[model].waiting
+    configs._known[model].waiting = False
+    return waits
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(hub: Hub) -> None:
+    configs = HubConfigs(lambda _model, _users: None, hub.url)
+    configs.fetch(Model("org/marked", None))
+    assert configs.get("org/marked", None) == CONFIG

@@ -1,0 +1,89 @@
+"""Lists and watches into the store, and whom it is news for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.cluster.informer import Informer
+from stoker_operator.cluster.kube import Listing
+from stoker_operator.cluster.store import Store
+from stoker_operator.objects.facts import Key
+from stoker_operator.objects.owner import INSTANCE
+
+
+class FakeKube:
+    """Lists what it is given."""
+
+    def __init__(self, *objects: Any, kinds: tuple[str, ...] = ()) -> None:
+        self.objects, self.kinds = objects, kinds
+        self.asked: list[tuple[str, str]] = []
+
+    def serves(self, kind: str) -> bool:
+        return kind in self.kinds
+
+    def list(self, kind: str, namespace: str, labels: Any) -> Listing:
+        self.asked.append((kind, namespace))
+        return Listing([each for each in self.objects if each["kind"] == kind], "50")
+
+
+def seen(kind: str, version: int, name: str = "demo", **labels: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "ns", "resourceVersion": str(version), "labels": labels}
+    return {"kind": kind, "metadata": metadata, "spec": {"containers": []}}
+
+
+def informer(*objects: Any, **options: Any) -> tuple[Informer, Store, FakeKube]:
+    kinds = options.pop("kinds", ())
+    kube: Any = FakeKube(*objects, kinds=kinds)
+    store = Store("stoker", INSTANCE)
+    return Informer(kube, store, **options), store, kube
+
+
+def test_news_is_told_once() -> None:
+    watching, _, _ = informer()
+    label = {INSTANCE: "demo"}
+    assert watching.saw(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
+    assert watching.saw(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the echo of what we wrote ourselves
+    assert watching.saw("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.saw("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.saw("Service", "ADDED", seen("Service", 4, "other")) == set()  # nobody's
+
+
+def test_a_list_finds_what_a_watch_missed() -> None:
+    watching, store, _ = informer(seen(KIND, 9, "listed"))
+    store.put(seen(KIND, 3, "deleted-meanwhile"))
+    watching.relist()
+    assert watching.filled
+    assert watching.endpoints() == [Key("ns", "listed")]
+
+
+def test_what_a_cluster_does_not_know_is_not_asked_for() -> None:
+    watching, _, kube = informer()
+    watching.relist()
+    assert "PodMonitor" not in {kind for kind, _ in kube.asked}
+    watching, _, kube = informer(kinds=("PodMonitor",))
+    watching.relist()
+    assert ("PodMonitor", "") in kube.asked and watching.pod_monitors
+
+
+def test_an_operator_of_some_namespaces_asks_for_nothing_else() -> None:
+    watching, _, kube = informer(namespaces=("one", "two"))
+    watching.relist()
+    assert {namespace for _, namespace in kube.asked} == {"one", "two"}
+    assert "Node" not in {kind for kind, _ in kube.asked}
+
+
+def test_what_a_gateway_needs_is_looked_at_where_there_is_one() -> None:
+    namespace = {"kind": "Namespace", "metadata": {"name": "ns", "resourceVersion": "1", "labels": {}}}
+    needed = {"Namespace", "Role", "RoleBinding"}
+    watching, _, kube = informer(namespace)
+    watching.relist()
+    assert not needed & {kind for kind, _ in kube.asked}
+    watching, store, kube = informer(namespace, seen(KIND, 1), seen(KIND, 1, "other"), gateway=True)
+    watching.relist()
+    assert needed <= {kind for kind, _ in kube.asked}
+    both = {Key("ns", "demo"), Key("ns", "other")}
+    assert watching.news() == both
+    labelled = {**namespace, "metadata": {**namespace["metadata"], "resourceVersion": "60", "annotations": {"a": "b"}}}
+    assert watching.saw("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == both
+    assert "spec" not in (store.get("Namespace", "", "ns") or {})

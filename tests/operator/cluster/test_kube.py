@@ -1,0 +1,118 @@
+"""How the cluster is found, and what an API server says when it is too busy, over a socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import config
+
+from stoker_operator.cluster import kube as kube_module
+from stoker_operator.cluster.kube import Kube, KubeError
+
+LEASE: Any = {"kind": "Lease", "metadata": {"name": "x", "namespace": "ns"}}
+
+
+class Server:
+    """Answers with what it is given, then with an empty list."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, str]] = []
+        self.asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(handler) -> None:  # noqa: N805 - the names are http.server's
+                handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+                self.asked.append(handler.command)
+                status, after = self.answers.pop(0) if self.answers else (200, "")
+                handler.send_response(status)
+                if after:
+                    handler.send_header("Retry-After", after)
+                body = json.dumps({"message": "hm", "items": [], "metadata": {"resourceVersion": "1"}}).encode()
+                handler.send_header("Content-Length", str(len(body)))
+                handler.end_headers()
+                handler.wfile.write(body)
+
+            do_GET = do_PATCH = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+
+            def log_message(handler, *args: Any) -> None:  # noqa: N805
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    made = Server()
+    threading.Thread(target=made.http.serve_forever, daemon=True).start()
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{made.http.server_port}"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    document = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {}}]}
+    (tmp_path / "config").write_text(yaml.safe_dump({**document, "current-context": "c"}))
+    for module in ("kubernetes.config", "kubernetes.config.kube_config"):  # which was read when it was imported
+        monkeypatch.setattr(f"{module}.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)])
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_write_says_when_to_try_again_and_does_not_wait(server: Server, status: int, said: str, seconds: int) -> None:
+    kube = Kube.connect()
+    writes = [
+        lambda: kube.apply(LEASE, "stoker"),
+        lambda: kube.create(LEASE),
+        lambda: kube.replace(LEASE),
+        lambda: kube.patch("Lease", "ns", "x", []),
+        lambda: kube.delete("Lease", "ns", "x", "uid"),
+    ]
+    for write in writes:
+        server.answers = [(status, said)]
+        with pytest.raises(KubeError) as caught:
+            write()
+        assert (caught.value.status, caught.value.retry_after) == (status, seconds)
+    assert len(server.asked) == len(writes)
+
+
+def test_a_list_is_asked_for_again_when_the_api_server_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(kube_module, "time", SimpleNamespace(sleep=waited.append))  # other threads sleep as ever
+    kube = Kube.connect()
+    server.answers = [(429, "1"), (429, "3600")]
+    assert kube.list("Lease").items == []
+    assert waited == [1, 10]
+    server.answers = [(429, "1")] * 10
+    with pytest.raises(KubeError):
+        kube.list("Lease")
+    server.answers = [(500, "")]
+    with pytest.raises(KubeError):
+        kube.list("Lease")
+
+
+@pytest.mark.parametrize(
+    ("in_pod", "named", "expected"),
+    [(True, None, None), (True, "http://named:1", "http://named:1"), (False, None, "http://way-out:3128")],
+)
+def test_the_way_out_of_the_cluster_is_not_the_way_to_its_api_server(
+    in_pod: bool, named: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_config(client_configuration: Any) -> None:
+        client_configuration.host = "https://10.96.0.1:443"
+        if named:
+            client_configuration.proxy = named
+
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://way-out:3128")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if in_pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setattr(config, "load_config", load_config)
+    assert Kube.connect()._api.configuration.proxy == expected

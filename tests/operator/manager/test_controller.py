@@ -1,0 +1,291 @@
+"""The operator put together: whom a round of lists wakes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.cluster.hub_configs import Model
+from stoker_operator.cluster.kube import KubeError, Listing
+from stoker_operator.manager import controller as controller_module
+from stoker_operator.manager.controller import Controller
+from stoker_operator.objects.facts import Key
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.reconcile.apply import NotLeading
+from stoker_operator.reconcile.reconcile import Cluster, Outcome
+from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings
+
+from ...support.virtual_time import elapse
+from ...support.waiting import until_async
+
+ENDPOINT: dict[str, Any] = {
+    "kind": KIND,
+    "metadata": {"name": "demo", "namespace": "ns", "resourceVersion": "1"},
+    "spec": {},
+}
+
+
+class Kube:
+    """A cluster with one endpoint; its lists may fail."""
+
+    def __init__(self) -> None:
+        self.pod_monitors = self.broken = False
+        self.failures = self.rounds = 0
+        self.endpoint = ENDPOINT
+
+    def serves(self, kind: str) -> bool:
+        return kind != "PodMonitor" or self.pod_monitors
+
+    def list(self, kind: str, namespace: str, labels: Any) -> Listing:
+        self.rounds += kind == KIND
+        if self.broken and kind != KIND:
+            self.failures += 1
+            raise KubeError(500, "not now")
+        return Listing([self.endpoint] if kind == KIND else [], "50")
+
+    async def listed_again(self) -> None:
+        """Until two more rounds of lists have begun, and what the first one found has been acted on."""
+        before = self.rounds
+        await until_async(lambda: self.rounds >= before + 3)
+
+
+def test_pod_monitors_found_in_a_round_that_failed_are_acted_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        controller = Controller(Settings(health_address="127.0.0.1:0", resync_seconds=0.02), kube, Catalogue.load())
+        woken: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        monkeypatch.setattr(controller._tasks, "keys", lambda: {Key("ns", "demo")})
+        await controller.start()
+        assert woken == [Key("ns", "demo")]  # it leads
+        kube.broken = kube.pod_monitors = True
+        await until_async(lambda: kube.failures >= 2)
+        assert len(woken) == 1
+        kube.broken = False
+        await until_async(lambda: len(woken) == 2)
+        await kube.listed_again()
+        assert len(woken) == 2, "and once"
+        await controller.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "failed further on"])
+def test_what_a_round_of_lists_tells_first_wakes_whom_it_is_about(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        controller = Controller(Settings(health_address="127.0.0.1:0", resync_seconds=0.02), kube, Catalogue.load())
+        woken: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        monkeypatch.setattr(controller._tasks, "keys", lambda: {Key("ns", "demo")})
+        await controller.start()
+        woken.clear()
+        kube.broken = broken
+        kube.endpoint = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
+        await until_async(lambda: woken)
+        controller.saw(KIND, "MODIFIED", kube.endpoint)
+        await kube.listed_again()
+        assert woken == [Key("ns", "demo")], "once"
+        await controller.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it does not"])
+def test_a_review_waits_a_little_for_a_description(
+    comes: bool, virtual_time: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        controller = Controller(Settings(), Kube(), Catalogue.load())  # type: ignore[arg-type]
+        controller._loop = loop = asyncio.get_running_loop()
+        pending = True
+        monkeypatch.setattr(controller._configs, "get", lambda *_, **__: None)
+        monkeypatch.setattr(controller._configs, "pending", lambda *_: pending)
+        document: Any = {**ENDPOINT, "apiVersion": "stoker.dev/v1alpha1"}
+        await controller._learn(document)
+        document["spec"] = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
+        await controller._learn(document)
+        assert loop.time() == 0
+        document["spec"]["model"] = {"source": "hf://org/model"}
+        waiting = asyncio.create_task(controller._learn(document))
+        await elapse(1)
+        assert not waiting.done()
+        pending = not comes
+        controller._looked_at_hub(Model("org/model", None), set())
+        await waiting
+        assert loop.time() == (1 if comes else 2)
+        await controller._learn({"spec": {"model": 5}})
+
+    virtual_time(main)
+
+
+class Lead:
+    """Stands for the election."""
+
+    def __init__(self, controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.epoch: int | None = None
+        monkeypatch.setattr(controller._process, "epoch", lambda: self.epoch)
+
+
+def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        settings = Settings(lease=LeaseSettings("ns", "stoker"), backoff_seconds=0.01)
+        controller = Controller(settings, kube, Catalogue.load())
+        controller._loop = asyncio.get_running_loop()
+        woken: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        lead = Lead(controller, monkeypatch)
+        kube.broken = True
+        lead.epoch = 1
+        controller._gain()
+        await until_async(lambda: kube.failures >= 2)
+        newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
+        controller.saw(KIND, "MODIFIED", newer)
+        assert woken == [], "nobody works by what may be old"
+        kube.broken = False
+        await until_async(lambda: woken)
+        assert set(woken) == {Key("ns", "demo")}
+        woken.clear()
+        lead.epoch = None
+        controller._let_go()
+        controller.saw(KIND, "MODIFIED", {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "3"}})
+        assert woken == []
+        lead.epoch = 2
+        controller._gain()
+        controller._wake(Key("ns", "demo"))
+        assert woken == [], "each lead lists anew"
+        await until_async(lambda: woken)
+
+    asyncio.run(main())
+
+
+def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        controller = Controller(Settings(lease=LeaseSettings("ns", "stoker")), Kube(), Catalogue.load())  # type: ignore[arg-type]
+        lead = Lead(controller, monkeypatch)
+        lead.epoch = 1
+
+        def work(cluster: Cluster, *_: Any) -> Outcome:
+            cluster.writer._check()
+            lead.epoch = 2  # somebody else may have led in between
+            cluster.writer._check()
+            raise AssertionError("it may write")
+
+        monkeypatch.setattr(controller_module, "reconcile", work)
+        with pytest.raises(NotLeading):
+            await controller._reconcile(Key("ns", "demo"))
+        lead.epoch = None
+        with pytest.raises(NotLeading):
+            await controller._reconcile(Key("ns", "demo"))
+
+    asyncio.run(main())
+
+
+def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        begun: list[Any] = []
+        settings = Settings(health_address="127.0.0.1:0", resync_seconds=0.02)
+        controller = Controller(settings, kube, Catalogue.load(), watch=lambda *watch: begun.append(watch))
+        monkeypatch.setattr(controller._tasks, "wake", lambda key: None)
+        assert "PodMonitor" not in {each.kind for each in controller.watched()}
+        await controller.start()
+        await kube.listed_again()
+        assert not begun
+        kube.pod_monitors = True
+        await until_async(lambda: begun)
+        await kube.listed_again()
+        ((watched, saw, ended),) = begun
+        assert [each.kind for each in watched] == ["PodMonitor"]
+        told: list[Any] = []
+        monkeypatch.setattr(controller, "saw", lambda *words: told.append(words))
+        await asyncio.to_thread(saw, "PodMonitor", "ADDED", {})
+        await until_async(lambda: told == [("PodMonitor", "ADDED", {})])
+        await asyncio.to_thread(ended)
+        await until_async(lambda: len(begun) == 2)
+        await controller.stop()
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
+    virtual_time: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        controller = Controller(Settings(), Kube(), Catalogue.load())  # type: ignore[arg-type]
+        rounds: list[float] = []
+
+        async def relist() -> bool:
+            rounds.append(asyncio.get_running_loop().time())
+            return True
+
+        monkeypatch.setattr(controller, "_list", relist)
+        newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "40"}}
+        controller._store.replace(KIND, "", [newer], "50")
+        listing = asyncio.create_task(controller._relist())
+        await elapse(100)
+        controller.saw(KIND, "MODIFIED", ENDPOINT)  # it may be late
+        await elapse(100)
+        assert rounds == []
+        for _ in range(5):
+            controller.saw(KIND, None, ENDPOINT)
+        await elapse(550)
+        assert rounds == [200], "and then the clock again"
+        controller._informer.doubtful = False
+        await elapse(100)
+        assert rounds == [200, 800]
+        listing.cancel()
+
+    virtual_time(main)
+
+
+def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        gateway = GatewaySettings("https://models.example.com", "system", "gateway")
+        settings = Settings(health_address="127.0.0.1:0", gateway=gateway)
+        kube: Any = Kube()
+        controller = Controller(settings, kube, Catalogue.load())
+        woken: list[Key] = []
+        granted: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        monkeypatch.setattr(controller._grants, "wake", granted.append)
+        await controller.start()
+
+        def says(version: int, name: str, label: str) -> None:
+            woken.clear()
+            granted.clear()
+            metadata = {"name": name, "resourceVersion": str(version), "labels": {"stoker.dev/gateway": label}}
+            controller.saw("Namespace", "MODIFIED", {"kind": "Namespace", "metadata": metadata})
+
+        def route(namespace: str) -> str:
+            found = controller._knowledge(Key(namespace, "demo")).route
+            return found.reason if found else ""
+
+        spec = {"model": {"source": "demo://gemma-3-270m"}}
+        for version, namespace, created in ((100, "ns", 1), (101, "younger", 2)):
+            metadata = {"name": "demo", "namespace": namespace, "resourceVersion": str(version)}
+            metadata["creationTimestamp"] = f"2026-01-01T00:00:0{created}Z"
+            controller.saw(KIND, "ADDED", {"kind": KIND, "metadata": metadata, "spec": spec})
+        says(102, "younger", "enabled")
+        assert route("younger") == "Routed"
+        says(103, "ns", "enabled")
+        assert set(woken) == {Key("ns", "demo"), Key("younger", "demo")}
+        assert set(granted) == {Key("ns", ""), Key("younger", "")}
+        assert (route("ns"), route("younger")) == ("Routed", "NameTaken")
+        says(104, "ns", "enabled")
+        assert granted == [], "nothing is new"
+        says(105, "ns", "disabled")
+        assert (route("ns"), route("younger")) == ("Disabled", "Routed")
+        granted.clear()
+        role = {"name": "stoker-gateway", "namespace": "ns", "resourceVersion": "106"}
+        controller.saw("Role", "DELETED", {"kind": "Role", "metadata": role})
+        assert granted == [Key("ns", "")]
+        await controller.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,175 @@
+"""Who reaches an endpoint's pods: judged as a network would, by a small reading of NetworkPolicy of our own."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, NamedTuple
+
+import pytest
+
+from stoker_operator.api.manifest import parse
+from stoker_operator.cli.render import render
+from stoker_operator.manifests.network_policy import network_policy
+from stoker_operator.objects.facts import Endpoint, Key
+from stoker_operator.objects.owner import Owner
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.policy.policy import Policy
+from stoker_operator.reconcile.drift import differs
+from stoker_operator.reconcile.pinning import pin
+from stoker_operator.settings import GatewaySettings
+
+
+class Sender(NamedTuple):
+    """Who sends a request to a pod of namespace default."""
+
+    namespace: str
+    labels: tuple[tuple[str, str], ...] = ()
+    address: str = "10.1.2.3"
+
+
+NEIGHBOUR = Sender("default")
+STRANGER = Sender("other", (("app", "web"),))
+OPERATOR = Sender("stoker-system", (("app.kubernetes.io/name", "stoker-operator"),))
+IMPOSTOR = Sender("other", (("app.kubernetes.io/name", "stoker-operator"),))
+PROMETHEUS = Sender("monitoring")
+OUTSIDE = Sender("", (), "203.0.113.9")
+
+POLICY = Policy.model_validate(
+    {
+        "networkPolicyFrom": [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "stoker-system"}},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "stoker-operator"}},
+            },
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+        ]
+    }
+)
+SIDECARS = {
+    "spec": {
+        "containers": [
+            {"name": "engine", "ports": [{"containerPort": 9000}]},
+            {"name": "proxy", "image": "p", "ports": [{"containerPort": 8443}]},
+        ]
+    }
+}
+
+
+def matches(selector: Any, labels: dict[str, str]) -> bool:
+    assert not selector.keys() - {"matchLabels"}
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def is_peer(peer: Any, sender: Sender) -> bool:
+    if "ipBlock" in peer:
+        inside = [ipaddress.ip_address(sender.address) in ipaddress.ip_network(peer["ipBlock"]["cidr"])]
+        left_out = [ipaddress.ip_network(each) for each in peer["ipBlock"].get("except", ())]
+        return all(inside) and not any(ipaddress.ip_address(sender.address) in each for each in left_out)
+    if not sender.namespace or not matches(peer.get("podSelector", {}), dict(sender.labels)):
+        return False
+    if "namespaceSelector" not in peer:
+        return sender.namespace == "default"
+    return matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": sender.namespace})
+
+
+def admits(policy: Any, sender: Sender, port: int) -> bool:
+    """Whether the policy lets a connection in; a rule without `from` is for everyone, one without ports for all."""
+    return any(
+        ("ports" not in rule or any(each["port"] == port for each in rule["ports"]))
+        and ("from" not in rule or any(is_peer(peer, sender) for peer in rule["from"]))
+        for rule in policy["spec"]["ingress"]
+    )
+
+
+def policy_of(document: Any, **spec: Any) -> Any:
+    objects = render(parse(document(**spec)), Catalogue.load(), policy=POLICY)
+    return next((each for each in objects if each["kind"] == "NetworkPolicy"), None)
+
+
+FROM = [{"podSelector": {"matchLabels": {"app": "web"}}, "namespaceSelector": {}}]
+ADDRESSES = [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.128/25"]}}]
+
+
+@pytest.mark.parametrize(
+    ("said", "let_in"),
+    [
+        (None, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
+        ({}, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
+        ({"mode": "Namespace"}, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
+        ({"from": FROM}, {NEIGHBOUR, OPERATOR, PROMETHEUS, STRANGER}),
+        ({"from": ADDRESSES}, {NEIGHBOUR, OPERATOR, PROMETHEUS, OUTSIDE}),
+        ({"mode": "Open"}, {NEIGHBOUR, OPERATOR, PROMETHEUS, STRANGER, IMPOSTOR, OUTSIDE}),
+    ],
+)
+def test_who_may_send_requests(document: Any, said: Any, let_in: set[Any]) -> None:
+    everyone = [NEIGHBOUR, STRANGER, OPERATOR, IMPOSTOR, PROMETHEUS, OUTSIDE]
+    spec = {} if said is None else {"networkPolicy": said}
+    policy = policy_of(document, template=SIDECARS, **spec)
+    assert [each for each in everyone if admits(policy, each, 8000)] == [each for each in everyone if each in let_in]
+    for port in (9000, 8443, 22):  # a sidecar's, declared or not, is nobody's
+        assert not any(admits(policy, each, port) for each in everyone), port
+
+
+def test_the_gateway_comes_to_whom_it_serves(document: Any) -> None:
+    settings = GatewaySettings("https://models.example.com", "stoker-system", "gateway")
+    labels = (("app.kubernetes.io/name", "stoker-gateway"), ("app.kubernetes.io/component", "gateway"))
+    gateway = Sender("stoker-system", labels)
+    others = [STRANGER, IMPOSTOR, OUTSIDE, Sender("other", labels), Sender("stoker-system", labels[:1])]
+    owner = Owner("demo", "default", "u")
+    for served_by, let_in in ((settings, True), (None, False)):
+        policy = network_policy(owner, parse(document()).spec, POLICY, served_by)
+        assert admits(policy, gateway, 8000) is let_in
+        assert not any(admits(policy, each, 8000) for each in others)
+        assert not admits(policy, gateway, 9000)
+    closed = document(networkPolicy={"mode": "None"})
+    assert network_policy(owner, parse(closed).spec, POLICY, settings) is None
+
+
+def test_none_is_none(document: Any) -> None:
+    assert policy_of(document, networkPolicy={"mode": "None"}) is None
+
+
+def test_it_picks_the_pods_and_says_nothing_of_what_they_send(document: Any) -> None:
+    objects = {each["kind"]: each for each in render(parse(document()), Catalogue.load(), policy=POLICY)}
+    policy = objects["NetworkPolicy"]["spec"]
+    assert policy["podSelector"] == objects["Deployment"]["spec"]["selector"]
+    assert policy["policyTypes"] == ["Ingress"]
+
+
+def test_changing_it_restarts_no_pod(document: Any) -> None:
+    """Also where a newer operator would build other pods."""
+
+    def pinned(today: Any, live: Any, manifest: Any) -> Any:
+        endpoint = Endpoint(Key("default", "demo"), "u", 1, False, manifest, {})
+        return pin(today, live, endpoint, parse(manifest).spec, "stoker").deployment
+
+    (today,) = (each for each in render(parse(document()), Catalogue.load()) if each["kind"] == "Deployment")
+    live = pinned(today, None, document())
+    container = {"name": "engine", "image": "newer"}
+    newer = {**today, "spec": {**today["spec"], "template": {"spec": {"containers": [container]}}}}
+    for said in ({"mode": "Open"}, {"mode": "None"}, {"from": FROM}):
+        assert pinned(newer, live, document(networkPolicy=said))["spec"]["template"] == today["spec"]["template"]
+    assert pinned(newer, live, document(engine={"maxNumSeqs": 3}))["spec"]["template"] != today["spec"]["template"]
+
+
+def test_every_change_of_it_is_applied(document: Any) -> None:
+    """What is left out of a rule or a peer lets more in, so a policy that has more is not as it should be."""
+    both = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
+    said = [
+        {},
+        {"mode": "Open"},
+        {"from": [both]},
+        {"from": [{"podSelector": both["podSelector"]}]},
+        {"from": [{"namespaceSelector": both["namespaceSelector"]}]},
+        {"from": [{"podSelector": {"matchLabels": {}}}, {"namespaceSelector": {}}]},
+        {"from": ADDRESSES},
+        {"from": [{"ipBlock": {"cidr": "203.0.113.0/24", "except": []}}]},
+    ]
+    policies = [policy_of(document, networkPolicy=each) for each in said]
+    for desired in policies:
+        fields = {"f:spec": {"f:podSelector": {}, "f:policyTypes": {}, "f:ingress": {}}}
+        managed = {"manager": "stoker", "operation": "Apply", "fieldsV1": fields}
+        for other in policies:
+            live = {**other, "metadata": {**other["metadata"], "managedFields": [managed]}}
+            assert differs(desired, live, "stoker") is (other is not desired)
+    assert policies[5]["spec"]["ingress"][0]["from"][-2:] == [{"podSelector": {}}, {"namespaceSelector": {}}]

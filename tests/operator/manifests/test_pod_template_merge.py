@@ -1,0 +1,395 @@
+"""A user's pod template on ours."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
+from stoker_operator.api.violation import Refused
+from stoker_operator.manifests.children import children
+from stoker_operator.manifests.node_affinity import node_affinity
+from stoker_operator.manifests.pod_template_merge import merge_pod_spec
+from stoker_operator.objects.owner import Owner
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import plan
+from stoker_operator.policy.policy import Policy
+
+AFFINITY: Any = node_affinity({"gpu": ["a100", "a100-sxm"]})
+OURS: dict[str, Any] = {
+    "serviceAccountName": "demo",
+    "securityContext": {"runAsNonRoot": True, "fsGroup": 65532},
+    "terminationGracePeriodSeconds": 40,
+    "affinity": AFFINITY,
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "containers": [
+        {
+            "name": "engine",
+            "image": "x",
+            "args": ["serve"],
+            "ports": [{"name": "http", "containerPort": 8000, "protocol": "TCP"}],
+            "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 2},
+            "volumeMounts": [{"name": "cache", "mountPath": "/cache"}, {"name": "tmp", "mountPath": "/tmp"}],
+        }
+    ],
+    "volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "tmp", "emptyDir": {}}],
+}
+
+
+def merged(**theirs: Any) -> Any:
+    before = copy.deepcopy((OURS, theirs))
+    result = merge_pod_spec(OURS, theirs)
+    assert (OURS, theirs) == before
+    return result
+
+
+def engine(**theirs: Any) -> Any:
+    return merged(containers=[{"name": "engine", **theirs}])["containers"][0]
+
+
+HANDLERS: dict[str, Any] = {
+    "exec": {"command": ["true"]},
+    "grpc": {"port": 9000},
+    "httpGet": {"path": "/other"},
+    "sleep": {"seconds": 5},
+    "tcpSocket": {"port": 9000},
+}
+
+
+@pytest.mark.parametrize("field", ["livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop"])
+@pytest.mark.parametrize("own", HANDLERS)
+@pytest.mark.parametrize("given", HANDLERS)
+def test_a_probe_or_hook_is_of_one_kind(field: str, own: str, given: str) -> None:
+    times = {"failureThreshold": 2}
+    ours = copy.deepcopy(OURS)
+    theirs: Any = {field: {given: HANDLERS[given], "periodSeconds": 3}}
+    mine: Any = {field: {own: {**HANDLERS[own], "mine": 1}, **times}}
+    hook = field in ("postStart", "preStop")
+    ours["containers"][0] |= {"lifecycle": mine} if hook else mine
+    both = merge_pod_spec(ours, {"containers": [{"name": "engine", **({"lifecycle": theirs} if hook else theirs)}]})
+    container = both["containers"][0]
+    result = (container["lifecycle"] if hook else container)[field]
+    kept = {"mine": 1} if own == given else {}
+    assert result == {given: {**HANDLERS[given], **kept}, **times, "periodSeconds": 3}
+    assert ours["containers"][0]["image"] == container["image"]
+
+
+def test_the_times_of_a_probe_change_without_its_kind() -> None:
+    probe = engine(readinessProbe={"periodSeconds": 3, "exec": None})["readinessProbe"]
+    assert probe == {**OURS["containers"][0]["readinessProbe"], "periodSeconds": 3}
+
+
+def test_a_variable_or_volume_is_of_one_kind() -> None:
+    ours = copy.deepcopy(OURS)
+    ours["containers"].append({"name": "more", "env": [{"name": "A", "value": "1"}]})
+    source = {"secretKeyRef": {"name": "s", "key": "k"}}
+    both = merge_pod_spec(
+        ours,
+        {
+            "containers": [{"name": "more", "env": [{"name": "A", "valueFrom": source}]}],
+            "volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}],
+        },
+    )
+    assert both["containers"][1]["env"] == [{"name": "A", "valueFrom": source}]
+    assert both["volumes"][0] == {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}
+
+
+def test_nothing_changes_nothing() -> None:
+    assert merged() == OURS
+    assert merged(containers=[{"name": "engine"}], tolerations=[], volumes=[], affinity={}) == OURS
+    assert merged(nodeSelector=None, containers=None) == OURS
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ["serviceAccountName"], ["tolerations"], ["affinity"], ["affinity", "nodeAffinity"],
+        ["securityContext"], ["securityContext", "fsGroup"], ["securityContext", "runAsNonRoot"],
+    ],
+    ids=".".join,
+)  # fmt: skip
+def test_null_takes_a_default_away(path: list[str]) -> None:
+    theirs: Any = None
+    for name in reversed(path):
+        theirs = {name: theirs}
+    expected = copy.deepcopy(OURS)
+    at = expected
+    for name in path[:-1]:
+        at = at[name]
+    del at[path[-1]]
+    assert merged(**theirs) == expected
+    assert merged(**theirs | {"nodeSelector": {"a": None, "b": "c"}}) == expected | {"nodeSelector": {"b": "c"}}
+
+
+def test_null_takes_nothing_away_that_has_a_field_of_its_own_or_a_name() -> None:
+    for name in ("image", "args", "ports", "volumeMounts", "resources", "env", "terminationMessagePolicy"):
+        assert engine(**{name: None}) == OURS["containers"][0]
+    assert merged(volumes=None, terminationGracePeriodSeconds=None) == OURS
+    assert "readinessProbe" not in engine(readinessProbe=None)
+    assert engine(readinessProbe={"failureThreshold": None})["readinessProbe"] == {
+        "httpGet": {"path": "/ready", "port": "http"}
+    }
+
+
+@pytest.mark.parametrize("runtime", ["stoker", "vllm"])
+def test_ids_may_be_left_to_the_cluster(document: Any, catalogue: Catalogue, runtime: str) -> None:
+    def context(policy: Policy, **template: Any) -> Any:
+        spec = InferenceEndpoint.model_validate(
+            document(
+                model={"source": "hf://org/model"},
+                engine={"runtime": runtime, "image": "x"},
+                template={"spec": template},
+            )
+        ).spec
+        made = children(Owner("demo"), spec, plan(spec, catalogue, None), policy=policy)
+        (deployment,) = (each for each in made if each["kind"] == "Deployment")
+        return deployment["spec"]["template"]["spec"]["securityContext"]
+
+    ours = context(Policy())
+    assert ours["fsGroup"] == 65532
+    left = {key: value for key, value in ours.items() if key not in ("fsGroup", "runAsUser")}
+    assert context(Policy.of({"podIds": "Cluster"}, "policy")) == left
+    assert context(Policy(), securityContext={"fsGroup": None, "runAsUser": None}) == left
+
+
+def test_maps_are_merged_and_theirs_wins() -> None:
+    result = merged(securityContext={"fsGroup": 1, "runAsUser": 7}, serviceAccountName="mine", hostIPC=True)
+    assert result["securityContext"] == {"runAsNonRoot": True, "fsGroup": 1, "runAsUser": 7}
+    assert (result["serviceAccountName"], result["hostIPC"]) == ("mine", True)
+
+
+def test_the_engines_container_is_merged_and_others_run_beside_it() -> None:
+    result = merged(
+        containers=[
+            {"name": "sidecar", "image": "y"},
+            {
+                "name": "engine",
+                "volumeMounts": [{"name": "mine", "mountPath": "/cache"}, {"name": "mine", "mountPath": "/more"}],
+                "ports": [{"containerPort": 9000}],
+                "readinessProbe": {"failureThreshold": 5},
+            },
+        ]
+    )
+    ours, sidecar = result["containers"]
+    assert sidecar == {"name": "sidecar", "image": "y"}
+    assert ours["image"] == "x"
+    assert ours["readinessProbe"] == {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 5}
+    assert ours["ports"] == [
+        {"name": "http", "containerPort": 8000, "protocol": "TCP"},
+        {"containerPort": 9000, "protocol": "TCP"},
+    ]
+    assert ours["volumeMounts"] == [
+        {"name": "mine", "mountPath": "/cache"},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "mine", "mountPath": "/more"},
+    ]
+
+
+def test_a_volume_is_of_one_kind() -> None:
+    claim = {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}
+    assert merged(volumes=[claim])["volumes"] == [claim, {"name": "tmp", "emptyDir": {}}]
+
+
+def test_tolerations_are_added() -> None:
+    more = {"key": "team", "value": "a"}
+    assert merged(tolerations=[more, OURS["tolerations"][0]])["tolerations"] == [*OURS["tolerations"], more]
+
+
+def required(terms: Any) -> dict[str, Any]:
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def expression(key: str, *values: str) -> dict[str, Any]:
+    return (
+        {"key": key, "operator": "In", "values": list(values)} if values else {"key": key, "operator": "DoesNotExist"}
+    )
+
+
+def fits(node: dict[str, str], spec: dict[str, Any]) -> bool:
+    """Kubernetes' rule: one term must hold, with all it says."""
+    selector = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+
+    def holds(each: dict[str, Any]) -> bool:
+        return (
+            each["key"] not in node if each["operator"] == "DoesNotExist" else node.get(each["key"]) in each["values"]
+        )
+
+    return any(all(map(holds, term["matchExpressions"])) for term in selector["nodeSelectorTerms"])
+
+
+expressions = st.builds(
+    lambda key, values: expression(key, *values), st.sampled_from("ab"), st.lists(st.sampled_from("xy"), max_size=2)
+)
+terms = st.lists(st.lists(expressions, min_size=1, max_size=2), min_size=1, max_size=3)
+nodes = st.dictionaries(st.sampled_from(["a", "b", "gpu"]), st.sampled_from(["x", "y", "a100", "t4"]))
+
+
+@given(theirs=terms, node=nodes)
+def test_a_node_must_be_allowed_by_both(theirs: Any, node: dict[str, str]) -> None:
+    affinity = required([{"matchExpressions": term} for term in theirs])
+    both = merged(affinity=affinity)
+    assert fits(node, both) == (fits(node, OURS) and fits(node, {"affinity": affinity}))
+
+
+@given(node=nodes)
+def test_a_node_is_told_by_its_labels_where_it_has_any(node: dict[str, str]) -> None:
+    assert fits(node, OURS) == (node.get("gpu") in ("a100", "a100-sxm", None))
+
+
+def test_fields_of_nodes_can_be_asked_for_too() -> None:
+    field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    result = merged(affinity={**required([{"matchFields": [field]}]), "podAntiAffinity": {}})
+    selector = result["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["matchFields"] for term in selector["nodeSelectorTerms"]] == [[field], [field]]
+    assert "podAntiAffinity" in result["affinity"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (
+            {"terminationGracePeriodSeconds": 1},
+            "spec.template.spec.terminationGracePeriodSeconds: spec.rollout.drainSec",
+        ),
+        (
+            {"containers": [{"name": "engine", "image": "y"}]},
+            "spec.template.spec.containers[0].image: spec.engine.image says this; set spec.engine.image instead",
+        ),
+        (
+            {"containers": [{"name": "a"}, {"name": "engine", "args": []}]},
+            "spec.template.spec.containers[1].args: spec.",
+        ),
+        ({"containers": [{"name": "engine", "env": []}]}, "spec.template.spec.containers[0].env: spec.engine.env says"),
+        (
+            {"containers": [{"name": "engine", "resources": {}}]},
+            "spec.template.spec.containers[0].resources: spec.hardw",
+        ),
+        (
+            {"containers": [{"name": "engine", "terminationMessagePolicy": "File"}]},
+            "spec.template.spec.containers[0].terminationMessagePolicy: the operator reads there why the engine ended",
+        ),
+        (
+            {"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "web"}]}]},
+            "spec.template.spec.containers[engine].ports: port 8000 is the engine's and called http",
+        ),
+        ({"containers": [{"image": "y"}]}, "spec.template.spec.containers[0]: it has no name; set it"),
+        ({"containers": [{"name": ["engine"]}]}, "spec.template.spec.containers[0]: it has no name; set it"),
+        ({"containers": {"name": "engine"}}, "spec.template.spec.containers: this is {'name': 'engine'}, where a list"),
+        ({"containers": ["engine"]}, "spec.template.spec.containers[0]: this is 'engine', where an object belongs"),
+        (
+            {"containers": [{"name": "engine", "ports": 1}]},
+            "spec.template.spec.containers[0].ports: this is 1, where a ",
+        ),
+        (
+            {"containers": [{"name": "engine", "ports": [1]}]},
+            "spec.template.spec.containers[0].ports[0]: this is 1, wh",
+        ),
+        ({"securityContext": "none"}, "spec.template.spec.securityContext: this is 'none', where an object belongs"),
+        ({"tolerations": {}}, "spec.template.spec.tolerations: this is {}, where a list belongs"),
+        ({"affinity": []}, "spec.template.spec.affinity: this is [], where an object belongs"),
+        (
+            {
+                "affinity": {
+                    "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": 1}}
+                }
+            },
+            "spec.template.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+        ),
+        (
+            {
+                "affinity": {
+                    "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [1]}}
+                }
+            },
+            "spec.template.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+        ),
+        (
+            {"volumes": [{"$patch": "delete"}]},
+            "spec.template.spec.volumes[0].$patch: this is a directive of kubectl pat",
+        ),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(theirs: Any, expected: str) -> None:
+    with pytest.raises(Refused) as refused:
+        merge_pod_spec(OURS, theirs)
+    assert str(refused.value).startswith(expected)
+
+
+anything: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from(["containers", "volumes", "tolerations", "affinity", "securityContext", "initContainers"])
+
+
+@given(theirs=st.dictionaries(names, anything))
+def test_nonsense_is_refused_or_left_to_the_api_server(theirs: Any) -> None:
+    try:
+        merge_pod_spec(OURS, theirs)
+    except Refused as refused:
+        assert all(violation.field.startswith("spec.template.spec") for violation in refused.violations)
+
+
+@given(theirs=anything)
+def test_nonsense_in_a_sidecar_too(theirs: Any) -> None:
+    try:
+        merge_pod_spec(OURS, {"containers": [{"name": "sidecar", "ports": theirs}], "initContainers": theirs})
+    except Refused as refused:
+        assert all(violation.field.startswith("spec.template.spec.") for violation in refused.violations)
+
+
+@given(theirs=anything)
+def test_nonsense_in_the_engines_container_too(theirs: Any) -> None:
+    given = {"name": "engine", "ports": theirs, "volumeMounts": theirs, "readinessProbe": theirs}
+    try:
+        merge_pod_spec(OURS, {"containers": [given]})
+    except Refused as refused:
+        assert all(violation.field.startswith("spec.template.spec.containers") for violation in refused.violations)
+
+
+#: What could stand anywhere in a pod.
+words = st.sampled_from(
+    [
+        *("containers", "initContainers", "volumes", "tolerations", "affinity", "nodeSelector", "securityContext"),
+        *("imagePullSecrets", "name", "env", "ports", "volumeMounts", "mountPath", "nodeAffinity", "containerPort"),
+        *(
+            "requiredDuringSchedulingIgnoredDuringExecution",
+            "nodeSelectorTerms",
+            "matchExpressions",
+            "key",
+            "lifecycle",
+        ),
+        *("hostAliases", "resources", "livenessProbe", "protocol"),
+    ]
+)
+pods: Any = st.recursive(
+    st.sampled_from(["engine", "a", 8000, 0, -1, True, None, 1.5, ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(theirs=st.dictionaries(words, pods, max_size=4))
+def test_any_template_is_rendered_or_refused(theirs: Any) -> None:
+    hardware = {"accelerator": "nvidia-l4"}
+    spec = Spec.model_validate(
+        {
+            "model": {"source": "hf://org/name"},
+            "hardware": hardware,
+            "engine": {"image": "x"},
+            "template": {"spec": theirs},
+        }
+    )
+    try:
+        made = children(Owner("demo"), spec, plan(spec, Catalogue.load()))
+    except Refused as refused:
+        assert all(violation.field.startswith("spec.template.spec") for violation in refused.violations)
+    else:
+        json.dumps(made)

@@ -1,0 +1,70 @@
+"""`stoker render` knows the chart: its defaults, and what a values file changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker_operator.api.quantity import amount, canonical
+from stoker_operator.api.violation import Refused
+from stoker_operator.cli.render import main
+from stoker_operator.policy.chart_policy import DEFAULTS, chart_policy, read_values
+from stoker_operator.policy.policy import Policy
+
+ROOT = Path(__file__).parents[3]
+VALUES = yaml.safe_load((ROOT / "charts/stoker/values.yaml").read_text())
+
+
+def test_the_defaults_are_the_charts() -> None:
+    for name, part in DEFAULTS.items():
+        assert {key: VALUES[name][key] for key in part} == part, name
+
+
+def test_the_policy_is_what_the_chart_writes() -> None:
+    golden = yaml.safe_load_all((ROOT / "e2e/apiserver/golden/chart-default.yaml").read_text())
+    [text] = [each["data"]["policy.yaml"] for each in golden if "policy.yaml" in (each.get("data") or {})]
+    assert chart_policy({}, "stoker", "default") == Policy.of(yaml.safe_load(text), "golden")
+
+
+def test_values_change_it(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "values.yaml"
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
+    file.write_text(yaml.safe_dump({"networkPolicy": {"prometheus": None, "gateway": [peer]}, "image": {"tag": "x"}}))
+    words = ["-f", str(ROOT / "examples/01-demo.yaml"), "--values", str(file), "--release=r", "--release-namespace=ns"]
+    assert main(words) == 0
+    objects = {each["kind"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
+    _, operator, other = objects["NetworkPolicy"]["spec"]["ingress"][0]["from"]
+    assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "ns"}
+    assert operator["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "r"
+    assert other == peer
+
+
+def test_values_left_empty_are_as_in_the_chart() -> None:
+    empty = {"policy": {"podIds": None}, "monitoring": {"endpointLabels": None}, "networkPolicy": {"gateway": None}}
+    assert chart_policy(empty, "r", "ns") == chart_policy({}, "r", "ns")
+
+
+@pytest.mark.parametrize("content", ["[1]", "a: [", "networkPolicy: 3", "policy: {template: Most}"])
+def test_values_that_are_none(content: str, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(content)
+    assert main(["-f", str(ROOT / "examples/01-demo.yaml"), "--values", str(file)]) == 2
+    assert "values" in capsys.readouterr().err
+    with pytest.raises(Refused):
+        read_values(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("1024Mi", "1Gi"), ("0.5Gi", "512Mi"), ("1Gi", "1Gi"), ("1500Mi", "1500Mi"), ("1000m", "1"), ("500m", "500m"),
+        ("1.5", "1500m"), (4, "4"), ("0", "0"), ("0Gi", "0"), ("1000", "1k"), ("2000M", "2G"), ("1e3", "1e3"),
+        ("10e3", "10e3"), ("1E", "1E"), ("0.5Ki", "512"), ("3072", "3072"), ("4000Mi", "4000Mi"), ("1.5Gi", "1536Mi"),
+    ],
+)  # fmt: skip
+def test_amounts_are_as_the_api_server_writes_them(given: int | str, stored: str) -> None:
+    assert canonical(given) == stored == canonical(stored)
+    assert amount(stored) == amount(given)

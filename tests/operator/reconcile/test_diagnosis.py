@@ -1,0 +1,306 @@
+"""Why pods do not serve: what Kubernetes and engines write, in; the word and the remedy, out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from stoker_engine.contract.termination_message import LastWords, Reason
+from stoker_operator.cluster.observe import pod as observe_pod
+from stoker_operator.cluster.observe import rollout as observe_rollout
+from stoker_operator.objects.facts import Rollout
+from stoker_operator.reconcile.diagnosis import diagnose
+
+ROLLING = Rollout(current=True, desired=1, total=1, updated=1, ready=0, available=0)
+SERVING = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+
+
+def pod(name: str = "demo-1", version: str = "new", **status: Any) -> Any:
+    """A pod whose status a kubelet or scheduler wrote."""
+    metadata = {"name": name, "creationTimestamp": "2026-01-01T12:00:00Z", "labels": {"pod-template-hash": version}}
+    containers = [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]
+    return observe_pod({"metadata": metadata, "spec": {"containers": containers}, "status": status})
+
+
+def unschedulable(message: str, **more: Any) -> Any:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return pod(phase="Pending", conditions=[condition], **more)
+
+
+def waiting(reason: str, message: str = "") -> Any:
+    return pod(containerStatuses=[{"name": "engine", "state": {"waiting": {"reason": reason, "message": message}}}])
+
+
+def ended(message: str = "", code: int = 1, reason: str = "Error") -> Any:
+    last = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    return pod(containerStatuses=[{"name": "engine", "state": state, "lastState": last}])
+
+
+#: The last lines of vLLM 0.32 in pods that could not start; shortened.
+NO_SUCH_MODEL = """  File "/opt/vllm/lib/python3.11/site-packages/transformers/utils/hub.py", line 569, in cached_files
+    raise OSError(
+OSError: org/nothing is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'
+If this is a private repository, make sure to pass a token having permission to this repo
+"""
+NO_HUB = """  File "/opt/vllm/lib/python3.11/site-packages/transformers/utils/hub.py", line 620, in cached_files
+    raise OSError(
+OSError: We couldn't connect to 'http://hub:1' to load the files, and couldn't find them in the cached files.
+Check your internet connection or see how to run the library in offline mode
+"""
+TOO_LONG = """    s.__pydantic_validator__.validate_python(ArgsKwargs(args, kwargs), self_instance=s)
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, User-specified max_model_len (8192) is greater than the derived max_model_len (4096.0)
+(APIServer pid=1) INFO 11-22 00:16:14 [model.py:733] Resolved architecture: LlamaForCausalLM
+"""
+
+CASES = [
+    (unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "Unschedulable", "ask for less"),
+    (unschedulable('persistentvolumeclaim "weights" not found'), "VolumeNotBound", "create the claim"),
+    (unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"), "VolumeNotBound", ""),
+    (
+        unschedulable(
+            "0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/memory-pressure: }"
+        ),
+        "NodePressure",
+        "add nodes",
+    ),
+    (waiting("ImagePullBackOff", 'Back-off pulling image "no/such:1"'), "ImagePullError", "spec.engine.image"),
+    (waiting("ErrImageNeverPull"), "ImagePullError", "spec.engine.image"),
+    (waiting("CreateContainerConfigError", 'secret "token" not found'), "StartError", 'secret "token" not found'),
+    (ended(code=137, reason="OOMKilled"), "OOMKilled", "limits.memory"),
+    (ended(code=137), "OOMKilled", "limits.memory"),  # as containerd says of an early death
+    (ended(code=0, reason="OOMKilled"), "OOMKilled", "limits.memory"),  # as containerd says now and then
+    (ended(code=0, reason="Completed"), "CrashLoopBackOff", "ended with code 0"),
+    (ended(str(LastWords(Reason.OUT_OF_MEMORY, "the model needs 9 GiB"))), "OOMKilled", "needs 9 GiB"),
+    (ended(str(LastWords(Reason.MODEL_NOT_FOUND, "there is no org/x"))), "ModelNotFound", "no org/x"),
+    (ended(str(LastWords(Reason.MODEL_ACCESS_DENIED, "org/x is gated"))), "ModelAccessDenied", "is gated"),
+    (ended(str(LastWords(Reason.DOWNLOAD_FAILED, "the disk is full"))), "DownloadFailed", "disk is full"),
+    (ended(str(LastWords(Reason.START_ERROR, "--tensor-parallel-size 2: one device"))), "StartError", "one device"),
+    (ended(str(LastWords(Reason.ENGINE_DIED, "the engine died of SIGSEGV"))), "CrashLoopBackOff", "SIGSEGV"),
+    (
+        ended(str(LastWords(Reason.ENGINE_DIED, "copy 1 of 2: rank 3 of 4 was killed (SIGKILL)"))),
+        "CrashLoopBackOff",
+        "copy 1 of 2: rank 3 of 4 was killed",
+    ),
+    (ended("huggingface_hub.errors.GatedRepoError: 401 Client Error."), "ModelAccessDenied", "tokenSecretRef"),
+    (ended("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error."), "ModelNotFound", "model.source"),
+    (ended(NO_SUCH_MODEL), "ModelNotFound", "model.source: OSError: org/nothing is not a local folder"),
+    (ended(NO_HUB), "DownloadFailed", "model.source: OSError: We couldn't connect to 'http://hub:1' to load the files"),
+    (ended(TOO_LONG), "CrashLoopBackOff", "code 1: pydantic_core._pydantic_core.ValidationError: 1 validation error"),
+    (ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), "OOMKilled", "maxModelLen"),
+    (ended("Segmentation fault", code=139), "CrashLoopBackOff", "code 139: Segmentation fault"),
+    (ended(), "CrashLoopBackOff", "it said nothing"),
+    (
+        pod(phase="Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage."),
+        "Evicted",
+        "low on resource: ephemeral-storage",
+    ),
+]
+
+
+@pytest.mark.parametrize(("seen", "reason", "said"), CASES, ids=[f"{case[1]}-{i}" for i, case in enumerate(CASES)])
+def test_each_trouble_has_its_word_and_a_remedy(seen: Any, reason: str, said: str) -> None:
+    found = diagnose([seen], ROLLING)
+    assert found and found.reason == reason
+    assert said in found.message
+    assert "demo-1" in found.message
+
+
+STOPPED = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pod(),
+        waiting("ContainerCreating"),
+        waiting("PodInitializing"),
+        pod(**SERVING),
+        pod(containerStatuses=[{"name": "engine", "state": STOPPED}]),
+    ],
+    ids=range(5),
+)
+def test_where_all_there_is_to_do_is_wait_nothing_is_said(seen: Any) -> None:
+    assert diagnose([seen], ROLLING) is None
+
+
+def test_a_pod_without_room_beside_the_one_it_replaces() -> None:
+    old = pod("demo-0", "old", **SERVING)
+    found = diagnose([unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."), old], ROLLING)
+    assert found and found.reason == "SurgeUnschedulable"
+    assert "maxSurge to 0 and maxUnavailable to 1" in found.message
+    # Beside one of its own version it is merely one too many.
+    same = pod("demo-0", "new", **SERVING)
+    found = diagnose([unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."), same], ROLLING)
+    assert found and found.reason == "Unschedulable"
+
+
+def test_what_the_nodes_have_is_said_of_pods_without_room() -> None:
+    found = diagnose(
+        [unschedulable("Insufficient nvidia.com/gpu")], ROLLING, "no node can ever hold 8 × nvidia.com/gpu"
+    )
+    assert found and "no node can ever hold 8" in found.message
+
+
+def test_volumes_that_cannot_be_mounted() -> None:
+    seen = dataclasses.replace(pod(), mount_failure='MountVolume.SetUp failed for volume "api-keys": secret not found')
+    found = diagnose([seen], ROLLING)
+    assert found and found.reason == "StartError" and "api-keys" in found.message
+    seen = dataclasses.replace(pod(), mount_failure="AttachVolume.Attach failed: volume is attached to another node")
+    found = diagnose([seen], ROLLING)
+    assert found and found.reason == "VolumeNotBound"
+
+
+def test_pods_that_the_cluster_does_not_create() -> None:
+    quota = dataclasses.replace(ROLLING, failure='pods "demo-1" is forbidden: exceeded quota: team, requested: ...')
+    found = diagnose([], quota)
+    assert found and found.reason == "QuotaExceeded" and not found.lasting
+    found = diagnose([], dataclasses.replace(ROLLING, failure='pods "demo-1" is forbidden: violates PodSecurity'))
+    assert found and found.reason == "StartError" and "PodSecurity" in found.message
+
+
+def test_a_start_that_takes_too_long() -> None:
+    overdue = dataclasses.replace(ROLLING, overdue=True)
+    found = diagnose([pod()], overdue)
+    assert found and (found.reason, found.lasting) == ("StartupTimeout", True)
+    # What is known to be wrong is said rather than that it takes long, and no more waiting helps.
+    found = diagnose([waiting("ImagePullBackOff")], overdue)
+    assert found and (found.reason, found.lasting) == ("ImagePullError", True)
+
+
+def test_which_troubles_waiting_does_not_mend() -> None:
+    lasting = {found.reason for seen, _, _ in CASES if (found := diagnose([seen], ROLLING)) and found.lasting}
+    assert lasting == {"ModelNotFound", "ModelAccessDenied", "StartError", "ImagePullError"}
+    pulling = diagnose([waiting("ImagePullBackOff")], ROLLING)
+    assert pulling and not pulling.lasting  # the registry may be back soon
+    missing = diagnose([waiting("CreateContainerConfigError", 'secret "token" not found')], ROLLING)
+    assert missing and not missing.lasting  # it may be created any moment
+
+
+def test_long_last_words_are_cut_at_their_beginning() -> None:
+    found = diagnose([ended("x" * 3000 + " the end")], ROLLING)
+    assert found and " the end; its log" in found.message and len(found.message) < 800
+
+
+def container(name: str, **status: Any) -> dict[str, Any]:
+    return {"name": name, "ready": False, **status}
+
+
+STARTING = container("engine", state={"waiting": {"reason": "PodInitializing"}})
+RUNNING = container("engine", ready=True, state={"running": {"startedAt": "2026-01-01T12:00:05Z"}})
+PULLS = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling no/such:1"}}
+LOOPS = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no route to the vault"}}
+KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+
+
+@pytest.mark.parametrize("kind", ["initContainerStatuses", "containerStatuses"])
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        ({"state": PULLS}, "ImagePullError", "no/such:1"),
+        ({"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no Secret x"}}}, "StartError", "x"),
+        ({"state": LOOPS, "lastState": ENDED}, "CrashLoopBackOff", "no route to the vault"),
+        ({"state": ENDED}, "CrashLoopBackOff", "ended with code 3"),
+        ({"state": {"running": {}}, "lastState": ENDED}, "CrashLoopBackOff", "kubectl logs demo-1 -c helper"),
+        ({"state": LOOPS, "lastState": KILLED}, "OOMKilled", "more memory"),
+        ({"state": {"waiting": {"reason": "SomethingNew", "message": "in its words"}}}, "SomethingNew", "in its words"),
+    ],
+)
+def test_every_container_of_a_pod_is_told_of(kind: str, status: Any, reason: str, said: str) -> None:
+    helper = container("helper", **status)
+    engine = STARTING if kind == "initContainerStatuses" else RUNNING
+    statuses: dict[str, Any] = {"containerStatuses": [engine]}
+    statuses[kind] = [*statuses.get(kind, []), helper]
+    found = diagnose([pod(phase="Pending", **statuses)], ROLLING)
+    assert found and found.reason == reason
+    assert said in found.message and "container helper in pod demo-1" in found.message
+
+
+def test_a_container_that_has_come_round_is_not_blamed() -> None:
+    engine = container("engine", state={"running": {"startedAt": "2026-01-01T12:00:05Z"}})
+    helper = container("helper", ready=True, state={"running": {}}, lastState=ENDED)
+    assert diagnose([pod(containerStatuses=[engine, helper])], ROLLING) is None
+    # An engine that is at it again is not blamed for what another container lacks.
+    again = engine | {"lastState": ENDED}
+    found = diagnose([pod(containerStatuses=[again, container("helper", state=PULLS)])], ROLLING)
+    assert found and found.reason == "ImagePullError"
+
+
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfcpu", "NodeAffinity", "Preempted", "NeverSeen"])
+def test_what_a_node_refuses_is_told_in_its_words(reason: str) -> None:
+    found = diagnose([pod(phase="Failed", reason=reason, message="Pod was rejected: so")], ROLLING)
+    assert found and found.reason == reason and "Pod was rejected: so" in found.message
+    nameless = diagnose([pod(phase="Failed")], ROLLING)
+    assert nameless and nameless.reason == "PodFailed"
+    odd = diagnose([pod(phase="Failed", reason="not a word", message="m")], ROLLING)
+    assert odd and odd.reason == "PlatformError"
+
+
+def test_pods_that_wait_for_more_than_a_node_and_more_than_a_start() -> None:
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "one gate"}
+    found = diagnose([pod(phase="Pending", conditions=[gated])], ROLLING)
+    assert found and found.reason == "SchedulingGated" and "one gate" in found.message
+    conditions: list[dict[str, str]] = [
+        {"type": "ContainersReady", "status": "True"},
+        {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady", "message": "gate x"},
+    ]
+    shut: Any = {"conditions": conditions, "containerStatuses": [RUNNING]}
+    found = diagnose([pod(**shut)], ROLLING)
+    assert found and found.reason == "ReadinessGatesNotReady" and "gate x" in found.message
+
+
+@pytest.mark.parametrize(("turned", "told"), [("2026-01-01T12:00:00Z", False), ("2026-01-01T13:00:00Z", True)])
+def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, told: bool) -> None:
+    ready = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "ContainersNotReady",
+        "message": "containers with unready status: [engine]",
+        "lastTransitionTime": turned,
+    }
+    found = diagnose([pod(conditions=[ready], containerStatuses=[RUNNING | {"ready": False}])], ROLLING)
+    assert (found is not None) == told
+    if found:
+        assert found.reason == "ContainersNotReady" and "containers with unready status: [engine]" in found.message
+
+
+def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
+    crashed = ended("no such option")
+    old = dataclasses.replace(crashed, name="demo-0", version="old", created="2026-01-01T11:00:00Z")
+    mended = Rollout(current=True, desired=1, total=1, updated=0, ready=0, available=0)
+    assert diagnose([old], mended) is None
+    both = dataclasses.replace(mended, total=2, updated=1)
+    assert diagnose([pod(), old], both) is None
+    found = diagnose([crashed, old], both)
+    assert found and "demo-1" in found.message
+    # What nodes refuse is made again and again, and counted nowhere.
+    refused = pod(phase="Failed", reason="OutOfcpu", message="m")
+    found = diagnose([refused, old], mended)
+    assert found and found.reason == "OutOfcpu"
+
+
+def test_a_deployment_that_somebody_paused() -> None:
+    held = dataclasses.replace(ROLLING, updated=0, paused=True)
+    found = diagnose([pod()], held)
+    assert found and (found.reason, found.lasting) == ("DeploymentPaused", True)
+    assert "kubectl rollout resume" in found.message
+    # It stands in the way of nothing where nothing is to change.
+    assert diagnose([pod()], dataclasses.replace(ROLLING, paused=True)) is None
+
+
+def test_what_a_deployment_cannot_create_is_told_in_its_words() -> None:
+    def seen(**condition: str) -> Rollout:
+        conditions = [{"type": "Progressing", "status": "False", **condition}]
+        status = {"observedGeneration": 1, "conditions": conditions}
+        return observe_rollout(
+            {"metadata": {"generation": 1}, "spec": {"replicas": 1, "paused": True}, "status": status}
+        )
+
+    rollout = seen(reason="ReplicaSetCreateError", message="the name is taken")
+    assert rollout.paused and rollout.failure == "the name is taken"
+    overdue = seen(reason="ProgressDeadlineExceeded", message="m")
+    assert overdue.overdue and not overdue.failure

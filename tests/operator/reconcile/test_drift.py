@@ -1,0 +1,146 @@
+"""An object is applied when something we want is missing or something of ours is left over, and only then."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from stoker_operator.reconcile.drift import differs, owned_part
+
+DESIRED = {
+    "metadata": {"name": "a", "annotations": {"x": "1"}, "ownerReferences": [{"uid": "u", "name": "a"}]},
+    "spec": {
+        "args": ["serve", "m"],
+        "containers": [
+            {
+                "name": "engine",
+                "env": [{"name": "A", "value": "1"}],
+                "resources": {"limits": {"cpu": "1500m", "memory": "1024Mi", "nvidia.com/gpu": "4"}},
+                "ports": [{"containerPort": 8000, "protocol": "TCP", "name": "http"}],
+            }
+        ],
+        "volumes": [{"name": "cache", "emptyDir": {}}],
+    },
+}
+# As the API server writes what one manager applied.
+OWNED = {
+    "f:metadata": {
+        "f:annotations": {"f:x": {}},
+        "f:ownerReferences": {'k:{"uid":"u"}': {}},
+    },
+    "f:spec": {
+        "f:args": {},
+        "f:containers": {
+            'k:{"name":"engine"}': {
+                ".": {},
+                "f:name": {},
+                "f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}, "f:value": {}}},
+                "f:ports": {'k:{"containerPort":8000,"protocol":"TCP"}': {".": {}, "f:name": {}}},
+            }
+        },
+        "f:volumes": {'k:{"name":"cache"}': {".": {}, "f:emptyDir": {}, "f:name": {}}},
+    },
+}
+
+
+def live() -> dict[str, Any]:
+    """What the API server makes of DESIRED: amounts rewritten, defaults filled in, others' fields beside ours."""
+    made: dict[str, Any] = copy.deepcopy(DESIRED)
+    container = made["spec"]["containers"][0]
+    container["resources"]["limits"] = {"cpu": "1500m", "memory": "1Gi", "nvidia.com/gpu": 4}
+    container["env"].insert(0, {"name": "THEIRS", "value": "2"})
+    container["terminationMessagePath"] = "/dev/termination-log"
+    made["spec"]["containers"].append({"name": "sidecar"})
+    made["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = "now"
+    made["metadata"]["managedFields"] = [
+        {"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {"f:other": {}}}},
+        {"manager": "stoker", "operation": "Apply", "subresource": "status", "fieldsV1": {"f:status": {}}},
+        {"manager": "stoker", "operation": "Apply", "fieldsV1": OWNED},
+    ]
+    return made
+
+
+def test_defaults_and_others_fields_are_no_drift() -> None:
+    assert not differs(DESIRED, live(), "stoker")
+
+
+def edit(path: str, value: Any) -> dict[str, Any]:
+    changed = live()
+    node: Any = changed
+    *steps, last = path.split(".")
+    for step in steps:
+        node = node[int(step)] if step.isdigit() else node[step]
+    if value is None:
+        del node[int(last) if last.isdigit() else last]
+    else:
+        node[int(last) if last.isdigit() else last] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.args", ["serve", "other"]),
+        ("spec.args", ["serve", "m", "--more"]),
+        ("spec.containers.0.env.1.value", "2"),
+        ("spec.containers.0.env.1", None),
+        ("spec.containers.0.resources.limits.cpu", "1501m"),
+        ("spec.containers.0", None),
+        ("metadata.annotations.x", None),
+        ("metadata.ownerReferences", []),
+    ],
+)
+def test_what_we_want_and_is_not_there_is_drift(path: str, value: Any) -> None:
+    assert differs(DESIRED, edit(path, value), "stoker")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "metadata.annotations.x",
+        "spec.containers.0.env.0",
+        "spec.containers.0.ports.0",
+        "spec.volumes.0",
+        "spec.args",
+    ],
+)
+def test_what_was_ours_and_is_no_longer_wanted_is_drift(path: str) -> None:
+    desired: Any = copy.deepcopy(DESIRED)
+    node = desired
+    *steps, last = path.split(".")
+    for step in steps:
+        node = node[int(step)] if step.isdigit() else node[step]
+    del node[int(last) if last.isdigit() else last]
+    assert differs(desired, live(), "stoker")
+    assert not differs(desired, live(), "someone who never applied")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("1", "1000m"), (2, "2"), ("1Gi", "1024Mi"), ("1e3", "1k"), ("0.5", "500m"), ("2M", "2000k")]
+)
+def test_amounts_are_compared_by_what_they_amount_to(one: Any, other: Any) -> None:
+    assert not differs({"limits": {"a": one}}, {"limits": {"a": other}, "metadata": {}}, "stoker")
+    assert differs({"args": [one]}, {"args": [other], "metadata": {}}, "stoker")
+
+
+@pytest.mark.parametrize("nothing", ["", 0, False, [], {}, None])
+def test_what_the_api_server_does_not_store_is_no_drift(nothing: Any) -> None:
+    live = {"metadata": {"name": "a"}, "spec": {"hostNetwork": True}}
+    assert not differs({"metadata": {"name": "a"}, "spec": {"hostPID": nothing}}, live, "stoker")
+    assert differs({"metadata": {"name": "a"}, "spec": {"hostNetwork": False}}, live, "stoker")
+
+
+def test_a_volume_may_be_mounted_twice() -> None:
+    mounts = [{"name": "data", "mountPath": "/a"}, {"name": "data", "mountPath": "/b"}]
+    live = {"metadata": {}, "volumeMounts": [{**each, "readOnly": True} for each in mounts]}
+    assert not differs({"volumeMounts": mounts}, live, "stoker")
+
+
+def test_what_was_applied_is_read_from_what_is_there() -> None:
+    live = edit("spec.replicas", 3)
+    part = owned_part(live, "stoker")
+    assert not differs(part, live, "stoker")
+    assert "kubectl.kubernetes.io/restartedAt" not in part["metadata"]["annotations"]
+    assert [each["name"] for each in part["spec"]["containers"]] == ["engine"]

@@ -1,0 +1,163 @@
+"""An endpoint on which the operator itself fails says so, and holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.manager import controller as controller_module
+from stoker_operator.manager.controller import Controller
+from stoker_operator.objects.facts import Key
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.process.background_loop import WorkerThreads
+from stoker_operator.reconcile import reconcile as reconcile_module
+from stoker_operator.reconcile.reconcile import Outcome, reconcile
+from stoker_operator.settings import Settings
+
+from .test_reconcile import KEY, World
+
+OTHER = Key("default", "other")
+
+
+@pytest.fixture
+def world(document: Any) -> World:
+    return World(document())
+
+
+def controller(world: World, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Controller:
+    made = Controller(Settings(**settings), world.kube, Catalogue.load())
+    made._informer.relist()
+    monkeypatch.setattr(made._process, "epoch", lambda: 1)
+    return made
+
+
+def conditions(world: World) -> dict[str, Any]:
+    live = world.kube.objects[KIND, "demo"]
+    assert live["status"]["observedGeneration"] == live["metadata"]["generation"]
+    return {each["type"]: each for each in live["status"]["conditions"]}
+
+
+def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ArithmeticError("nobody thought of this")
+
+    async def main() -> None:
+        operator = controller(world, monkeypatch)
+        with monkeypatch.context() as patch:
+            patch.setattr(reconcile_module, "judge", broken)
+            with pytest.raises(ArithmeticError):
+                await operator._reconcile(KEY)
+        for kind, status in (("Ready", "False"), ("Stalled", "True")):
+            found = conditions(world)[kind]
+            assert (found["status"], found["reason"]) == (status, "ReconcileError")
+            assert "ArithmeticError: nobody thought of this" in found["message"]
+        await operator._reconcile(KEY)
+        assert conditions(world)["Ready"]["reason"] == "RollingOut"
+        assert conditions(world)["Stalled"]["status"] == "False"
+
+    asyncio.run(main())
+
+
+def test_an_error_leaves_what_is_known_of_the_same_spec(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ArithmeticError("nobody thought of this")
+
+    async def main() -> None:
+        operator = controller(world, monkeypatch)
+        await operator._reconcile(KEY)
+        world.serve()
+        operator._informer.relist()
+        await operator._reconcile(KEY)
+        before = conditions(world)
+        with monkeypatch.context() as patch:
+            patch.setattr(reconcile_module, "judge", broken)
+            with pytest.raises(ArithmeticError):
+                await operator._reconcile(KEY)
+        after = conditions(world)
+        assert after.pop("Stalled")["reason"] == "ReconcileError"
+        assert before.pop("Stalled")["status"] == "False"
+        assert after == before
+
+    asyncio.run(main())
+
+
+def test_one_that_takes_too_long_is_reported_and_ends_as_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, reported = threading.Event(), asyncio.Event()
+
+    def slow(*arguments: Any) -> Outcome:
+        assert may_end.wait(120)
+        return reconcile(*arguments)
+
+    async def main() -> None:
+        operator = controller(world, monkeypatch, reconcile_seconds=0.01)
+        loop = asyncio.get_running_loop()
+        report = operator._report
+
+        def told(*arguments: Any) -> None:
+            report(*arguments)
+            loop.call_soon_threadsafe(reported.set)
+
+        monkeypatch.setattr(operator, "_report", told)
+        monkeypatch.setattr(controller_module, "reconcile", slow)
+        running = asyncio.create_task(operator._reconcile(KEY))
+        async with asyncio.timeout(120):
+            await reported.wait()
+            assert conditions(world)["Stalled"]["reason"] == "ReconcileError"
+            assert "for more than 0.01 seconds" in conditions(world)["Ready"]["message"]
+            may_end.set()
+            await running
+        assert conditions(world)["Stalled"]["status"] == "False"
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_calls_that_hang_hold_up_no_others(released: threading.Event) -> None:
+    async def main() -> None:
+        workers, late = WorkerThreads("test", 2, 0.01), asyncio.Semaphore(0)
+        hanging = [asyncio.create_task(workers.call(lambda: released.wait(120), late.release)) for _ in range(5)]
+        async with asyncio.timeout(120):
+            for _ in hanging:
+                await late.acquire()
+            assert await workers.call(lambda: "answer", lambda: None) == "answer"
+        released.set()
+        assert await asyncio.gather(*hanging) == [True] * 5
+
+    asyncio.run(main())
+
+
+def test_no_more_calls_are_made_at_a_time_than_there_are_slots(released: threading.Event) -> None:
+    async def main() -> None:
+        workers, begun = WorkerThreads("test", 2, 30), threading.Semaphore(0)
+
+        def work() -> None:
+            begun.release()
+            assert released.wait(120)
+
+        calls = [asyncio.create_task(workers.call(work, lambda: None)) for _ in range(4)]
+        for _ in range(2):
+            assert await asyncio.to_thread(begun.acquire, timeout=120)
+        assert not begun.acquire(blocking=False)
+        released.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(main())
+
+
+def test_an_error_in_a_thread_is_the_callers() -> None:
+    def broken() -> None:
+        raise KeyError("this")
+
+    with pytest.raises(KeyError):
+        asyncio.run(WorkerThreads("test", 1, 30).call(broken, lambda: None))

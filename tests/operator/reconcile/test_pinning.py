@@ -1,0 +1,186 @@
+"""Two versions of the operator, one spec: whose pods run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.manifest import parse
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
+from stoker_operator.api.v1alpha1.claim import VolumeClaimTemplate
+from stoker_operator.api.v1alpha1.rollout import Rollout
+from stoker_operator.objects.facts import Endpoint, Key
+from stoker_operator.reconcile.drift import differs
+from stoker_operator.reconcile.pinning import ANNOTATION, Pinned, digest, image, pin
+
+
+def rendered(image: str, replicas: int = 1, **container: Any) -> dict[str, Any]:
+    """A Deployment as some version of the operator builds it."""
+    engine = {"name": "engine", "image": image, "args": ["serve", "m"], **container}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "demo", "namespace": "default"},
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": [engine]}}},
+    }
+
+
+def facts(document: Any, **status: Any) -> Endpoint:
+    return Endpoint(Key("default", "demo"), "uid-1", 3, False, document, status)
+
+
+def applied(deployment: dict[str, Any]) -> dict[str, Any]:
+    """What an API server makes of it: defaults are added, and it is remembered who set what."""
+
+    def fields(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {f"f:{name}": fields(inner) for name, inner in value.items()}
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            return {"k:" + json.dumps({"name": item["name"]}): {".": {}, **fields(item)} for item in value}
+        return {}
+
+    entry = {"manager": "stoker", "operation": "Apply", "fieldsV1": fields({"spec": deployment["spec"]})}
+    live: dict[str, Any] = json.loads(json.dumps(deployment))
+    live["metadata"]["managedFields"] = [entry]
+    live["spec"]["template"]["spec"]["containers"][0]["terminationMessagePath"] = "/dev/termination-log"
+    return live
+
+
+def pinned(deployment: dict[str, Any], live: Any, endpoint: Endpoint) -> Pinned:
+    return pin(deployment, live, endpoint, parse(endpoint.document).spec, "stoker")
+
+
+def test_a_newer_operator_and_catalogue_change_no_pods(document: Any) -> None:
+    first = pinned(rendered("engine:1"), None, facts(document()))
+    assert first.deployment["spec"]["template"] == rendered("engine:1")["spec"]["template"]
+    assert not first.waiting and not first.differs
+
+    newer = rendered("engine:2", env=[{"name": "NEW", "value": "1"}])
+    second = pinned(newer, first.deployment, facts(document()))
+    assert second.deployment == first.deployment
+    assert (second.waiting, second.differs) == ("engine:2", True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replicas": 5},
+        {"service": {"port": 80}},
+        {"monitoring": {"podMonitor": "Disabled"}},
+        {"networkPolicy": {"mode": "Open"}},
+        {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    ],
+)
+def test_what_pods_do_not_show_changes_no_pods(document: Any, change: dict[str, Any]) -> None:
+    first = pinned(rendered("engine:1"), None, facts(document())).deployment
+    second = pinned(rendered("engine:2", replicas=5), first, facts(document(**change))).deployment
+    assert image(second) == "engine:1"
+    assert second["spec"]["replicas"] == 5
+
+
+def test_a_claim_that_grows_changes_no_pods(document: Any) -> None:
+    def cache(size: str, **metadata: Any) -> Any:
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
+        return {"cache": {"volumeClaimTemplate": {"spec": spec, "metadata": metadata}}}
+
+    first = pinned(rendered("engine:1"), None, facts(document(storage=cache("1Gi")))).deployment
+    for storage, expected in (
+        (cache("2Gi", labels={"a": "b"}), "engine:1"),
+        ({**cache("1Gi"), "shmSize": "1Gi"}, "engine:2"),
+        ({"cache": {"emptyDir": {}}}, "engine:2"),
+        ({}, "engine:2"),
+    ):
+        assert image(pinned(rendered("engine:2"), first, facts(document(storage=storage))).deployment) == expected
+
+
+@pytest.mark.parametrize(
+    "change", [{"engine": {"maxNumSeqs": 4}}, {"rollout": {"drainSeconds": 60}}, {"storage": {"shmSize": "1Gi"}}]
+)
+def test_a_changed_spec_takes_the_newest(document: Any, change: dict[str, Any]) -> None:
+    first = pinned(rendered("engine:1"), None, facts(document())).deployment
+    second = pinned(rendered("engine:2"), first, facts(document(**change)))
+    assert image(second.deployment) == "engine:2"
+    assert not second.waiting
+
+
+def test_always_takes_the_newest(document: Any) -> None:
+    first = pinned(rendered("engine:1"), None, facts(document())).deployment
+    always = facts(document(rollout={"imageUpdates": "Always"}))
+    assert image(pinned(rendered("engine:2"), first, always).deployment) == "engine:2"
+
+
+def test_what_others_change_of_the_pods_is_put_back(document: Any) -> None:
+    first = pinned(rendered("engine:1"), None, facts(document())).deployment
+    live = applied(first)
+    assert not differs(first, live, "stoker")
+    live["spec"]["template"]["spec"]["containers"][0]["image"] = "theirs"
+    again = pinned(rendered("engine:2"), live, facts(document())).deployment
+    assert image(again) == "engine:1"
+    assert differs(again, live, "stoker")
+
+
+def test_a_deployment_without_a_record_is_left_as_it_was_applied(document: Any) -> None:
+    live = applied(rendered("engine:1"))
+    known = facts(document(), observedGeneration=3)
+    adopted = pinned(rendered("engine:2"), live, known).deployment
+    assert adopted["spec"]["template"] == rendered("engine:1")["spec"]["template"]  # without what others added
+    assert ANNOTATION in adopted["metadata"]["annotations"]
+    # Of a generation that the older release has not seen, nothing was applied.
+    changed = facts(document(), observedGeneration=2)
+    assert image(pinned(rendered("engine:2"), live, changed).deployment) == "engine:2"
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", "{}", '"x"', "null", '{"spec": 1}'])
+def test_a_record_that_is_none_of_ours_counts_for_nothing(document: Any, record: str) -> None:
+    live = applied(rendered("engine:1"))
+    live["metadata"]["annotations"] = {ANNOTATION: record}
+    assert image(pinned(rendered("engine:2"), live, facts(document())).deployment) == "engine:2"
+
+
+def spec_of(made: Any) -> Spec:
+    return parse(made).spec
+
+
+def test_specs_that_mean_the_same_have_one_digest(document: Any) -> None:
+    plain = digest(spec_of(document(engine={"dtype": "float32", "maxNumSeqs": 4})))
+    assert plain == digest(spec_of(document(engine={"maxNumSeqs": 4, "dtype": "float32"})))
+    # What is left out is its default, also where the API server or a converter writes the default down.
+    for same in ({"engine": {"runtime": "stoker"}}, {"replicas": 1}, {"template": {}}, {"rollout": {"maxSurge": 2}}):
+        made = document(**{"engine": {"dtype": "float32", "maxNumSeqs": 4}, **same})
+        made["spec"]["engine"] |= {"dtype": "float32", "maxNumSeqs": 4}
+        assert plain == digest(spec_of(made)), same
+    assert plain != digest(spec_of(document()))
+
+
+def test_every_field_is_known_to_show_in_pods_or_not() -> None:
+    """A field that is new here replaces no pod while nobody sets it. Whether it does when it is set is said by
+    `NOT_IN_PODS`, and here, by whoever adds it."""
+
+    def fields(part: type[Part], marked: bool) -> set[str]:
+        return {name for name, each in part.model_fields.items() if (NOT_IN_PODS in each.metadata) is marked}
+
+    assert fields(Spec, True) == {"replicas", "service", "network_policy", "monitoring", "routing"}
+    assert fields(Spec, False) == {
+        "hardware", "parallelism", "engine", "template", "model", "auth", "storage", "rollout",
+    }  # fmt: skip
+    assert fields(VolumeClaimTemplate, True) == {"metadata", "spec"}  # a pod shows its name alone, the endpoint's
+    assert fields(Rollout, True) == {"max_surge", "max_unavailable", "image_updates"}
+    assert fields(Rollout, False) == {"drain_seconds", "startup_timeout_seconds"}
+
+
+def test_a_record_of_the_spec_as_it_was_written_still_holds(document: Any) -> None:
+    """Releases until 0.1 hashed the spec's own words."""
+    said = hashlib.sha256(json.dumps(document()["spec"], sort_keys=True).encode()).hexdigest()[:16]
+    live = rendered("engine:1")
+    record = {"spec": said, "template": live["spec"]["template"]}
+    live["metadata"]["annotations"] = {ANNOTATION: json.dumps(record)}
+    upgraded = pinned(rendered("engine:2"), live, facts(document(replicas=3))).deployment
+    assert image(upgraded) == "engine:1"
+    routed = pinned(rendered("engine:2"), live, facts(document(routing={"sessionHeader": "X-Session-Id"}))).deployment
+    assert image(routed) == "engine:1"
+    assert json.loads(upgraded["metadata"]["annotations"][ANNOTATION])["spec"] == digest(spec_of(document()))
+    changed = facts(document(engine={"maxNumSeqs": 4}))
+    assert image(pinned(rendered("engine:2"), live, changed).deployment) == "engine:2"

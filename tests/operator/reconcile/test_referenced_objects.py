@@ -1,0 +1,213 @@
+"""Which pods run with an earlier Secret or ConfigMap than there is, how that is found out, and what status says."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+
+from stoker_operator.cluster.kube import KubeError
+from stoker_operator.objects.facts import Container, Pod
+from stoker_operator.reconcile.object_versions import ObjectVersions
+from stoker_operator.reconcile.reconcile import Outcome
+from stoker_operator.reconcile.referenced_objects import Reference, Version, older, references
+
+from .test_reconcile import NOON, World
+
+KEYS = Reference("spec.auth.apiKeysSecretRef", "Secret", "keys")
+AUTH = {"apiKeysSecretRef": {"name": "keys"}}
+
+
+def written(seconds: float) -> str:
+    return f"{NOON + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def pod(created: float, started: float | None, name: str = "demo-1") -> Pod:
+    """Seconds after noon, as the API server and the node write them."""
+    engine = Container("engine", running=started is not None, started="" if started is None else written(started))
+    return Pod(name, written(created), ready=True, containers=(Container("sidecar", started=written(-9999)), engine))
+
+
+def version(created: float, changed: float) -> Version:
+    return Version(NOON + timedelta(seconds=created), NOON + timedelta(seconds=changed))
+
+
+def of_vllm(**spec: Any) -> dict[str, Any]:
+    return {"model": {"source": "hf://o/m"}, "engine": {"runtime": "vllm", "image": "x"}, **spec}
+
+
+@pytest.mark.parametrize(
+    ("object_", "pods", "behind"),
+    [
+        pytest.param((0, 1000), (500, 510), True, id="started before it changed"),
+        pytest.param((0, 1000), (1000, 1010), False, id="made after it changed"),
+        pytest.param((0, 1000), (500, 2000), False, id="its container was restarted later"),
+        pytest.param((0, 1000), (500, 1030), True, id="restarted when the kubelet may have had the earlier one"),
+        pytest.param((0, 1000), (997, 1004), False, id="made by an API server whose clock is late"),
+        pytest.param((0, 1000), (997, 998), True, id="made and started a moment before it changed"),
+        pytest.param((1000, 1000), (500, 1001), False, id="waited for it to be created"),
+        pytest.param((1000, 1000), (500, 997), False, id="waited for it on a node whose clock is late"),
+        pytest.param((1000, 1000), (500, 510), True, id="it was deleted and created again"),
+        pytest.param((0, 1000), (500, None), False, id="it does not run"),
+    ],
+)
+def test_pods_behind_an_object(object_: Any, pods: Any, behind: bool) -> None:
+    found = older([KEYS], lambda _: version(*object_), [pod(*pods)])
+    assert [each.pods for each in found] == ([("demo-1",)] if behind else [])
+
+
+def test_pods_behind_an_object_with_clocks_that_differ() -> None:
+    """Whatever the clocks and the kubelet's cache within their bounds: no pod made after a change is called behind it,
+    and none is missed that was started well before."""
+    rng = random.Random(7)
+    for _ in range(500):
+        changed, skew = rng.uniform(100, 10_000), rng.uniform(-4, 4)
+        fresh = pod(changed + rng.uniform(0, 500) + skew, changed + 520 + skew, "fresh")
+        begun = rng.uniform(0, changed - 80)
+        stale = pod(begun + skew, begun + rng.uniform(1, 60) + skew, "stale")
+        found = older([KEYS], lambda _, changed=changed: version(0, changed), [fresh, stale])  # type: ignore[misc]
+        assert [each.pods for each in found] == [("stale",)]
+
+
+def test_versions_of_objects() -> None:
+    data: Any = {"f:data": {"f:api-key": {}}, "f:type": {}}
+    labels: Any = {"f:metadata": {"f:labels": {}}}
+    metadata: Any = {
+        "creationTimestamp": written(0),
+        "managedFields": [
+            {"manager": "a", "time": written(5), "fieldsV1": data},
+            {"manager": "b", "time": written(9), "fieldsV1": {"f:binaryData": {}}},
+            {"manager": "c", "time": written(20), "fieldsV1": labels},
+            {"manager": "d", "fieldsV1": data},
+            {"manager": "e", "time": written(30)},
+        ],
+    }
+    assert Version.of(metadata) == version(0, 9)
+    assert Version.of({"creationTimestamp": written(3)}) == version(3, 3)
+
+
+def test_objects_that_are_read_once(endpoint: Any) -> None:
+    template = {"model": {"source": "hf://o/m", "tokenSecretRef": {"name": "token", "key": "t"}}}
+    template["model"]["chatTemplate"] = {"configMapKeyRef": {"name": "templates", "key": "t"}}
+    env = [
+        {"name": "A", "value": "b"},
+        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "b", "key": "k"}}},
+        {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "b", "key": "k"}}},
+        {"name": "D", "valueFrom": {"secretKeyRef": {"name": "b", "key": "l"}}},
+    ]
+    always = [
+        Reference("spec.model.chatTemplate", "ConfigMap", "templates"),
+        Reference("spec.engine.env[1]", "Secret", "b"),
+        Reference("spec.engine.env[2]", "ConfigMap", "b"),
+    ]
+    spec = endpoint(**{**of_vllm(auth=AUTH), **template, "engine": {"runtime": "vllm", "env": env}}).spec
+    assert sorted(references(spec)) == sorted([*always, KEYS])
+    spec = endpoint(auth=AUTH, **template, engine={"env": env}).spec  # which reads its folder of keys again
+    assert sorted(references(spec)) == sorted(always)
+
+
+class Metadata:
+    """Gives out metadata of one object, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str]] = []
+        self.answer: Callable[[], Any] = lambda: {"creationTimestamp": written(0)}
+
+    def metadata(self, *key: str) -> Any:
+        self.asked.append(key)  # type: ignore[arg-type]
+        return self.answer()
+
+
+def test_an_object_is_read_once_an_interval() -> None:
+    kube, now = Metadata(), [0.0]
+    versions = ObjectVersions(kube, 600, lambda: now[0])  # type: ignore[arg-type]
+    ready = Barrier(8)
+
+    def look() -> None:
+        ready.wait(60)
+        assert versions.get("ns", KEYS) == version(0, 0)
+
+    threads = [Thread(target=look) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert kube.asked == [("Secret", "ns", "keys")]
+    now[0] = 440
+    versions.get("ns", KEYS._replace(field="spec.engine.env[0]"))
+    assert len(kube.asked) == 1
+    now[0] = 480  # the soonest look after the first
+    versions.get("ns", KEYS)
+    versions.get("other", KEYS)
+    assert len(kube.asked) == 3
+
+
+@pytest.mark.parametrize("status", [0, 403, 500])
+def test_an_object_that_cannot_be_read_is_unknown(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Any:
+        raise KubeError(status, "no")
+
+    kube, now = Metadata(), [0.0]
+    kube.answer = fail
+    versions = ObjectVersions(kube, 600, lambda: now[0])  # type: ignore[arg-type]
+    assert versions.get("ns", KEYS) is versions.get("ns", KEYS) is None
+    assert len(kube.asked) == 1
+    assert "Secret keys of namespace ns could not be read" in caplog.text
+    now[0], kube.answer = 500, lambda: {"creationTimestamp": written(0)}
+    assert versions.get("ns", KEYS) == version(0, 0)
+    now[0], kube.answer = 1000, fail
+    assert versions.get("ns", KEYS) == version(0, 0)  # what was known last
+    now[0], kube.answer = 1500, lambda: None
+    assert versions.get("ns", KEYS) is None  # there is none
+
+
+def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document: Any) -> None:
+    world = World(document(**of_vllm(auth=AUTH)))
+    known: list[Version | None] = [None]
+    looked: list[Any] = []
+
+    def find(*key: Any) -> Version | None:
+        looked.append(key)
+        return known[0]
+
+    world.cluster = dataclasses.replace(world.cluster, version=find)
+    world.reconcile()
+    assert looked == []  # nothing runs
+    done = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
+    world.change("Deployment", status=done)
+    started = {"name": "engine", "ready": True, "state": {"running": {"startedAt": written(5)}}}
+    world.pod(containerStatuses=[started], conditions=[{"type": "Ready", "status": "True"}])
+    outcome, _ = world.reconcile()
+    template = world.kube.objects["Deployment", "demo"]["spec"]["template"]
+    assert ready(world) == "1 of 1 pods serve the newest spec"
+    assert set(looked) == {("default", KEYS)}
+
+    known[0] = version(-100, 300)
+    world.now = NOON + timedelta(seconds=400)
+    outcome, asked = world.reconcile()
+    assert outcome in (Outcome.SETTLED, Outcome.MOVING)  # which asks the engine for some minutes
+    assert ready(world) == (
+        "1 of 1 pods serve the newest spec; pod demo-1 runs with Secret keys (spec.auth.apiKeysSecretRef) as it was "
+        "before 2026-01-01T12:05:00Z: kubectl rollout restart deployment/demo --namespace default renews them"
+    )
+    assert [each for each in asked if "list" not in each] == ["apply InferenceEndpoint/status", "create Event Ready"]
+    assert world.kube.objects["Deployment", "demo"]["spec"]["template"] == template
+    assert world.reconcile()[1] == []  # an Event once
+    known[0] = version(-100, 350)  # changed again
+    assert "create Event Ready" in world.reconcile()[1]
+
+    known[0] = None
+    world.reconcile()
+    assert ready(world) == "1 of 1 pods serve the newest spec"
+
+
+def ready(world: World) -> str:
+    conditions = world.kube.objects["InferenceEndpoint", "demo"]["status"]["conditions"]
+    (found,) = (each for each in conditions if each["type"] == "Ready")
+    assert (found["status"], found["reason"]) == ("True", "Ready")
+    return str(found["message"])

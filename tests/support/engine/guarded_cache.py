@@ -1,0 +1,298 @@
+"""A KV cache in which no stray read goes unnoticed.
+
+    │ no access │ null block │ block 1 │ block 2 │ …          │ no access │
+                  nan          a sequence's         nobody's
+                  no access    nan where unwritten  nan, no access
+
+What nobody may read is nan, so that it shows in results even where it is masked; pages that lie within such blocks are
+inaccessible, so that reading there ends the process, and faulthandler prints where. A free block whose content the
+prefix cache still offers is nan as well: its content is kept aside and put back when a sequence takes it over.
+
+`guard` puts it under every engine: its integrity is checked after each step, and each step's block tables are compared
+with what the scheduler and the pool said of their owners when the step was launched (`Snapshot`): it may run later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_engine import engine as engine_module
+from stoker_engine.core.step import Step
+from stoker_engine.engine import Engine
+from stoker_engine.exec import kv_cache, runner
+from stoker_engine.exec.executor import LocalExecutor
+from stoker_engine.exec.input_batch import Rows
+from stoker_engine.exec.inputs import Inputs
+from stoker_engine.exec.kv_cache import KVCachePool
+from stoker_engine.exec.runner import Runner
+from stoker_engine.sched import kv_manager
+from stoker_engine.sched.block_pool import BlockPool
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
+
+from .thread_ranks import ThreadExecutor
+
+_PAGE = mmap.PAGESIZE
+#: On each side; many blocks, since a wrong block number misses by whole blocks.
+_GUARD = 1 << 24
+#: As a byte: nan in every dtype.
+_NAN = 0xFF
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_patching = threading.Lock()
+
+
+class GuardedBlocks:
+    """Memory of blocks, nan at first, of which only those that `allow` names are accessible.
+
+    Attributes:
+        tensor: uint8 [blocks, bytes of a block].
+    """
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        pages = -(-num_blocks * block_bytes // _PAGE)
+        memory = mmap.mmap(-1, 2 * _GUARD + pages * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self._protect(whole, readable=False)
+        self._pages = whole[_GUARD:-_GUARD].view(pages, _PAGE)
+        self._held = [0] * pages  # how many accessible blocks lie in each page
+        self._filled = [False] * pages  # with nan; as late as possible, since most of a large cache is never used
+        self._block_bytes = block_bytes
+        self.tensor = whole[_GUARD : _GUARD + num_blocks * block_bytes].view(num_blocks, block_bytes)
+
+    def allow(self, blocks: Iterable[int]) -> None:
+        """Makes the pages of `blocks` accessible, none of which is so."""
+        opened = []
+        for page in self._pages_of(blocks):
+            self._held[page] += 1
+            if self._held[page] == 1:
+                opened.append(page)
+        self._protect_pages(opened, readable=True)
+        for page in opened:
+            if not self._filled[page]:
+                self._filled[page] = True
+                self._pages[page].fill_(_NAN)
+
+    def forbid(self, blocks: Iterable[int]) -> None:
+        """Fills `blocks`, which are accessible, with nan; pages without any other accessible block are closed."""
+        blocks = list(blocks)
+        for block in blocks:
+            self.tensor[block].fill_(_NAN)
+        closed = []
+        for page in self._pages_of(blocks):
+            self._held[page] -= 1
+            if self._held[page] == 0:
+                closed.append(page)
+        self._protect_pages(closed, readable=False)
+
+    def _pages_of(self, blocks: Iterable[int]) -> Iterable[int]:
+        size = self._block_bytes
+        return (page for b in blocks for page in range(b * size // _PAGE, ((b + 1) * size - 1) // _PAGE + 1))
+
+    def _protect_pages(self, pages: list[int], readable: bool) -> None:
+        # A call for each run of neighbours: page - index is the same within one.
+        for _, run in itertools.groupby(enumerate(sorted(pages)), lambda place: place[1] - place[0]):
+            numbers = [page for _, page in run]
+            self._protect(self._pages[numbers[0] : numbers[-1] + 1], readable)
+
+    @staticmethod
+    def _protect(pages: torch.Tensor, readable: bool) -> None:
+        access = mmap.PROT_READ | mmap.PROT_WRITE if readable else 0
+        if _libc.mprotect(ctypes.c_void_p(pages.data_ptr()), ctypes.c_size_t(pages.numel()), access) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+
+class WatchedBlockPool(BlockPool):
+    """A block pool that remembers what has changed hands.
+
+    Attributes:
+        fresh: blocks handed out since `forget_changes`; their content is forgotten.
+        changed: all blocks handed out, taken over or given back since then.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] = lambda block: None) -> None:
+        super().__init__(num_blocks, on_evict)
+        self.fresh: set[int] = set()
+        self.changed: set[int] = set()
+
+    def allocate(self, count: int) -> list[int]:
+        blocks = super().allocate(count)
+        self.fresh.update(blocks)
+        self.changed.update(blocks)
+        return blocks
+
+    def acquire(self, block: int) -> None:
+        super().acquire(block)
+        self.changed.add(block)
+
+    def release(self, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        super().release(blocks)
+        self.changed.update(blocks)
+
+    def forget_changes(self) -> None:
+        self.fresh.clear()
+        self.changed.clear()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How the scheduler has things when it launches a step.
+
+    Attributes:
+        refs: how many sequences refer to each block.
+        changed, fresh: see `WatchedBlockPool`, since the snapshot before.
+        cached: of `changed`, those whose content the prefix cache offers.
+        tables: the block tables of all running sequences, by row.
+        windows: of each group.
+    """
+
+    refs: list[int]
+    changed: set[int]
+    fresh: set[int]
+    cached: set[int]
+    tables: dict[int, list[list[int]]]
+    windows: list[int | None]
+
+    @classmethod
+    def take(cls, engine: Engine) -> Snapshot:
+        kv = engine.scheduler.kv
+        pool = kv.pool
+        assert isinstance(pool, WatchedBlockPool)
+        changed, fresh = set(pool.changed), set(pool.fresh)
+        pool.forget_changes()
+        tables = {s.row: [list(table) for table in s.blocks] for s in engine.scheduler.running}
+        return cls(list(pool._refs), changed, fresh, changed & kv.prefix_cache._key_of.keys(), tables, kv.windows)
+
+
+class GuardedKVCachePool(KVCachePool):
+    """The cache's memory, in which blocks are accessible while a sequence holds them.
+
+    Attributes:
+        launched: of each step launched and not yet run; the engine that it belongs to adds them.
+        running: of the step that runs.
+    """
+
+    running: Snapshot
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.launched: deque[Snapshot] = deque()
+        self._held: set[int] = set()
+        self._kept: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
+        # Ranks that are threads make theirs at once: two patches that overlap would leave one behind.
+        with _patching, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(kv_cache, "allocate", self._allocate)
+            super().__init__(*args, **options)
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Lets the blocks change hands as the step's schedule says, then copies."""
+        self.running = now = self.launched.popleft()
+        blocks = self._blocks
+        held = {block for block in now.changed if now.refs[block]}
+        sources = [blocks.tensor[source].clone() for source, _ in copies]  # one that was given back since still counts
+        for block in now.changed & self._held - held:
+            if block in now.cached and block not in now.fresh:
+                self._kept[block] = blocks.tensor[block].clone()
+        blocks.forbid(now.changed & self._held - held)
+        blocks.allow(held - self._held)
+        for block in now.fresh:
+            self._kept.pop(block, None)
+            if block in held:
+                blocks.tensor[block].fill_(_NAN)
+        for block in held - self._held - now.fresh:
+            blocks.tensor[block] = self._kept.pop(block)
+        self._held = self._held - now.changed | held
+        for content, (_, target) in zip(sources, copies, strict=True):
+            blocks.tensor[target] = content
+
+    def _allocate(self, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+        assert device.type == "cpu", "a GPU's memory cannot be guarded"
+        self._blocks = GuardedBlocks(*shape)
+        return self._blocks.tensor
+
+
+@dataclass(frozen=True)
+class WatchedInputs:
+    """Stands for an `InputBuilder`."""
+
+    build: Callable[[Step, Rows, int | None], Inputs]
+
+
+def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> None:
+    """Asserts that the block tables of a step name the blocks of their sequences and the null block, nothing else, and
+    that each slot is written by one token, into a block that is held."""
+    for group, (blocks, window) in enumerate(zip(inputs.metadata.groups, now.windows, strict=True)):
+        count, tables = len(step.rows), blocks.tables.tolist()
+        assert not any(itertools.chain(*tables[count:])), "sequences that are nobody's"
+        batch = zip(tables[:count], step.rows, step.starts, step.lengths, strict=True)
+        for table, row, start, length in batch:
+            own = now.tables[row][group]
+            assert table == (own + [NULL_BLOCK] * len(table))[: len(table)]
+            first = 0 if window is None else max(0, start + 1 - window) // block_size
+            assert NULL_BLOCK not in own[first : -(-(start + length) // block_size)]
+            assert all(block == NULL_BLOCK or now.refs[block] for block in own)
+        slots = blocks.slot_mapping.tolist()
+        assert set(slots[step.num_tokens :]) <= {-1}
+        slots = slots[: step.num_tokens]
+        assert len(set(slots)) == len(slots) == step.num_tokens
+        assert all(now.refs[slot // block_size] for slot in slots)
+
+
+def _check_inputs(engine: Engine, of: Runner) -> None:
+    """Has the inputs of each step checked."""
+    pool, build = of._pool, of._inputs.build
+    assert isinstance(pool, GuardedKVCachePool)
+
+    def checked_build(step: Step, rows: Rows, size: int | None = None) -> Inputs:
+        inputs = build(step, rows, size)
+        check_tables(pool.running, step, inputs, engine.info.block_size)
+        return inputs
+
+    of._inputs = WatchedInputs(checked_build)  # type: ignore[assignment]
+
+
+def guard(patched: pytest.MonkeyPatch) -> None:
+    """Puts guarded caches and integrity checks under all engines of this process that are made from now on."""
+    init, step = Engine.__init__, Engine.step
+
+    def guarded_init(engine: Engine, *args: Any, **options: Any) -> None:
+        init(engine, *args, **options)
+        executor = engine.executor
+        if isinstance(executor, LocalExecutor):
+            runners = [executor.runner]
+        elif isinstance(executor, ThreadExecutor):
+            runners = executor.runners
+        else:  # its caches are in other processes
+            return
+        pools = [each._pool for each in runners]
+        launch = executor.launch
+
+        def watched_launch(step: Step) -> None:
+            snapshot = Snapshot.take(engine)
+            for pool in pools:
+                assert isinstance(pool, GuardedKVCachePool)
+                pool.launched.append(snapshot)
+            launch(step)
+
+        executor.launch = watched_launch  # type: ignore[method-assign]
+        for each in runners:
+            _check_inputs(engine, each)
+
+    def checked_step(engine: Engine) -> Any:
+        outputs = step(engine)
+        engine.scheduler.check()
+        return outputs
+
+    patched.setattr(runner, "KVCachePool", GuardedKVCachePool)
+    patched.setattr(kv_manager, "BlockPool", WatchedBlockPool)
+    patched.setattr(engine_module.Engine, "__init__", guarded_init)
+    patched.setattr(engine_module.Engine, "step", checked_step)

@@ -1,0 +1,219 @@
+"""Ranks that are threads of one process: what they compute is real, how they reach each other is not.
+
+Where transport does not matter they are cheap: nothing starts, and torch is there. Everything goes through one board,
+on which each rank of a group puts what it brings to an operation, and waits for the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.proposer import Proposer
+from stoker_engine.core.step import Step, StepResult
+from stoker_engine.engine import Engine
+from stoker_engine.exec.runner import Runner
+from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.parallel.communicator import Alone
+from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.rank_groups import Groups
+from stoker_engine.sizing.pipeline_stages import Stage
+
+T = TypeVar("T")
+TIMEOUT_S = 120.0
+
+
+class ThreadRanks:
+    """See `parallel.communicator.Ranks`.
+
+    Attributes:
+        calls: the operations so far, by name.
+        sizes: the bytes that this rank brought to each of them.
+    """
+
+    def __init__(self, rank: int, board: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(board)
+        self.calls: list[str] = []
+        self.sizes: list[int] = []
+        self._board, self._barrier = board, barrier
+
+    @classmethod
+    def group(cls, size: int) -> list[ThreadRanks]:
+        """That many, which know each other."""
+        board, barrier = [torch.empty(0)] * size, threading.Barrier(size)
+        return [cls(rank, board, barrier) for rank in range(size)]
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks`."""
+        first, *others = self._exchange(x, "all_reduce")
+        total = first.float() if x.dtype in (torch.bfloat16, torch.float16) else first.clone()
+        for part in others:
+            total += part
+        return total.to(x.dtype)
+
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
+        """See `Ranks`."""
+        parts = self._exchange(x, "all_gather")
+        assert [part.shape[-1] for part in parts] == list(widths or [x.shape[-1]] * self.size)
+        return torch.cat(parts, dim=-1)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks`."""
+        return self._exchange(x, "broadcast")[0].clone()
+
+    def abort(self) -> None:
+        """The others are not to wait for this one any more."""
+        self._barrier.abort()
+
+    def _exchange(self, x: torch.Tensor, operation: str) -> list[torch.Tensor]:
+        self.calls.append(operation)
+        self.sizes.append(x.nbytes)
+        self._board[self.rank] = x
+        self._barrier.wait(TIMEOUT_S)
+        parts = [part.clone() for part in self._board]
+        self._barrier.wait(TIMEOUT_S)
+        return parts
+
+
+class ThreadPipeline:
+    """See `parallel.rank_groups.Pipeline`.
+
+    Attributes:
+        num_sent: how many tensors this rank has sent.
+    """
+
+    def __init__(self, stage: Stage, queues: Sequence[queue.SimpleQueue[torch.Tensor]]) -> None:
+        self.stage, self._queues, self.num_sent = stage, queues, 0
+
+    def send(self, x: torch.Tensor) -> None:
+        """See `Pipeline`."""
+        self.num_sent += 1
+        self._queues[self.stage.index + 1].put(x.clone())
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """See `Pipeline`."""
+        x = self._queues[self.stage.index].get(timeout=TIMEOUT_S)
+        assert (x.shape, x.dtype, x.device.type) == (shape, dtype, device.type)
+        return x
+
+
+def thread_groups(layout: Layout) -> list[Groups]:
+    """Of each rank of a copy, those it works with."""
+    copies = ThreadRanks.group(layout.size)
+    tensors = [ThreadRanks.group(layout.tensor) for _ in range(layout.pipeline)]
+    queues = [[queue.SimpleQueue[torch.Tensor]() for _ in range(layout.pipeline)] for _ in range(layout.tensor)]
+    return [
+        Groups(
+            tensors[layout.stage_of(rank).index][layout.place_of(rank)] if layout.tensor > 1 else Alone(),
+            ThreadPipeline(layout.stage_of(rank), queues[layout.place_of(rank)]),
+            copies[rank],
+        )
+        for rank in range(layout.size)
+    ]
+
+
+class ThreadExecutor:
+    """See `exec.executor.Executor`.
+
+    Attributes:
+        runners: one a rank.
+        groups: theirs.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        layout = Layout.of(args)
+        self.groups = thread_groups(layout)
+        self._answering = layout.first_of_last_stage
+        self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(layout.size)]
+        self._launched: deque[list[Future[StepResult]]] = deque()
+
+        def load(rank: int) -> Runner:
+            return Runner(args, find_checkpoint(args), groups=self.groups[rank])
+
+        self.runners = self._all([pool.submit(load, rank) for rank, pool in enumerate(self._threads)])
+        self.plan, self.on_cpu = self.runners[0].plan, True
+        assert all(runner.plan == self.plan for runner in self.runners)
+
+    def launch(self, step: Step) -> None:
+        """See `Executor`. Each rank has a copy of the step, as if it came through a pipe."""
+        self._launched.append(
+            [
+                pool.submit(runner.run, copy.deepcopy(step))
+                for pool, runner in zip(self._threads, self.runners, strict=True)
+            ]
+        )
+
+    def collect(self) -> StepResult:
+        """See `Executor`. The other ranks may still run."""
+        results = self._launched[0]
+        result = self._all(results[self._answering : self._answering + 1])[0]
+        self._launched.popleft()
+        return result
+
+    def abandon(self) -> None:
+        """See `Executor`."""
+        while self._launched:
+            for result in self._launched.popleft():
+                result.exception()
+
+    def set_token_table(self, table: TokenTable) -> None:
+        """See `Executor`."""
+        for runner in self.runners:
+            runner.grammars.set_token_table(table)
+
+    def prepare(self, grammar: Grammar) -> Future[object]:
+        """See `Executor`. What is made of it stays with the rank that samples."""
+        ready = Future[object]()
+        made = self.runners[self._answering].grammars.prepare(grammar)
+        made.add_done_callback(lambda _: ready.set_exception(e) if (e := made.exception()) else ready.set_result(None))
+        return ready
+
+    def shutdown(self) -> None:
+        """See `Executor`."""
+        for pool in self._threads:
+            pool.shutdown()
+
+    def _all(self, futures: Sequence[Future[T]]) -> list[T]:
+        """Their results, in order; where one fails, no other waits for it in vain, and it is raised."""
+        for future in futures:
+            future.add_done_callback(self._abort_if_failed)
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+        return [future.result() for future in futures]
+
+    def _abort_if_failed(self, future: Future[object]) -> None:
+        if future.exception() is not None:
+            for groups in self.groups:
+                for ranks in (groups.tensor, groups.copy):
+                    if isinstance(ranks, ThreadRanks):
+                        ranks.abort()
+
+
+@contextmanager
+def thread_engine(
+    args: EngineArgs, change: Callable[[ThreadExecutor], None] = lambda _: None, proposer: Proposer | None = None
+) -> Iterator[Engine]:
+    """An engine whose model is computed by ranks that are threads, as `args` lay them out.
+
+    Args:
+        change: is done to the executor before the engine is made.
+        proposer: of drafts.
+    """
+    executor = ThreadExecutor(args)
+    change(executor)
+    try:
+        yield Engine(args, find_checkpoint(args), executor=executor, proposer=proposer)
+    finally:
+        executor.shutdown()
