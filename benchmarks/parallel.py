@@ -1,8 +1,8 @@
-"""Ranks and copies on this machine: what a step says to its ranks, whether ranks pay, how copies are chosen.
+"""Ranks and engines on this machine: what a step says to its ranks, whether ranks pay, how engines are chosen.
 
 steps     a tiny model over 1, 2, 4 and 8 ranks: bytes and messages of a step, the host's time, the whole step's
 speed     model B, one process with all processors against two ranks that share them, in turns on W1 and W2
-routing   see `copy_routing`
+routing   see `dp_routing`
 
 python benchmarks/parallel.py [steps] [speed] [routing] [--rounds 5] [--output FILE.md]
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from copy_routing import decision_us, route
+from dp_routing import decision_us, route
 from machine import cpu_name
 from random_models import SHAPES, random_model
 from rich.progress import track
@@ -175,17 +175,17 @@ def _run(llm: LLM, workload: Workload) -> float:
 def routing(_: int) -> tuple[Table, Any]:
     """The router against round robin."""
     rows, found = [], {}
-    for copies in track((2, 4, 8), "routing"):
-        cost = decision_us(copies)
+    for engines in track((2, 4, 8), "routing"):
+        cost = decision_us(engines)
         results = {
-            kind: [route(seed, copies, kind == "router") for seed in range(3)] for kind in ("router", "round robin")
+            kind: [route(seed, engines, kind == "router") for seed in range(3)] for kind in ("router", "round robin")
         }
         rates = [100 * statistics.mean(each.hit_rate for each in of_kind) for of_kind in results.values()]
         busiest = [statistics.mean(each.imbalance for each in of_kind) for of_kind in results.values()]
-        rows.append([str(copies), f"{cost:.0f}", *(f"{rate:.1f}%" for rate in rates), *(f"{b:.2f}" for b in busiest)])
-        found[copies] = {"decision_us": cost, "hit_rate": rates, "imbalance": busiest}
-    title = "Copies: a decision for 512 prompt tokens; prompt tokens found in a cache; the busiest copy × the mean"
-    return (title, ["copies", "µs", "router", "round robin", "busiest: router", "round robin"], rows), found
+        rows.append([str(engines), f"{cost:.0f}", *(f"{rate:.1f}%" for rate in rates), *(f"{b:.2f}" for b in busiest)])
+        found[engines] = {"decision_us": cost, "hit_rate": rates, "imbalance": busiest}
+    title = "Copies: a decision for 512 prompt tokens; prompt tokens found in a cache; the busiest engine × the mean"
+    return (title, ["engines", "µs", "router", "round robin", "busiest: router", "round robin"], rows), found
 
 
 PARTS: dict[str, Callable[[int], tuple[Table, Any]]] = {"steps": steps, "speed": speed, "routing": routing}
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="also writes FILE.md, and FILE.json beside it")
     args = parser.parse_args()
     machine = f"{cpu_name()}, {os.cpu_count()} CPUs, torch {torch.__version__}"
-    lines, figures = [f"# Ranks and copies\n\n{machine}\n"], {}
+    lines, figures = [f"# Ranks and engines\n\n{machine}\n"], {}
     for name in args.parts or PARTS:
         (title, header, rows), figures[name] = PARTS[name](args.rounds)
         table = [header, ["---"] * len(header), *rows]

@@ -1,10 +1,10 @@
-"""One pod, four processes that compute (examples/09-ranks-on-cpu.yaml): two copies of a model, each over two ranks.
+"""One pod, four processes that compute (examples/09-ranks-on-cpu.yaml): two engines of a model, each over two ranks.
 
 Asserted: it becomes ready, and generates what one process generates; a rolling update breaks no request; when a rank
-is killed, or the engine of a copy, only requests in flight there fail, the other copy serves in the meantime, the pod
-stays ready and is not restarted, and the status names the copy until it serves again.
+is killed, or an engine's own process, only requests in flight there fail, the other engine serves in the meantime, the
+pod stays ready and is not restarted, and the status names the engine until it serves again.
 
-Real: the engine and its ranks, the kubelet, the operator. The copies share two processors or more.
+Real: the engine and its ranks, the kubelet, the operator. The engines share two processors or more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.waiting import wait_for
 
 #: Eight processes that import torch, two at a time, take a while on two processors.
 _READY_S = 600
-#: Seconds in which a request may still go to a copy that has been killed.
+#: Seconds in which a request may still go to an engine that has been killed.
 _NOTICED_S = 5
 
 #: Kills the first process whose command line has these words, and prints which it was.
@@ -107,7 +107,7 @@ def test_ranks_serve_what_one_process_serves(
     assert (plan["tensor"], plan["data"]) == (2, 2)
     # What was asked of the pod may be seconds older than its readiness.
     told = wait_for(
-        lambda: found if (found := copies(endpoint)).get("servingCopies") == 2 else None, "both copies serve", 60
+        lambda: found if (found := copies(endpoint)).get("servingCopies") == 2 else None, "both engines serve", 60
     )
     assert told["copies"] == 2
     assert all(each["ranks"] == 2 and "missingRanks" not in each for each in told["copyStates"])
@@ -117,7 +117,7 @@ def test_ranks_serve_what_one_process_serves(
     alone = Endpoint(cluster, space, "alone")
     alone.apply(demo("alone", engine={"maxModelLen": 2048}))
     alone.wait_ready()
-    # More than copies, so that both of them have some.
+    # More than engines, so that both of them have some.
     prompts = [f"{uuid.UUID(int=seed)} The capital of France is" for seed in range(6)]
     several = answers(endpoint, "gemma-3-270m", prompts)
     one = answers(alone, "gemma-3-270m", prompts)
@@ -151,9 +151,9 @@ def test_a_rolling_update_breaks_no_request(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("rank", b"exec.rank_main"), pytest.param("copy", b"processes.main", marks=pytest.mark.further)],
+    [("rank", b"exec.rank_main"), pytest.param("engine", b"processes.main", marks=pytest.mark.further)],
 )
-def test_what_is_killed_is_loaded_again_while_the_other_copy_serves(
+def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
     endpoint: Endpoint, images: Images, results: Results, namespace: str, what: str, words: bytes
 ) -> None:
     url = endpoint.wait_ready(_READY_S)["url"]
@@ -168,12 +168,12 @@ def test_what_is_killed_is_loaded_again_while_the_other_copy_serves(
         )
         told = wait_for(lambda: names.search(endpoint.condition("Degraded").get("message", "")), f"{names.pattern}", 30)
         flow.wait_for(5)
-        assert endpoint.ready(), "a copy serves"
+        assert endpoint.ready(), "an engine serves"
         endpoint.wait_reason("EveryCopyServes", "Degraded", timeout=_READY_S)
         recovery = time.time() - struck
         flow.wait_for(10)
     results.add(f"ranks: a {what} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
-    assert "1 of 2 copies does not serve" in told.string
+    assert "1 of 2 engines does not serve" in told.string
     broken = flow.result.broken
     assert len(broken) <= 3, listed(broken)
     late = [each for each in broken if each.start >= struck + _NOTICED_S]

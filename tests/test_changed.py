@@ -17,7 +17,7 @@ find: Any = runpy.run_path(str(Path(__file__).with_name("changed.py")))["tests_f
         ("engine/stoker_engine/sched/scheduler.py", ["tests/engine/sched"]),
         ("engine/stoker_engine/kernels/cpu/csrc/common/simd.h", ["tests/engine/kernels"]),
         ("engine/stoker_engine/llm.py", ["tests/engine/test_llm.py"]),
-        ("operator/stoker_operator/reconcile/status.py", ["tests/operator/reconcile/test_status.py"]),
+        ("operator/stoker_operator/reconcile/status.py", ["tests/operator/reconcile"]),
         ("gateway/stoker_gateway/usage/tokens.py", ["tests/gateway/usage"]),
         ("tests/engine/test_llm.py", ["tests/engine/test_llm.py"]),
         ("tests/engine/sched/fake_model.py", ["tests/engine/sched"]),

@@ -1,11 +1,11 @@
 """The engine behind an event loop: coroutines make requests and await their deltas, processes of their own compute.
 
     add_request ─► InputProcessor ─► router ─► engine process ─► reading thread: text ─► OutputStream ─► whoever takes
-                                               one of the copies                                         from it
+                                               one of the engines                                         from it
 
 The engines' processes start when the client is made; `load` then finds the model's files, hands them over, and loads
-the tokenizer meanwhile. Nothing here imports torch. What belongs to one copy of the model is in
-`processes/dp_engine.py`; a copy that dies takes its own requests along and nobody else's.
+the tokenizer meanwhile. Nothing here imports torch. What belongs to one engine of the model is in
+`processes/dp_engine.py`; an engine that dies takes its own requests along and nobody else's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from stoker_common.errors import EngineDeadError, RequestError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
@@ -29,8 +29,8 @@ from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.hub.locate import locate_model, locate_tokenizer
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.processes.dp_engine import DEAD, EngineCopy, resolve
-from stoker_engine.processes.dp_router import CopyRouter
+from stoker_engine.processes.dp_engine import DEAD, DPEngine, resolve
+from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.memory_check import check_room
 from stoker_engine.tokens.bad_words import BadWords
@@ -42,7 +42,7 @@ from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 
 class AsyncLLM:
-    """One engine in its own process, or several copies, for one event loop. Used by the server, through its
+    """One engine in its own process, or several, for one event loop. Used by the server, through its
     `EngineClient` protocol.
 
     Args:
@@ -52,12 +52,12 @@ class AsyncLLM:
         program: what runs in the process; tests bring their own.
 
     Raises:
-        ArgumentError: the chat template's file cannot be read; there is no memory for so many copies.
+        ArgumentError: the chat template's file cannot be read; there is no memory for so many engines.
 
     Attributes:
         on_step: called in the event loop with what each step did.
         args: the engine's arguments.
-        copies: of the model; ``--data-parallel-size`` of them.
+        engines: of the model; ``--data-parallel-size`` of them.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AsyncLLM:
         read_chat_template(chat_template)  # a wrong name is an error now, not once the model is loaded
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None
-        self.copies: list[EngineCopy] = []
+        self.engines: list[DPEngine] = []
         self._chat_template = chat_template
         self._log_format = log_format
         self._args: asyncio.Future[EngineArgs] | None = None  # those that the engines get
@@ -83,39 +83,39 @@ class AsyncLLM:
         self._tokenizer_load: asyncio.Task[TokenizerProcess] | None = None
         self._bad_words: BadWords | None = None
         self._inputs: InputProcessor | None = None
-        self._router: CopyRouter | None = None
+        self._router: DPRouter | None = None
         self._closed = False
         self._telling = asyncio.Lock()
         several, ranks = args.data_parallel_size > 1, Layout.of(args).size
         try:
             for number in range(args.data_parallel_size):
-                name = f"copy {number + 1} of {args.data_parallel_size} (engine {number})" if several else ""
+                name = f"engine {number} (of {args.data_parallel_size})" if several else ""
                 start = partial(EngineProcess, log_format, program, step_timeout, number if several else None)
-                self.copies.append(
-                    EngineCopy(number, name, ranks, start, step_timeout, partial(self._on_outputs, number))
+                self.engines.append(
+                    DPEngine(number, name, ranks, start, step_timeout, partial(self._on_outputs, number))
                 )
         except BaseException:
             self.shutdown()
             raise
 
-    async def load(self, copy: int | None = None) -> EngineInfo:
-        """Waits until the engine is loaded, with all its copies. Call once; and again, for another process, when it is
-        dead, or one of its copies.
+    async def load(self, engine: int | None = None) -> EngineInfo:
+        """Waits until all engines are loaded. Call once; and again, for another process, when it is
+        dead, or one of its engines.
 
         Args:
-            copy: the one that is dead; None: all that are not loaded.
+            engine: the one that is dead; None: all that are not loaded.
 
         Returns:
-            What all copies can serve.
+            What all engines can serve.
 
         Raises:
             ArgumentError, ModelError: it cannot be loaded. The client is shut down then.
-            EngineDeadError: it died while it loaded; or one of its copies cannot be loaded again, while others serve.
+            EngineDeadError: it died while it loaded; or one of several cannot be loaded again, while others serve.
         """
-        if copy is None:
-            numbers = [number for number, each in enumerate(self.copies) if not each.takes_requests]
+        if engine is None:
+            numbers = [number for number, each in enumerate(self.engines) if not each.takes_requests]
         else:
-            numbers = [copy]
+            numbers = [engine]
         loads = [asyncio.create_task(self._load(number)) for number in numbers]
         try:
             await asyncio.gather(*loads)
@@ -130,33 +130,33 @@ class AsyncLLM:
         return self.info
 
     async def _load(self, number: int) -> None:
-        copy = self.copies[number]
+        engine = self.engines[number]
         try:
-            loaded = copy.load(self._located())
+            loaded = engine.load(self._located())
             info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), self._token_table())
         except EngineDeadError:
             raise
         except StokerError as error:
-            if number not in self._infos or not any(each.is_ready for each in self.copies):
+            if number not in self._infos or not any(each.is_ready for each in self.engines):
                 raise
             # Others serve, so this is no reason to end: it is tried again as long as it may.
             death = EngineDeadError(f"it cannot be loaded: {error}")
-            copy.die(death)
+            engine.die(death)
             raise death from error
         if self._closed:
             raise EngineDeadError(DEAD)
         if self._router is None:
-            self._router = CopyRouter(len(self.copies), info.block_size, info.usable_blocks, info.max_num_seqs)
+            self._router = DPRouter(len(self.engines), info.block_size, info.usable_blocks, info.max_num_seqs)
         self._router.forget(number)
         self._bad_words = self._bad_words or BadWords(tokenizer, info.vocab_size)
         self._infos[number] = info
         self._show(number)
         if table is not None:
-            copy.tell(table)  # it reads it at once: later, streams would wait meanwhile
-        copy.serve(tokenizer.vocabulary)
+            engine.tell(table)  # it reads it at once: later, streams would wait meanwhile
+        engine.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:
-        """What is served from now on: each request may go to any copy."""
+        """What is served from now on: each request may go to any engine."""
         infos = self._infos.values()
         info = dataclasses.replace(
             self._infos[newest],
@@ -168,13 +168,13 @@ class AsyncLLM:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engine, once it is loaded: what all its copies can serve."""
+        """Facts of the engines, once they are loaded: what all of them can serve."""
         assert self._info is not None, "the engine is not loaded yet"
         return self._info
 
-    def info_of(self, copy: int) -> EngineInfo:
-        """Facts of a copy, as it was loaded last."""
-        return self._infos[copy]
+    def info_of(self, engine: int) -> EngineInfo:
+        """Facts of an engine, as it was loaded last."""
+        return self._infos[engine]
 
     @property
     def tokenizer(self) -> TokenizerProcess:
@@ -183,59 +183,62 @@ class AsyncLLM:
         return self._tokenizer
 
     @property
-    def num_copies(self) -> int:
+    def num_engines(self) -> int:
         """Copies of the model."""
-        return len(self.copies)
+        return len(self.engines)
 
-    def serves(self, copy: int) -> bool:
-        """Whether a copy is loaded and live."""
-        return self.copies[copy].is_ready
+    def serves(self, engine: int) -> bool:
+        """Whether an engine is loaded and live."""
+        return self.engines[engine].is_ready
 
     @property
     def is_live(self) -> bool:
-        """Whether the engine's process runs, and neither a step nor a phase of loading takes too long: of any copy."""
-        return any(copy.is_live for copy in self.copies)
+        """Whether the engine's process runs, and neither a step nor a phase of loading takes too long: of any
+        engine."""
+        return any(engine.is_live for engine in self.engines)
 
     @property
     def is_stuck(self) -> bool:
         """Whether processes are there, but stopped, or with a step that takes too long: all that are not dead."""
-        return any(copy.is_stuck for copy in self.copies) and all(copy.is_stuck or copy.is_dead for copy in self.copies)
+        return any(engine.is_stuck for engine in self.engines) and all(
+            engine.is_stuck or engine.is_dead for engine in self.engines
+        )
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is loaded and live: any copy, once all have been loaded."""
-        return len(self._infos) == len(self.copies) and any(copy.is_ready for copy in self.copies)
+        """Whether it is loaded and live: any engine, once all have been loaded."""
+        return len(self._infos) == len(self.engines) and any(engine.is_ready for engine in self.engines)
 
     @property
     def status(self) -> str:
-        """A sentence on what the engine does, or of what it died; of each copy, where there are several."""
-        if len(self.copies) == 1:
-            return self.copies[0].status
+        """A sentence on what the engine does, or of what it died; of each engine, where there are several."""
+        if len(self.engines) == 1:
+            return self.engines[0].status
         # The same words as long as nothing changes that others should know of: the operator passes them on.
-        return "; ".join(f"{copy.name}: {'serving' if copy.is_ready else copy.status}" for copy in self.copies)
+        return "; ".join(f"{engine.name}: {'serving' if engine.is_ready else engine.status}" for engine in self.engines)
 
     @property
-    def copy_states(self) -> list[CopyState]:
-        """How each copy does, one after the other."""
-        return [copy.state for copy in self.copies]
+    def engine_states(self) -> list[EngineState]:
+        """How each engine does, one after the other."""
+        return [engine.state for engine in self.engines]
 
-    async def wait_dead(self, copy: int = 0) -> EngineDeadError:
-        """Waits until a copy is dead; the error's sentence says of what. Never returns after `shutdown`."""
-        return await self.copies[copy].wait_dead()
+    async def wait_dead(self, engine: int = 0) -> EngineDeadError:
+        """Waits until an engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
+        return await self.engines[engine].wait_dead()
 
     def shutdown(self) -> None:
         """Ends the engine; requests in flight end with `EngineDeadError`."""
         if self._closed:
             return
         self._closed = True
-        for copy in self.copies:
-            copy.shutdown()
+        for engine in self.engines:
+            engine.shutdown()
         if self._tokenizer is not None:
             self._tokenizer.close()
-        for copy in self.copies:
-            copy.process.ask_to_end()
-        for copy in self.copies:
-            copy.close()
+        for engine in self.engines:
+            engine.process.ask_to_end()
+        for engine in self.engines:
+            engine.close()
 
     async def generate(
         self,
@@ -299,27 +302,27 @@ class AsyncLLM:
         request = self._inputs.of_prompt(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt, bad_words=words, grammar=grammar
         )
-        copy = self._route(request_id, prompt, request.num_sequences, cache_salt)
+        engine = self._route(request_id, prompt, request.num_sequences, cache_salt)
         try:
-            copy.begin(stream, request)
+            engine.begin(stream, request)
         except BaseException:
             self.abort(request_id)
             raise
         return request.num_sequences
 
-    def _route(self, request_id: str, prompt: PromptTokens, num_sequences: int, salt: str) -> EngineCopy:
-        """The copy that gets a request."""
-        if len(self.copies) == 1:
-            return self.copies[0]
-        able = [n for n, copy in enumerate(self.copies) if copy.is_ready]
+    def _route(self, request_id: str, prompt: PromptTokens, num_sequences: int, salt: str) -> DPEngine:
+        """The engine that gets a request."""
+        if len(self.engines) == 1:
+            return self.engines[0]
+        able = [n for n, engine in enumerate(self.engines) if engine.is_ready]
         # Where none seems to run, one that is stopped may be going on in a moment; its watchdog looks.
-        able = able or [n for n, copy in enumerate(self.copies) if copy.takes_requests]
-        for copy in self.copies:
-            copy.look_after()
+        able = able or [n for n, engine in enumerate(self.engines) if engine.takes_requests]
+        for engine in self.engines:
+            engine.look_after()
         if not able:
             raise EngineDeadError(DEAD)
         assert self._router is not None
-        return self.copies[self._router.begin(request_id, prompt, num_sequences, salt, among=able)]
+        return self.engines[self._router.begin(request_id, prompt, num_sequences, salt, among=able)]
 
     async def _grammar(self, params: RequestParams) -> Grammar | None:
         """The grammar that a request asks for, checked; all engines that serve know the vocabulary then."""
@@ -328,31 +331,31 @@ class AsyncLLM:
             return None
         source = await self.tokenizer.compile_grammar(structured)
         async with self._telling:
-            while any(copy.takes_requests and not copy.knows_vocabulary for copy in self.copies):
+            while any(engine.takes_requests and not engine.knows_vocabulary for engine in self.engines):
                 table = await self.tokenizer.token_table()
                 self._check_serving()
-                for copy in self.copies:
-                    if copy.takes_requests and not copy.knows_vocabulary:
-                        copy.tell(table)
+                for engine in self.engines:
+                    if engine.takes_requests and not engine.knows_vocabulary:
+                        engine.tell(table)
         return Grammar(source, structured.begins_after)
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has begun here, and its copy has not died since."""
-        return any(request_id in copy.streams for copy in self.copies)
+        """Whether a request has begun here, and its engine has not died since."""
+        return any(request_id in engine.streams for engine in self.engines)
 
     def abort(self, request_id: str) -> None:
         """Ends a request, if it runs, and forgets it. Unknown ids are ignored."""
         if self._router is not None:
             self._router.end(request_id)
-        for copy in self.copies:
-            copy.abort(request_id)
+        for engine in self.engines:
+            engine.abort(request_id)
 
     def _check_serving(self) -> None:
-        if not any(copy.takes_requests for copy in self.copies):
+        if not any(engine.takes_requests for engine in self.engines):
             raise EngineDeadError(DEAD)
 
     def _located(self) -> asyncio.Future[EngineArgs]:
-        """The engine's arguments, with the model's files: looked for once, as all copies have the same weights.
+        """The engine's arguments, with the model's files: looked for once, as all engines have the same weights.
 
         In a thread that nobody waits for when the process ends: a download may last hours.
         """
@@ -401,11 +404,11 @@ class AsyncLLM:
         self._tokenizer = tokenizer
         return tokenizer
 
-    def _on_outputs(self, copy: int, deltas: Sequence[TokenDelta], report: StepReport | None) -> None:
-        if self._router is not None and len(self.copies) > 1:
+    def _on_outputs(self, engine: int, deltas: Sequence[TokenDelta], report: StepReport | None) -> None:
+        if self._router is not None and len(self.engines) > 1:
             for delta in deltas:
                 self._router.has_begun(delta.request_id)
             if report is not None:
-                self._router.report(copy, report.stats)
+                self._router.report(engine, report.stats)
         if report is not None and self.on_step is not None:
-            self.on_step(dataclasses.replace(report, copy=copy) if copy else report)
+            self.on_step(dataclasses.replace(report, engine=engine) if engine else report)

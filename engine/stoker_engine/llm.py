@@ -29,7 +29,7 @@ from stoker_engine.grammar.check import check_grammar
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.processes.dp_engines import EngineCopies
+from stoker_engine.processes.dp_engines import DPEngines
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
 from stoker_engine.tokens.tokenizer import Tokenizer
@@ -39,8 +39,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
-    """A model for use in a script. Of several copies (``data_parallel_size``) each is a process; they end with `close`,
-    a ``with`` block, this object or the script, whichever comes first.
+    """A model for use in a script. Of several engines (``data_parallel_size``) each is a process; they end with
+    `close`, a ``with`` block, this object or the script, whichever comes first.
 
     Args:
         model: a local folder, a GGUF file, ``demo://NAME`` or a hub id.
@@ -55,9 +55,9 @@ class LLM:
         args = EngineArgs(model, **options).offline()
         checkpoint = find_checkpoint(args)
         self.tokenizer = Tokenizer.load(checkpoint.path, chat_template)
-        self.engine: Engine | EngineCopies
+        self.engine: Engine | DPEngines
         if args.data_parallel_size > 1:
-            self.engine = EngineCopies(dataclasses.replace(args, model=str(checkpoint.path), revision=None))
+            self.engine = DPEngines(dataclasses.replace(args, model=str(checkpoint.path), revision=None))
         else:
             self.engine = Engine.of_checkpoint(args, checkpoint)
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)

@@ -17,7 +17,7 @@ _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class TextFormatter(logging.Formatter):
-    """``TIME LEVEL LOGGER: [engine 1] [rank 0] message [request id]``; which copy and rank it is only where there are
+    """``TIME LEVEL LOGGER: [engine 1] [rank 0] message [request id]``; which engine and rank it is only where there are
     several.
 
     Args:
@@ -39,7 +39,7 @@ class JSONFormatter(logging.Formatter):
     """An object a line: time (Unix seconds), level, logger, message, and what the record carries besides.
 
     Args:
-        labels: what each line says of its process: its copy, its rank.
+        labels: what each line says of its process: its engine, its rank.
     """
 
     def __init__(self, **labels: int) -> None:

@@ -59,20 +59,22 @@ def process_registry() -> CollectorRegistry:
 
 
 class EngineMetrics:
-    """Watches an engine, and each of its copies.
+    """Watches the engines, together and one by one.
 
     Args:
         registry: where the metrics go.
         model_name: the label `model_name` of all of them.
         args: the engine's.
-        infos: of each copy; the label `engine` says which one.
+        infos: of each engine; the label `engine` says which one.
     """
 
     def __init__(
         self, registry: CollectorRegistry, model_name: str, args: EngineArgs, infos: Sequence[EngineInfo]
     ) -> None:
         families = _Families(registry)
-        self._copies = [CopyMetrics(families, model_name, str(copy), args, info) for copy, info in enumerate(infos)]
+        self._engines = [
+            DPEngineMetrics(families, model_name, str(engine), args, info) for engine, info in enumerate(infos)
+        ]
         rejections = families.counter(
             "vllm:admission_rejections", "Requests turned away by a queue's limit.", ("model_name", "reason")
         )
@@ -80,31 +82,31 @@ class EngineMetrics:
 
     def on_step(self, report: StepReport) -> None:
         """Takes down what a step did."""
-        self._copies[report.copy].on_step(report)
+        self._engines[report.engine].on_step(report)
 
-    def on_death(self, copy: int = 0) -> None:
-        """Takes down that a copy died."""
-        self._copies[copy].on_death()
+    def on_death(self, engine: int = 0) -> None:
+        """Takes down that an engine died."""
+        self._engines[engine].on_death()
 
-    def on_restart(self, copy: int = 0) -> None:
+    def on_restart(self, engine: int = 0) -> None:
         """Takes down that another engine takes the place of one that died."""
-        self._copies[copy].on_restart()
+        self._engines[engine].on_restart()
 
-    def on_loaded_again(self, info: EngineInfo, copy: int = 0) -> None:
+    def on_loaded_again(self, info: EngineInfo, engine: int = 0) -> None:
         """Takes down what the engine that took its place has."""
-        self._copies[copy].show(info)
+        self._engines[engine].show(info)
 
     def on_rejected(self, reason: str) -> None:
         """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
         self._rejections[reason].inc()
 
-    def look_up(self, copy: int, serves: Callable[[], bool]) -> None:
-        """Says from now on whether a copy serves, by asking; any thread may."""
-        self._copies[copy].look_up(serves)
+    def look_up(self, engine: int, serves: Callable[[], bool]) -> None:
+        """Says from now on whether an engine serves, by asking; any thread may."""
+        self._engines[engine].look_up(serves)
 
 
 class _Families:
-    """Metrics by name. Each is made once, for all copies."""
+    """Metrics by name. Each is made once, for all engines."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -129,8 +131,8 @@ class _Families:
         return made
 
 
-class CopyMetrics:
-    """Watches one copy of an engine, from what its steps report.
+class DPEngineMetrics:
+    """Watches one engine, from what its steps report.
 
     Args:
         families: where the metrics go.
@@ -184,7 +186,7 @@ class CopyMetrics:
         )
 
         self._restarts = self._counter("engine_restarts", "Deaths of the engine that the server outlived.", "stoker")
-        self._up = families.gauge("stoker:engine_up", "Whether this copy of the model serves.", self._labels).labels(
+        self._up = families.gauge("stoker:engine_up", "Whether this engine of the model serves.", self._labels).labels(
             **self._labels
         )
 
@@ -317,7 +319,7 @@ class CopyMetrics:
         self._say("stoker:model_info", "How the model is stored.", labels)
 
     def _say(self, name: str, help: str, labels: Mapping[str, object]) -> None:
-        """Sets a gauge that says something by its labels; what this copy said by it before is taken back."""
+        """Sets a gauge that says something by its labels; what this engine said by it before is taken back."""
         gauge = self._families.gauge(name, help, labels)
         values = tuple(map(str, labels.values()))
         before = self._shown.get(name, values)

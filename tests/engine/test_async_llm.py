@@ -130,7 +130,7 @@ async def a_request_that_cannot_be_sent_hurts_nobody(llm: AsyncLLM, reports: lis
     with pytest.raises(MemoryError):
         await anext(llm.generate("unpicklable", [5], LONG, cache_salt=Unpicklable("salt")))
     assert len(await alone) == 400
-    assert not llm.copies[0].streams
+    assert not llm.engines[0].streams
 
 
 async def a_stop_string_ends_one_sequence(llm: AsyncLLM, reports: list[StepReport]) -> None:
@@ -156,8 +156,8 @@ async def several_sequences(llm: AsyncLLM, reports: list[StepReport]) -> None:
 
 
 async def a_request_whose_text_fails_hurts_nobody(llm: AsyncLLM, reports: list[StepReport]) -> None:
-    assert llm.copies[0].outputs is not None
-    process = llm.copies[0].outputs.process
+    assert llm.engines[0].outputs is not None
+    process = llm.engines[0].outputs.process
 
     def failing(delta: TokenDelta) -> tuple[OutputDelta | None, bool]:
         if delta.request_id == "poison":
@@ -165,7 +165,7 @@ async def a_request_whose_text_fails_hurts_nobody(llm: AsyncLLM, reports: list[S
         return process(delta)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm.copies[0].outputs, "process", failing)
+        patch.setattr(llm.engines[0].outputs, "process", failing)
         alone = asyncio.create_task(collect(llm, "fine", LONG))
         with pytest.raises(RequestFailedError, match="failed at this request"):
             await collect(llm, "poison", LONG)
@@ -258,7 +258,7 @@ def test_another_engine_is_told_the_vocabulary_too(tiny_llama: Path) -> None:
     async def run() -> None:
         async with running(tiny_llama) as (llm, _):
             assert await chosen(llm, "first", choosing("one")) == "one"
-            os.kill(llm.copies[0].process.pid, signal.SIGKILL)
+            os.kill(llm.engines[0].process.pid, signal.SIGKILL)
             await llm.wait_dead()
             with pytest.raises(EngineDeadError):
                 await chosen(llm, "dead", choosing("one"))
@@ -317,7 +317,7 @@ def test_idle_costs_next_to_nothing(tiny_llama: Path, ranks: int, seconds: int, 
         async with running(tiny_llama, ranks=max(1, ranks)) as (llm, _):
             await asyncio.gather(*(collect(llm, str(i), LONG) for i in range(4)))
             await asyncio.sleep(1)  # sleeps: OpenMP's threads spin a little after their work
-            engine = psutil.Process(llm.copies[0].process.pid)
+            engine = psutil.Process(llm.engines[0].process.pid)
             processes = [engine, *engine.children()]
             assert len(processes) == 1 + ranks
             before = time.process_time() + sum(map(_cpu_seconds, processes))

@@ -11,8 +11,10 @@ from stoker_common.errors import ArgumentError
 from stoker_engine.contract import argv, names
 from stoker_engine.contract.argv import flag
 
-#: Why ``--enable-expert-parallel`` is refused beside several copies, here and by the planner.
-COPIES_SHARE_NO_EXPERTS: Final = "copies of a model share no experts: those of a copy are dealt over its own devices"
+#: Why ``--enable-expert-parallel`` is refused beside several engines, here and by the planner.
+ENGINES_SHARE_NO_EXPERTS: Final = (
+    "engines of a model share no experts: those of an engine are dealt over its own devices"
+)
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,15 @@ class EngineArgs:
 
     tensor_parallel_size: int = flag("devices each layer is split over", 1, group="parallelism", short="-tp")
     pipeline_parallel_size: int = flag("groups of devices the layers are spread over", 1, short="-pp")
-    data_parallel_size: int = flag("copies of the model", 1, short="-dp")
+    data_parallel_size: int = flag("engines of the model", 1, short="-dp")
     enable_expert_parallel: bool = flag("deal out a mixture's experts to the devices instead of splitting each", False)
 
     nnodes: int = flag("machines that serve the model together, each with as many of its ranks", 1, group="nodes")
     node_rank: int = flag("this machine's number; 0 is the head, which serves the API, the others are headless", 0)
     master_addr: str | None = flag("the head's address or name, as the other nodes reach it", None)
-    master_port: int = flag("port on which node 0 waits for the others; each further copy of the model adds one", 29501)
+    master_port: int = flag(
+        "port on which node 0 waits for the others; each further engine of the model adds one", 29501
+    )
     distributed_timeout_seconds: int = flag("how long nodes wait for each other", 600)
 
     def __post_init__(self) -> None:
@@ -161,7 +165,7 @@ class EngineArgs:
         if self.enable_expert_parallel and self.data_parallel_size > 1:
             raise ArgumentError(
                 "--enable-expert-parallel",
-                f"{COPIES_SHARE_NO_EXPERTS}; leave it out, or use --data-parallel-size 1 and more servers",
+                f"{ENGINES_SHARE_NO_EXPERTS}; leave it out, or use --data-parallel-size 1 and more servers",
             )
         if self.block_size & (self.block_size - 1):
             raise ArgumentError("--block-size", f"must be a power of two, got {self.block_size}")
@@ -195,7 +199,7 @@ class EngineArgs:
         last = self.master_port + self.data_parallel_size - 1
         if self.master_port < 1 or last > 65535:
             ports = f"{self.master_port}" if self.data_parallel_size == 1 else f"{self.master_port} to {last}"
-            raise ArgumentError("--master-port", f"ports are 1 to 65535, got {ports} (one for each copy)")
+            raise ArgumentError("--master-port", f"ports are 1 to 65535, got {ports} (one for each engine)")
 
 
 def _check_address(address: str) -> None:

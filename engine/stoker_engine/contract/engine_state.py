@@ -1,4 +1,4 @@
-"""How a copy of the model does: what the server answers at ``/copies``, and what the operator reads there."""
+"""How an engine of the model does: what the server answers at ``/copies``, and what the operator reads there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyState:
-    """One copy of the model.
+class EngineState:
+    """One engine of the model.
 
     Attributes:
         number: which, from 0; the label ``engine`` of its metrics.
@@ -34,7 +34,7 @@ class CopyState:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, said: Any) -> CopyState | None:
+    def from_dict(cls, said: Any) -> EngineState | None:
         """Reads what `to_dict` wrote; None where others did. Fields of later versions are left out."""
         if not isinstance(said, Mapping):
             return None

@@ -58,13 +58,13 @@ class FrontendArgs:
     allow_credentials: bool = flag("let them send cookies and credentials", False)
 
     max_num_queued_reqs: int | None = flag(
-        "most sequences in flight, running or waiting, of all copies of the model together; further requests get 429; "
+        "most sequences in flight, running or waiting, of all engines of the model together; further requests get 429; "
         "default: no limit",
         None,
         group="limits",
     )
     max_num_queued_tokens: int | None = flag(
-        "most prompt tokens of requests that wait for their first token, of all copies of the model together; beyond "
+        "most prompt tokens of requests that wait for their first token, of all engines of the model together; beyond "
         "it new requests get 429; default: no limit",
         None,
     )
@@ -134,14 +134,13 @@ class FrontendArgs:
     disable_log_stats: bool = flag("do not log the throughput, which is otherwise logged every 10 s while busy", False)
 
     step_timeout: float = flag(
-        "seconds after which a step or a phase of loading counts as stuck: the engine, or that copy of the model, is "
-        "killed",
+        "seconds after which a step or a phase of loading counts as stuck: that engine is killed",
         300.0,
         group="health and the end",
     )
     max_engine_restarts: int = flag(
         "how many deaths of the engine an hour the server outlives, by loading it again while new requests wait; "
-        "beyond that, or where memory ran out or the engine was stuck, it ends. A copy of the model beside others that "
+        "beyond that, or where memory ran out or the engine was stuck, it ends. An engine beside others that "
         "serve is loaded again whatever it died of, 3 times an hour at least",
         0,
     )

@@ -78,7 +78,7 @@ class StepReport:
         first_tokens: of the requests that got their first one.
         inter_token: seconds between a sequence's new token and the one before, for those that have one.
         finished: requests that ended in or just before this step, aborted ones included.
-        copy: whose step it was, of the model's copies.
+        engine: whose step it was, of the model's engines.
     """
 
     num_tokens: int
@@ -89,4 +89,4 @@ class StepReport:
     first_tokens: list[FirstToken] = field(default_factory=list)
     inter_token: list[float] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
-    copy: int = 0
+    engine: int = 0

@@ -17,7 +17,7 @@ _FLAGS: Final = {"TooFewLayers": "--pipeline-parallel-size", "NotMixtureOfExpert
 
 
 def refuse_indivisible(args: EngineArgs, checkpoint: Checkpoint) -> None:
-    """Refuses sizes by which the ranks of a copy could not share the model.
+    """Refuses sizes by which the ranks of an engine could not share the model.
 
     Raises:
         ArgumentError: they are such; it names the flag and the sizes that would do.

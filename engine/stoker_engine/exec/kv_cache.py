@@ -86,7 +86,7 @@ def plan_kv_cache(
         ModelError: `--max-model-len` is beyond the model's own.
         ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
-    ranks, layout = (groups or Groups()).copy, Layout.of(args)
+    ranks, layout = (groups or Groups()).engine, Layout.of(args)
     kv = kv_format(args.kv_cache_dtype, str(dtype))
     cache_groups = memory.model_cache_groups(config, args.block_size, kv, layout.tensor)
     specs = memory.layer_caches(config, layout.tensor)

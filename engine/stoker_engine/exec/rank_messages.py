@@ -28,7 +28,7 @@ class Setup:
         layout: how all of them share the model.
         rendezvous: where they find each other; see `parallel.torch_communicator.World`.
         timeout_s: seconds that it waits for another one.
-        neighbours: how many ranks of all copies its machine has, and which of them it is.
+        neighbours: how many ranks of all engines its machine has, and which of them it is.
         on_cpu: whether the CPU computes the model.
         region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
             `parallel.shm_communicator.SharedMemory`.

@@ -1,4 +1,4 @@
-"""Starts the ranks of a copy: processes of this one, and of agents on other nodes."""
+"""Starts the ranks of an engine: processes of this one, and of agents on other nodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _here(
                 layout,
                 f"file:///proc/self/fd/{rendezvous}",
                 timeout_s,
-                placement.neighbours(supervision.copy or 0, number),
+                placement.neighbours(supervision.engine or 0, number),
                 on_cpu,
                 region if on_cpu else None,
                 supervision.labels,
@@ -100,7 +100,7 @@ def _on_nodes(
     from stoker_engine.parallel.rendezvous import rendezvous_at
 
     layout, placement, device = Layout.of(args), head.placement, resolve_device(args)
-    ours = placement.ranks_on(0, head.copy)
+    ours = placement.ranks_on(0, head.engine)
     if ours:
         check_devices(device, len(ours))
     on_cpu = device.type == "cpu"
@@ -108,7 +108,7 @@ def _on_nodes(
         nodes = head.nodes(on_wait)
         for number in range(layout.size):
             on_wait()
-            neighbours = placement.neighbours(head.copy, number)
+            neighbours = placement.neighbours(head.engine, number)
             setup = Setup(
                 number,
                 layout,
@@ -122,7 +122,7 @@ def _on_nodes(
             if number in ours:
                 ranks.append(RankProcess(setup, (), supervision.log_format, program))
             else:
-                ranks.append(RemoteRank(setup, nodes[placement.node_of(head.copy, number)]))
+                ranks.append(RemoteRank(setup, nodes[placement.node_of(head.engine, number)]))
         yield
 
 

@@ -15,18 +15,18 @@ class Supervision:
     Attributes:
         step_timeout: seconds after which a step, or loading that does not get on, counts as stuck.
         log_format: of the ranks' logs; see `logs.configure`.
-        copy: which copy of the model the engine is; None: the only one.
+        engine: which of the data-parallel engines this is; None: the only one.
         on_death: called in a thread of its own with what ended the ranks, also while no step runs.
         on_missing: called while ranks load, whenever one has, with those that have not.
     """
 
     step_timeout: float = 300.0
     log_format: str = "text"
-    copy: int | None = None
+    engine: int | None = None
     on_death: Callable[[StokerError], None] = lambda _: None
     on_missing: Callable[[Sequence[int]], None] = lambda _: None
 
     @property
     def labels(self) -> dict[str, int]:
-        """What each line of logs says besides the rank: nothing where there is one copy."""
-        return {} if self.copy is None else {"engine": self.copy}
+        """What each line of logs says besides the rank: nothing where there is one engine."""
+        return {} if self.engine is None else {"engine": self.engine}

@@ -1,7 +1,7 @@
-"""Node 0's side of one copy of the model: it listens for the other nodes that have ranks of it.
+"""Node 0's side of one engine of the model: it listens for the other nodes that have ranks of it.
 
-It listens for as long as the copy lives: who comes too late, comes twice or is no node at all is told so or hung up on,
-and hurts nobody. A connection that does not get on is closed after seconds; of many such the oldest go first.
+It listens for as long as the engine lives: who comes too late, comes twice or is no node at all is told so or hung up
+on, and hurts nobody. A connection that does not get on is closed after seconds; of many such the oldest go first.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Head:
     Args:
         args: the engine's.
         model: where this node has its files.
-        copy: the number of the copy.
+        engine: the number of the engine.
         on_waiting: called with a sentence on who is missing whenever that changes, and with an empty one in the end.
 
     Attributes:
         placement: where ranks are.
-        copy: the number.
+        engine: the number.
         address: by which other nodes reach this one.
 
     Raises:
@@ -65,14 +65,14 @@ class Head:
     """
 
     def __init__(
-        self, args: EngineArgs, model: Path, copy: int = 0, on_waiting: Callable[[str], None] = lambda _: None
+        self, args: EngineArgs, model: Path, engine: int = 0, on_waiting: Callable[[str], None] = lambda _: None
     ) -> None:
         assert args.master_addr is not None
-        self.placement, self.copy, self.address = Placement.of(args), copy, args.master_addr
+        self.placement, self.engine, self.address = Placement.of(args), engine, args.master_addr
         self._timeout_s = args.distributed_timeout_seconds
         self._hello = Hello.of(args, model)
         self._key = node_key()
-        self._expected = [node for node in self.placement.nodes_of(copy) if node != 0]
+        self._expected = [node for node in self.placement.nodes_of(engine) if node != 0]
         self._on_waiting = on_waiting
         self._nodes: dict[int, Node] = {}
         self._news = threading.Condition()  # held by whoever looks at nodes, or changes them
@@ -81,33 +81,33 @@ class Head:
         self._greetings: dict[socket.socket, float] = {}  # until when, the oldest first
         self._greeting = threading.Lock()  # held by whoever looks at these, or changes them
         self._closed = False
-        self._listening = _listen(args.master_addr, args.master_port + copy)
+        self._listening = _listen(args.master_addr, args.master_port + engine)
         self._listens_at = _named(self._listening.getsockname())
         self._wake, self._wake_end = socket.socketpair()
         if not self._key:
             logger.warning(
                 "%s is not set: whoever reaches port %d can run code here; set the same key on all nodes",
                 VARIABLE,
-                args.master_port + copy,
+                args.master_port + engine,
             )
         atexit.register(self.dismiss)  # a script may end without a word
         threading.Thread(target=self._accept, name="nodes", daemon=True).start()
 
     @classmethod
     def of(
-        cls, args: EngineArgs, model: Path, copy: int = 0, on_waiting: Callable[[str], None] = lambda _: None
+        cls, args: EngineArgs, model: Path, engine: int = 0, on_waiting: Callable[[str], None] = lambda _: None
     ) -> Head | None:
-        """The head of a copy; None where all its ranks are on this node.
+        """The head of an engine; None where all its ranks are on this node.
 
         Raises:
             ArgumentError: this is not node 0, or it cannot listen.
         """
         if args.node_rank:
             raise ArgumentError("--node-rank", "node 0 runs the engine; run `stoker serve … --headless` on the others")
-        return cls(args, model, copy, on_waiting) if Placement.of(args).nodes_of(copy) != range(1) else None
+        return cls(args, model, engine, on_waiting) if Placement.of(args).nodes_of(engine) != range(1) else None
 
     def nodes(self, on_progress: Callable[[], None] = lambda: None) -> dict[int, Node]:
-        """Waits until all nodes that have ranks of this copy are there.
+        """Waits until all nodes that have ranks of this engine are there.
 
         Raises:
             ArgumentError: one of them cannot be taken in.
@@ -235,7 +235,7 @@ class Head:
         name = f"node {number} ({line.address})"
         refusal = self._hello.refusal(hello, name)
         if refusal is None and number not in self._expected:
-            refusal = ArgumentError("--node-rank", f"{name} has no ranks of copy {self.copy}")
+            refusal = ArgumentError("--node-rank", f"{name} has no ranks of engine {self.engine}")
         if refusal is not None:
             self._refuse(line, name, refusal)
             return

@@ -1,4 +1,4 @@
-"""Another node as the head of a copy sees it: told which ranks to start and to end, asked how they are."""
+"""Another node as the head of an engine sees it: told which ranks to start and to end, asked how they are."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Which rank is on which node.
 
-All ranks of all copies, one copy after the other, are dealt out in equal parts:
+All ranks of all engines, one engine after the other, are dealt out in equal parts:
 
-    2 copies of 2 ranks, 2 nodes      node 0: copy 0        node 1: copy 1
-    1 copy of 2 stages × 2, 2 nodes   node 0: stage 0       node 1: stage 1
-    1 copy of 1 stage × 4, 2 nodes    node 0: ranks 0, 1    node 1: ranks 2, 3 of the same layers
+    2 engines of 2 ranks, 2 nodes      node 0: engine 0        node 1: engine 1
+    1 engine of 2 stages × 2, 2 nodes   node 0: stage 0       node 1: stage 1
+    1 engine of 1 stage × 4, 2 nodes    node 0: ranks 0, 1    node 1: ranks 2, 3 of the same layers
 
-So a copy is whole on a node where copies are no larger than that, and else its stages follow each other over nodes.
+So an engine is whole on a node where engines are no larger than that, and else its stages follow each other over nodes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Placement:
 
     Attributes:
         nodes: how many there are; they divide all ranks.
-        copies: of the model.
-        size: ranks of a copy.
+        engines: of the model.
+        size: ranks of an engine.
     """
 
     nodes: int = 1
-    copies: int = 1
+    engines: int = 1
     size: int = 1
 
     @classmethod
@@ -35,23 +35,23 @@ class Placement:
         """What `args` ask for."""
         return cls(args.nnodes, args.data_parallel_size, args.tensor_parallel_size * args.pipeline_parallel_size)
 
-    def node_of(self, copy: int, rank: int) -> int:
-        """The node that has a copy's rank."""
-        return (copy * self.size + rank) // (self.copies * self.size // self.nodes)
+    def node_of(self, engine: int, rank: int) -> int:
+        """The node that has an engine's rank."""
+        return (engine * self.size + rank) // (self.engines * self.size // self.nodes)
 
-    def nodes_of(self, copy: int) -> range:
-        """The nodes that have ranks of a copy."""
-        return range(self.node_of(copy, 0), self.node_of(copy, self.size - 1) + 1)
+    def nodes_of(self, engine: int) -> range:
+        """The nodes that have ranks of an engine."""
+        return range(self.node_of(engine, 0), self.node_of(engine, self.size - 1) + 1)
 
-    def copies_on(self, node: int) -> list[int]:
-        """The copies that have ranks on a node."""
-        return [copy for copy in range(self.copies) if node in self.nodes_of(copy)]
+    def engines_on(self, node: int) -> list[int]:
+        """The engines that have ranks on a node."""
+        return [engine for engine in range(self.engines) if node in self.nodes_of(engine)]
 
-    def ranks_on(self, node: int, copy: int) -> list[int]:
-        """Those of a copy's ranks that a node has."""
-        return [rank for rank in range(self.size) if self.node_of(copy, rank) == node]
+    def ranks_on(self, node: int, engine: int) -> list[int]:
+        """Those of an engine's ranks that a node has."""
+        return [rank for rank in range(self.size) if self.node_of(engine, rank) == node]
 
-    def neighbours(self, copy: int, rank: int) -> tuple[int, int]:
-        """How many ranks of all copies the node of a copy's rank has, and which of them it is."""
-        on_node = self.copies * self.size // self.nodes
-        return on_node, (copy * self.size + rank) % on_node
+    def neighbours(self, engine: int, rank: int) -> tuple[int, int]:
+        """How many ranks of all copies the node of an engine's rank has, and which of them it is."""
+        on_node = self.engines * self.size // self.nodes
+        return on_node, (engine * self.size + rank) % on_node

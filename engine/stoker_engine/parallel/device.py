@@ -57,7 +57,7 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     """Memory of `device`; for the CPU the container's limit, or the machine's memory if that is less.
 
     Args:
-        sharers: ranks of all copies. Each has an accelerator of its own, or its part of the CPU's memory.
+        sharers: ranks of all engines. Each has an accelerator of its own, or its part of the CPU's memory.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory

@@ -1,4 +1,4 @@
-"""A rank meets the others of its copy."""
+"""A rank meets the others of its engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Joined:
 
 
 def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: SharedMemory | None = None) -> Joined:
-    """Waits until all ranks of a copy have come.
+    """Waits until all ranks of an engine have come.
 
     Args:
         rank: this one's number.
@@ -50,16 +50,16 @@ def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: S
         RankLostError: not all came in time.
     """
     world = World(rank, layout.size, rendezvous, timeout_s)
-    copy = world.ranks([list(range(layout.size))])
-    tensor = _tensor_group(rank, layout, timeout_s, world, copy, shared)
+    engine = world.ranks([list(range(layout.size))])
+    tensor = _tensor_group(rank, layout, timeout_s, world, engine, shared)
     if layout.pipeline == 1:
-        return Joined(Groups(tensor, copy=copy), world)
+        return Joined(Groups(tensor, engine=engine), world)
     members, group = world.group_of(layout.pipelines())
-    return Joined(Groups(tensor, ProcessPipeline(members, rank, group), copy), world)
+    return Joined(Groups(tensor, ProcessPipeline(members, rank, group), engine), world)
 
 
 def _tensor_group(
-    rank: int, layout: Layout, timeout_s: float, world: World, copy: Ranks, shared: SharedMemory | None
+    rank: int, layout: Layout, timeout_s: float, world: World, engine: Ranks, shared: SharedMemory | None
 ) -> Ranks:
     if layout.tensor == 1:
         return Alone()
@@ -67,7 +67,7 @@ def _tensor_group(
         return world.ranks(layout.tensor_groups())
     library = shared.library
     # Of ranks of different builds, or short of memory, one may have no kernels: then none goes by them.
-    is_everywhere = bool(copy.all_gather(torch.tensor([library is not None])).all())
+    is_everywhere = bool(engine.all_gather(torch.tensor([library is not None])).all())
     if library is None or not is_everywhere:
         return world.ranks(layout.tensor_groups())
     return SharedRanks(layout.place_of(rank), layout.tensor, shared.fd, timeout_s, library, shared.spin_us)

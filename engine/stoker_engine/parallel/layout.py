@@ -1,4 +1,4 @@
-"""How the ranks of one copy of a model share it.
+"""How the ranks of one engine of a model share it.
 
 rank = stage × tensor + place
 
@@ -18,7 +18,7 @@ from stoker_engine.sizing.weight_sizes import Sharding
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of one copy.
+    """The ranks of one engine.
 
     Attributes:
         tensor: ranks that share each layer.

@@ -50,12 +50,12 @@ class Groups:
     Attributes:
         tensor: those that share its layers.
         pipeline: those that have the layers before and after.
-        copy: all of them; only while the model loads.
+        engine: all of them; only while the model loads.
     """
 
     tensor: Ranks = field(default_factory=Alone)
     pipeline: Pipeline = field(default_factory=OneStage)
-    copy: Ranks = field(default_factory=Alone)
+    engine: Ranks = field(default_factory=Alone)
 
     @property
     def samples(self) -> bool:

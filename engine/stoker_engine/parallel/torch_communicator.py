@@ -76,7 +76,7 @@ class ProcessRanks:
 
 
 class World:
-    """All ranks of a copy. Whoever makes one waits until all have.
+    """All ranks of an engine. Whoever makes one waits until all have.
 
     Args:
         rank: this process's number.

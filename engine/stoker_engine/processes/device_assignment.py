@@ -1,5 +1,5 @@
-"""What of a machine a copy of the model has: as many accelerators as it has ranks, after those of the copies before it;
-or its share of the processors, where it has no ranks of its own, each of which takes its share by itself."""
+"""What of a machine an engine of the model has: as many accelerators as it has ranks, after those of the engines before
+it; or its share of the processors, where it has no ranks of its own, each of which takes its share by itself."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from stoker_engine.parallel.processors import take_share
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-def keep_to_own_part(args: EngineArgs, copy: int) -> None:
-    """Hides other copies' accelerators from this process, or limits it to its share of the processors.
+def keep_to_own_part(args: EngineArgs, engine: int) -> None:
+    """Hides other engines' accelerators from this process, or limits it to its share of the processors.
 
     To be called before CUDA, or threads that compute, start.
 
     Raises:
-        ArgumentError: there are accelerators, and fewer than all copies together need.
+        ArgumentError: there are accelerators, and fewer than all engines together need.
     """
     placement = Placement.of(args)
-    here = placement.copies_on(0)
-    if len(here) == 1 or copy not in here:
+    here = placement.engines_on(0)
+    if len(here) == 1 or engine not in here:
         return
     visible = [] if args.device == "cpu" else visible_devices()
-    if not visible:  # the copies compute on the CPU, or are refused for want of a device
+    if not visible:  # the engines compute on the CPU, or are refused for want of a device
         if placement.size == 1:
             from stoker_engine.parallel.device import limit_threads  # torch
 
-            limit_threads(take_share(*placement.neighbours(copy, 0), on_cpu=True).threads)
+            limit_threads(take_share(*placement.neighbours(engine, 0), on_cpu=True).threads)
         return
-    needed, first = placement.neighbours(copy, 0)
+    needed, first = placement.neighbours(engine, 0)
     if len(visible) < needed:
         raise ArgumentError(
             "--data-parallel-size",
-            f"the {needed} ranks here of {len(here)} copies need {needed} devices and {len(visible)} are visible; "
-            f"ask for fewer copies or make more devices visible",
+            f"the {needed} ranks here of {len(here)} engines need {needed} devices and {len(visible)} are visible; "
+            f"ask for fewer engines or make more devices visible",
         )
-    # The last copy's other ranks may be on the next node.
-    os.environ[VISIBLE] = ",".join(visible[first : first + len(placement.ranks_on(0, copy))])
+    # The last engine's other ranks may be on the next node.
+    os.environ[VISIBLE] = ",".join(visible[first : first + len(placement.ranks_on(0, engine))])
 
 
 def visible_devices(system: Path = Path("/")) -> list[str]:

@@ -1,4 +1,4 @@
-"""One copy of the model as its client sees it: an engine process, the requests it works on, and the process that
+"""One engine of the model as its client sees it: an engine process, the requests it works on, and the process that
 follows it when it dies.
 
 Whether it lives is looked up when somebody asks, from what cannot lie: the process's state, and since when it is
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from stoker_common.errors import EngineDeadError
 from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
@@ -37,8 +37,8 @@ DEAD: Final = "the engine has stopped; see the server's log"
 _T = TypeVar("_T")
 
 
-class EngineCopy:
-    """One copy, for one event loop. Its process starts at once.
+class DPEngine:
+    """One engine, for one event loop. Its process starts at once.
 
     Args:
         number: which one it is.
@@ -169,7 +169,7 @@ class EngineCopy:
         return f"loading again after: {self._died_of} (now {words.removeprefix('loading: ')})"
 
     @property
-    def state(self) -> CopyState:
+    def state(self) -> EngineState:
         """How it does. It says the same as long as nothing changes: others pass it on."""
         info = self._info
         if self.is_ready:
@@ -178,7 +178,7 @@ class EngineCopy:
             message = f"stuck for more than {self.watchdog.step_timeout:.0f} s (--step-timeout)"
         else:
             message = self.status
-        return CopyState(
+        return EngineState(
             self.number,
             self.is_ready,
             self.ranks,
@@ -203,7 +203,7 @@ class EngineCopy:
             self.watchdog.watch(self.process, self._death)
 
     def shutdown(self) -> None:
-        """Ends the copy; requests in flight end with `EngineDeadError`. `close` waits for the process's end."""
+        """Ends the engine; requests in flight end with `EngineDeadError`. `close` waits for the process's end."""
         self._closed = True
         self.watchdog.stop()
         self._end_streams()

@@ -21,7 +21,7 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.processes.dp_router import CopyRouter
+from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.memory_check import check_room
 from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
@@ -33,8 +33,8 @@ STEP_TIMEOUT_S: Final = 300.0
 _News = queue.SimpleQueue[tuple[int, Any]]
 
 
-class EngineCopies:
-    """Loaded copies of a model and the requests they work on. The processes end with `shutdown`, with this object, or
+class DPEngines:
+    """Loaded engines of a model and the requests they work on. The processes end with `shutdown`, with this object, or
     with the interpreter, whichever comes first.
 
     Args:
@@ -42,10 +42,10 @@ class EngineCopies:
         program: see `EngineProcess`.
 
     Attributes:
-        info: facts that callers make requests by: what each copy can serve.
+        info: facts that callers make requests by: what each engine can serve.
 
     Raises:
-        ArgumentError, ModelError: a copy cannot be loaded.
+        ArgumentError, ModelError: an engine cannot be loaded.
         EngineDeadError: one died while it loaded.
         OSError: the system has no process or memory left.
     """
@@ -54,16 +54,16 @@ class EngineCopies:
         check_room(args)
         self._news: _News = queue.SimpleQueue()
         self._processes: list[EngineProcess] = []
-        self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their copy, and which sequences run
+        self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their engine, and which sequences run
         self._dead_of: EngineDeadError | None = None
-        self._looks: dict[int, Looks] = {}  # at copies that are waited for
+        self._looks: dict[int, Looks] = {}  # at engines that are waited for
         self._look_at = 0.0
         self._end = weakref.finalize(self, _end, self._processes)
         try:
-            for copy in range(args.data_parallel_size):
-                process = EngineProcess(program=program, copy=copy)
+            for engine in range(args.data_parallel_size):
+                process = EngineProcess(program=program, engine=engine)
                 self._processes.append(process)
-                hear = partial(_hear, self._news, copy)
+                hear = partial(_hear, self._news, engine)
                 process.listen(hear, hear)
                 process.send(args)
             self.info = self._loaded()
@@ -71,20 +71,20 @@ class EngineCopies:
             self.shutdown()
             raise
         info = self.info
-        self._router = CopyRouter(len(self._processes), info.block_size, info.usable_blocks, info.max_num_seqs)
+        self._router = DPRouter(len(self._processes), info.block_size, info.usable_blocks, info.max_num_seqs)
 
     def _loaded(self) -> EngineInfo:
         infos = dict[int, EngineInfo]()
         while len(infos) < len(self._processes):
-            copy, message = self._next(lambda: set(range(len(self._processes))) - infos.keys())
+            engine, message = self._next(lambda: set(range(len(self._processes))) - infos.keys())
             if isinstance(message, Waiting | Missing):
                 continue  # of which the log tells
             if isinstance(message, LoadFailed):
                 raise message.error()
             if isinstance(message, EngineDeadError):
-                raise type(message)(f"copy {copy + 1} of {len(self._processes)} died while it loaded: {message}")
+                raise type(message)(f"engine {engine} (of {len(self._processes)}) died while it loaded: {message}")
             assert isinstance(message, EngineInfo), message
-            infos[copy] = message
+            infos[engine] = message
         return replace(
             infos[0],
             max_model_len=min(info.max_model_len for info in infos.values()),
@@ -92,8 +92,8 @@ class EngineCopies:
         )
 
     def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
-        """The next message of any copy. Meanwhile those that are waited for are looked at: one that is stopped, or gets
-        no further, is killed, so that its death is the message."""
+        """The next message of any engine. Meanwhile those that are waited for are looked at: one that is stopped, or
+        gets no further, is killed, so that its death is the message."""
         while True:
             if (now := time.monotonic()) >= self._look_at:
                 self._look_at = now + INTERVAL_S
@@ -103,9 +103,9 @@ class EngineCopies:
             except queue.Empty:
                 continue
 
-    def _look(self, copies: Collection[int]) -> None:
+    def _look(self, engines: Collection[int]) -> None:
         known = self._looks
-        self._looks = {copy: known.get(copy) or Looks(self._processes[copy]) for copy in copies}
+        self._looks = {engine: known.get(engine) or Looks(self._processes[engine]) for engine in engines}
         for looks in self._looks.values():
             if (cause := looks.look(STEP_TIMEOUT_S)) is not None:
                 looks.process.kill(cause)
@@ -124,44 +124,44 @@ class EngineCopies:
         """Takes in a request, checked by `tokens.input_processor`.
 
         Raises:
-            EngineDeadError: a copy is dead, or all are shut down.
+            EngineDeadError: an engine is dead, or all are shut down.
         """
         if self._dead_of is not None:
             raise self._dead_of
-        copy = self._router.begin(
+        engine = self._router.begin(
             request.id,
             request.prompt_token_ids,
             request.num_sequences,
             request.cache_salt,
             among=range(len(self._processes)),
         )
-        self._unfinished[request.id] = copy, set(range(request.num_sequences))
-        self._processes[copy].send(request)
+        self._unfinished[request.id] = engine, set(range(request.num_sequences))
+        self._processes[engine].send(request)
 
     def abort(self, request_id: str) -> None:
         """Ends a request whose result nobody wants any more; unknown ids are ignored."""
         if request_id in self._unfinished:
-            copy, _ = self._unfinished.pop(request_id)
+            engine, _ = self._unfinished.pop(request_id)
             self._router.end(request_id)
-            self._processes[copy].send(Abort(request_id))
+            self._processes[engine].send(Abort(request_id))
 
     def stop(self, request_id: str, index: int) -> None:
         """Ends one sequence at a stop string that was found in its text; unknown ones are ignored."""
         if request_id in self._unfinished:
-            copy, _ = self._unfinished[request_id]
-            self._processes[copy].send(Stop(request_id, index))
+            engine, _ = self._unfinished[request_id]
+            self._processes[engine].send(Stop(request_id, index))
             self._ended(request_id, index)
 
     def step(self) -> StepOutputs:
-        """Waits for a step of any copy; what it added is returned.
+        """Waits for a step of any engine; what it added is returned.
 
         Raises:
-            EngineDeadError: a copy died, or stood still and was killed; there is no more work then, for nobody knows
+            EngineDeadError: an engine died, or stood still and was killed; there is no more work then, for nobody knows
                 what it had done.
         """
-        copy, message = self._next(lambda: {copy for copy, _ in self._unfinished.values()})
+        engine, message = self._next(lambda: {engine for engine, _ in self._unfinished.values()})
         if isinstance(message, EngineDeadError):
-            self._dead_of = type(message)(f"copy {copy + 1} of {len(self._processes)} died: {message}")
+            self._dead_of = type(message)(f"engine {engine} (of {len(self._processes)}) died: {message}")
             self._unfinished.clear()
             self._end()
             raise self._dead_of
@@ -169,7 +169,7 @@ class EngineCopies:
         return StepOutputs([delta for delta in message.deltas if self._is_wanted(delta)], message.report)
 
     def shutdown(self) -> None:
-        """Ends the copies; no request can be added after."""
+        """Ends the engines; no request can be added after."""
         self._dead_of = self._dead_of or EngineDeadError("the engine is shut down")
         self._unfinished.clear()
         self._end()
@@ -191,9 +191,9 @@ class EngineCopies:
             self._router.end(request_id)
 
 
-def _hear(news: _News, copy: int, message: Any) -> None:
-    """In a copy's reading thread, which keeps nothing else alive."""
-    news.put((copy, message))
+def _hear(news: _News, engine: int, message: Any) -> None:
+    """In an engine's reading thread, which keeps nothing else alive."""
+    news.put((engine, message))
 
 
 def _end(processes: list[EngineProcess]) -> None:

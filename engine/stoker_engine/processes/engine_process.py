@@ -37,7 +37,7 @@ class EngineProcess:
         log_format: see `logs.configure`.
         program: interpreter arguments of what runs; tests bring their own.
         step_timeout: seconds after which its ranks are stuck, if it has some; see `exec.supervision`.
-        copy: which of the model's copies it is; None: the only one.
+        engine: which of the model's engines it is; None: the only one.
 
     Raises:
         OSError: the system has no process or memory left for it.
@@ -48,7 +48,7 @@ class EngineProcess:
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
         step_timeout: float = 300.0,
-        copy: int | None = None,
+        engine: int | None = None,
     ) -> None:
         self.status = StatusWord()
         self.status.enter(Phase.STARTING)
@@ -71,7 +71,7 @@ class EngineProcess:
                         log_format,
                         str(parent_for_child()),
                         str(step_timeout),
-                        "" if copy is None else str(copy),
+                        "" if engine is None else str(engine),
                     ],
                     pass_fds=(theirs.fileno(), self.status.fd),
                     process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time

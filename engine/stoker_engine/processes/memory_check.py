@@ -1,4 +1,4 @@
-"""Whether there is room for the processes of all copies, asked before any of them is started."""
+"""Whether there is room for the processes of all engines, asked before any of them is started."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ PROCESS_BYTES: Final = 256 << 20
 
 
 def check_room(args: EngineArgs) -> None:
-    """Refuses to start more copies than there is memory for, however small the model is.
+    """Refuses to start more engines than there is memory for, however small the model is.
 
     Raises:
         ArgumentError: names what there would be room for.
     """
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
-    copies = -(-args.data_parallel_size // args.nnodes)
+    engines = -(-args.data_parallel_size // args.nnodes)
     most = max(1, host_memory() // (PROCESS_BYTES * ranks))
-    if copies > most:
+    if engines > most:
         raise ArgumentError(
             "--data-parallel-size",
-            f"{copies} copies on one machine are {copies * ranks} processes, each with at least "
-            f"{PROCESS_BYTES >> 20} MiB of its memory, which has room for {most} copies; ask for fewer",
+            f"{engines} engines on one machine are {engines * ranks} processes, each with at least "
+            f"{PROCESS_BYTES >> 20} MiB of its memory, which has room for {most} engines; ask for fewer",
         )

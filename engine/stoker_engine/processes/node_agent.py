@@ -1,12 +1,12 @@
-"""A node that serves no API: it starts ranks where the heads of copies on node 0 say so, and ends them with these.
+"""A node that serves no API: it starts ranks where the heads of engines on node 0 say so, and ends them with these.
 
     reach the head ──► obey ──the head says farewell──► end
          ▲               │
          └─ it is gone: end its ranks at once, try again for a while
 
-There is a thread for each copy of the model that has ranks here. It starts their processes, so they end with it too,
-whatever it dies of (`stoker_common.subprocesses.lifeline`). What keeps a copy from being served ends this node only
-where it has no other copy that is.
+There is a thread for each engine of the model that has ranks here. It starts their processes, so they end with it too,
+whatever it dies of (`stoker_common.subprocesses.lifeline`). What keeps an engine from being served ends this node only
+where it has no other engine that is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stoker_engine.nodes.connection import Line
 from stoker_engine.nodes.handshake import VARIABLE, NoNodeError, WrongKeyError, greet_head, node_key
 from stoker_engine.nodes.node_info import Hello
 from stoker_engine.nodes.placement import Placement
-from stoker_engine.processes.node_engine import PROGRAM, NodeCopy
+from stoker_engine.processes.node_engine import PROGRAM, NodeEngine
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +59,11 @@ class NodeAgent:
         self._stop, self._because = threading.Event(), ""
         self._wake, self._wake_end = socket.socketpair()
         self._contact = time.monotonic()  # when a head was last there
-        self._in_touch: set[int] = set()  # copies whose heads are there
+        self._in_touch: set[int] = set()  # engines whose heads are there
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Returns when the heads of all copies have said farewell, or after `stop`.
+        """Returns when the heads of all engines have said farewell, or after `stop`.
 
         Raises:
             ArgumentError, ModelError: this node cannot serve with the others.
@@ -106,8 +106,8 @@ class NodeAgent:
     def _serve_all(self, model: Path) -> None:
         self._contact = time.monotonic()
         threads = [
-            threading.Thread(target=self._serve, args=(copy, model), name=f"copy-{copy}", daemon=True)
-            for copy in self._placement.copies_on(self._args.node_rank)
+            threading.Thread(target=self._serve, args=(engine, model), name=f"engine-{engine}", daemon=True)
+            for engine in self._placement.engines_on(self._args.node_rank)
         ]
         for thread in threads:
             thread.start()
@@ -117,47 +117,47 @@ class NodeAgent:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _serve(self, copy: int, model: Path) -> None:
+    def _serve(self, engine: int, model: Path) -> None:
         failed: ArgumentError | ModelError | None = None
         try:
             while True:
                 try:
-                    line = self._reach(copy, model, failed)
-                    if line is None or self._obey(copy, line):
+                    line = self._reach(engine, model, failed)
+                    if line is None or self._obey(engine, line):
                         return
                     failed = None
-                    logger.error("the head of copy %d is gone, and its ranks here are ended", copy)
+                    logger.error("the head of engine %d is gone, and its ranks here are ended", engine)
                 except (ArgumentError, ModelError) as error:
                     if error is failed or not self._in_touch:
                         raise
                     failed = error
-                    logger.error("copy %d cannot be served, others are: %s", copy, error)
+                    logger.error("engine %d cannot be served, others are: %s", engine, error)
         except BaseException as error:
             self._errors.append(error)
-            self.stop(f"another copy cannot be served: {error}")
+            self.stop(f"another engine cannot be served: {error}")
 
-    def _obey(self, copy: int, line: Line) -> bool:
-        """See `NodeCopy.obey`."""
-        self._in_touch.add(copy)
+    def _obey(self, engine: int, line: Line) -> bool:
+        """See `NodeEngine.obey`."""
+        self._in_touch.add(engine)
         try:
-            ranks = NodeCopy(line, partial(self._dial_rank, copy), self._log_format, self._program)
+            ranks = NodeEngine(line, partial(self._dial_rank, engine), self._log_format, self._program)
             return ranks.obey(self._wake_end, self._on_contact)
         finally:
-            self._in_touch.discard(copy)
+            self._in_touch.discard(engine)
 
     def _on_contact(self) -> str | None:
         """Notes that a head is there; returns why this node is to end, if it is."""
         self._contact = time.monotonic()
         return self._because if self._stop.is_set() else None
 
-    def _dial_rank(self, copy: int, rank: int) -> Line:
-        return self._dial(copy, {"node": self._args.node_rank, "rank": rank})
+    def _dial_rank(self, engine: int, rank: int) -> Line:
+        return self._dial(engine, {"node": self._args.node_rank, "rank": rank})
 
-    def _reach(self, copy: int, model: Path, failed: ArgumentError | ModelError | None) -> Line | None:
-        """A line to the head of a copy that has taken this node in; None after `stop`.
+    def _reach(self, engine: int, model: Path, failed: ArgumentError | ModelError | None) -> Line | None:
+        """A line to the head of an engine that has taken this node in; None after `stop`.
 
         Args:
-            failed: what kept the copy from being served; raised once this node serves no other.
+            failed: what kept the engine from being served; raised once this node serves no other.
 
         Raises:
             ArgumentError: it does not want this node.
@@ -171,11 +171,11 @@ class NodeAgent:
                 if not self._in_touch:
                     raise failed
             try:
-                return self._dial(copy, hello)
+                return self._dial(engine, hello)
             except (OSError, EOFError, ValueError, NoNodeError) as error:
                 why = str(error) or "it hung up"
             now = time.monotonic()
-            where = f"node 0 at {self._args.master_addr}:{self._args.master_port + copy}"
+            where = f"node 0 at {self._args.master_addr}:{self._args.master_port + engine}"
             if now > self._contact + self._args.distributed_timeout_seconds:
                 raise EngineDeadError(
                     f"{where} could not be reached for {now - self._contact:.0f} s (--distributed-timeout-seconds; "
@@ -187,14 +187,14 @@ class NodeAgent:
             self._stop.wait(_RETRY_S)
         return None
 
-    def _dial(self, copy: int, hello: dict[str, Any]) -> Line:
-        """A connection to the head of a copy.
+    def _dial(self, engine: int, hello: dict[str, Any]) -> Line:
+        """A connection to the head of an engine.
 
         Raises:
             ArgumentError: it does not want this node.
             OSError, EOFError, ValueError, NoNodeError: there is no head, or not yet.
         """
-        address = (str(self._args.master_addr), self._args.master_port + copy)
+        address = (str(self._args.master_addr), self._args.master_port + engine)
         line = Line(socket.create_connection(address, _GREETING_S))
         try:
             line.wait_at_most(_GREETING_S)

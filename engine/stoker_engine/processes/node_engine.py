@@ -1,4 +1,4 @@
-"""A node's ranks of one copy of the model, for as long as the copy's head is there.
+"""A node's ranks of one engine of the model, for as long as the engine's head is there.
 
 from the head    {"start": 2}, {"kill": 2}, {"farewell": ""}
 to it            {"rank": 2, "code": -9, "killed_for_memory": false}, {"rank": 2, "stopped": true},
@@ -47,7 +47,7 @@ class _Started:
     is_stopped: bool = False
 
 
-class NodeCopy:
+class NodeEngine:
     """Ranks, none at first; takes `line` over.
 
     Args:

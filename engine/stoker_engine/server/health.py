@@ -5,7 +5,7 @@ path              200 means
 /health, /ping    loaded, and progressing
 /ready            the same, and the server is not about to stop: send requests
 
-Of several copies of the model one is enough; the answer says how each of them does.
+Of several engines of the model one is enough; the answer says how each of them does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.schema.response_models import ServerLoad, Version
 from stoker_engine.server.unavailable import UnavailableError
@@ -32,7 +32,7 @@ def routes(service: Service) -> APIRouter:
     def check(is_well: bool) -> Response:
         if not is_well:
             raise UnavailableError(client.status)
-        return Response(client.status, media_type="text/plain") if client.num_copies > 1 else Response()
+        return Response(client.status, media_type="text/plain") if client.num_engines > 1 else Response()
 
     @router.head("/live", include_in_schema=False)
     @router.get("/live", response_class=Response)
@@ -61,9 +61,9 @@ def routes(service: Service) -> APIRouter:
         return check(client.is_ready)
 
     @router.get("/copies")
-    async def copies() -> list[CopyState]:
-        """How each copy of the model does, which ranks it lacks, and its KV cache; always 200."""
-        return client.copy_states
+    async def copies() -> list[EngineState]:
+        """How each engine of the model does, which ranks it lacks, and its KV cache; always 200."""
+        return client.engine_states
 
     @router.get("/load")
     async def load() -> ServerLoad:

@@ -4,8 +4,9 @@
     KV      =  budget − weights − activations − allowances
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
-All results are bytes on one device. A copy of the model is spread over `Sharding.tensor` × `Sharding.pipeline` devices;
-the block tables are the same on all of them, so the stage with the least room decides how many blocks there are.
+All results are bytes on one device. An engine of the model is spread over `Sharding.tensor` × `Sharding.pipeline`
+devices; the block tables are the same on all of them, so the stage with the least room decides how many blocks there
+are.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ RUNTIME_BYTES: Final = 1 * GIB
 #: An allowance for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion weights.
 GRAPH_BYTES: Final = 1 * GIB
 
-#: An allowance for the buffers of collective communication, where a copy is spread over several devices. CPUs need
+#: An allowance for the buffers of collective communication, where an engine is spread over several devices. CPUs need
 #: none: of the memory in which ranks meet, each one's part is half a MiB.
 COMMUNICATION_BYTES: Final = GIB // 2
 
@@ -52,13 +53,13 @@ CPU_KV_CACHE_LIMIT: Final = 4 * GIB
 
 @dataclass(frozen=True)
 class Device:
-    """What a copy of the model is given.
+    """What an engine of the model is given.
 
     Attributes:
         memory_bytes: of one device; on CPU the container's.
         utilization: share of it that may be used.
         on_cpu: whether it is a CPU.
-        sharding: over how many devices a copy is spread.
+        sharding: over how many devices an engine is spread.
     """
 
     memory_bytes: int
@@ -129,7 +130,7 @@ class MemoryUse:
 
 
 def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryUse:
-    """How a model uses the memory of each device that a copy of it is spread over."""
+    """How a model uses the memory of each device that an engine of it is spread over."""
     split = device.sharding
     activations = activation_bytes(
         config,

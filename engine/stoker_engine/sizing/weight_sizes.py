@@ -3,8 +3,8 @@
 Under tensor parallelism a matrix is split into its `units` (heads, columns, rows of the vocabulary); a shard holds its
 share, rounded up, since a head is never divided. Norms are replicated. Under pipeline parallelism a stage holds its
 layers (`sizing.pipeline_stages`), the first one the embedding besides, the last one the head. Under expert
-parallelism whole experts are spread over devices, instead of each being split: in our engine over those of a copy, in
-others over those of all copies (tensor × data).
+parallelism whole experts are spread over devices, instead of each being split: in our engine over those of an engine,
+in others over those of all engines (tensor × data).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WeightSize:
 
 @dataclass(frozen=True)
 class Sharding:
-    """Over how many devices one copy of a model is spread.
+    """Over how many devices one engine of a model is spread.
 
     Attributes:
         tensor: devices each layer is split over.

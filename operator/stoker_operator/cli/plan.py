@@ -134,7 +134,7 @@ def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: t
     hardware = spec.get("hardware") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(hardware, Mapping):
         return Answer(None, None, False, against)
-    # None: whatever follows from count and nodes. Where that spans nodes, a copy a node is never refused.
+    # None: whatever follows from count and nodes. Where that spans nodes, an engine a node is never refused.
     for sizes in (None, {"tensor": hardware.get("count") or 1, "data": hardware.get("nodes") or 1}):
         try:
             parsed = parse({**manifest, "spec": {**spec, "parallelism": sizes}}).spec

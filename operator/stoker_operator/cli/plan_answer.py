@@ -118,7 +118,7 @@ def _ways(answer: Answer) -> str:
 
 
 _TITLES = (
-    "TP", "PP", "DP", "EP", "copies", "weights/GPU", "KV tokens/copy", "max length", "max concurrency", "verdict",
+    "TP", "PP", "DP", "EP", "engines", "weights/GPU", "KV tokens/engine", "max length", "max concurrency", "verdict",
     "why",
 )  # fmt: skip
 #: Columns of words.

@@ -29,10 +29,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tensor-parallel-size", "-tp", type=int, metavar="N", help="accelerators a layer is split over"
     )
-    group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="copies of the model")
+    group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="engines of the model")
     group.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages layers are dealt among")
     group.add_argument(
-        "--min-concurrency", type=int, metavar="N", help="sequences each copy should hold at once (default: 4)"
+        "--min-concurrency", type=int, metavar="N", help="sequences each engine should hold at once (default: 4)"
     )
     group.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="dtype of the KV cache")
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output")

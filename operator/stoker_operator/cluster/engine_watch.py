@@ -1,8 +1,8 @@
-"""Which copies of a model serve, and which ranks they lack, in pods where several processes compute: requested now and
+"""Which engines of a model serve, and which ranks they lack, in pods where several processes compute: requested now and
 then, since nothing in the cluster changes when one of them dies. Where none serves the pod is not ready, and why is
 known to it alone.
 
-Stoker's engine says it at ``/copies`` (`contract.engine_state`); another one is not known to have copies.
+Stoker's engine says it at ``/copies`` (`contract.engine_state`); other runtimes do not say.
 
 As in `engine_facts`, answers are not trusted, are bounded in bytes and time, and nobody waits for them.
 """
@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.cluster.engine_facts import fetch
-from stoker_operator.objects.facts import Copies, Key
+from stoker_operator.objects.facts import EngineStates, Key
 from stoker_operator.process.background_loop import OwnLoop
 
-#: No pod has more copies, and none of them more ranks.
+#: No pod has more engines, and none of them more ranks.
 _MOST_COPIES: Final = 64
 _MOST_RANKS: Final = 64
 #: Of blocks and tokens.
@@ -37,31 +37,31 @@ _MOST_AT_A_TIME: Final = 16
 _PATIENCE: Final = 3
 
 
-async def ask(metrics_url: str, seconds: float) -> Copies | None:
-    """The copies of the engine whose metrics are at `metrics_url`; None where it does not answer, or does not say."""
+async def ask(metrics_url: str, seconds: float) -> EngineStates | None:
+    """The engines of the server whose metrics are at `metrics_url`; None where it does not answer, or does not say."""
     said = await fetch(metrics_url.removesuffix("/metrics") + "/copies", seconds, _MOST_BYTES)
     return None if said is None else _read(said)
 
 
-def _read(said: bytes) -> Copies | None:
+def _read(said: bytes) -> EngineStates | None:
     try:
         every = json.loads(said)
     except (ValueError, RecursionError):
         return None
     if not isinstance(every, list):
         return None
-    found = (CopyState.from_dict(each) for each in every[:_MOST_COPIES])
-    copies = {each.number: _bounded(each) for each in found if each is not None and _is_likely(each)}
-    return Copies(tuple(copies[number] for number in sorted(copies))) if copies else None
+    found = (EngineState.from_dict(each) for each in every[:_MOST_COPIES])
+    engines = {each.number: _bounded(each) for each in found if each is not None and _is_likely(each)}
+    return EngineStates(tuple(engines[number] for number in sorted(engines))) if engines else None
 
 
-def _is_likely(state: CopyState) -> bool:
+def _is_likely(state: EngineState) -> bool:
     """Whether these numbers fit into a status."""
     small = state.number < _MOST_COPIES and state.ranks <= _MOST_RANKS and len(state.missing_ranks) <= state.ranks
     return small and all(each is None or each < _MOST for each in (state.kv_blocks, state.kv_tokens))
 
 
-def _bounded(state: CopyState) -> CopyState:
+def _bounded(state: EngineState) -> EngineState:
     missing = tuple(sorted(rank for rank in set(state.missing_ranks) if rank < state.ranks))
     return dataclasses.replace(state, missing_ranks=missing, message=_sentence(state.message))
 
@@ -77,12 +77,12 @@ class _Watched:
     """A pod: where its metrics are, what it said last, and how often it has been silent since."""
 
     url: str
-    said: Copies | None = None
+    said: EngineStates | None = None
     silent: int = 0
 
 
-class CopyWatch:
-    """The copies of endpoints' pods, requested in the background.
+class EngineWatch:
+    """The engines of endpoints' pods, requested in the background.
 
     Args:
         told: called with the endpoint of which something is new; in a thread of ours.
@@ -94,10 +94,10 @@ class CopyWatch:
         self._every = every
         self._watched: dict[Key, dict[str, dict[str, _Watched]]] = {}
         self._lock = threading.Lock()
-        self._loop = OwnLoop("copy-watch")
+        self._loop = OwnLoop("engine-watch")
         self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
 
-    def copies(self, key: Key, workload: str, urls: Mapping[str, str]) -> dict[str, Copies]:
+    def engine_states(self, key: Key, workload: str, urls: Mapping[str, str]) -> dict[str, EngineStates]:
         """What pods of the endpoint's workload have said last, by pod; from now on these are asked, and no others.
 
         Args:

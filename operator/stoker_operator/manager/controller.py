@@ -25,7 +25,7 @@ from stoker_operator.admission.review import Object, Verdict
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.cluster import observe
 from stoker_operator.cluster.engine_facts import EngineFacts
-from stoker_operator.cluster.engine_watch import CopyWatch
+from stoker_operator.cluster.engine_watch import EngineWatch
 from stoker_operator.cluster.hub_configs import HubConfigs, Model
 from stoker_operator.cluster.informer import Informer, Watched
 from stoker_operator.cluster.kube import Kube, KubeError
@@ -100,7 +100,7 @@ class Controller:
         self._configs = HubConfigs(self._looked_at_hub)
         self._looked = asyncio.Event()
         self._engines = EngineFacts(self._engine_told)
-        self._copies = CopyWatch(self._engine_told)
+        self._engine_watch = EngineWatch(self._engine_told)
         self._process = Process(
             settings,
             kube,
@@ -168,7 +168,7 @@ class Controller:
     async def _reconcile(self, key: Key) -> Outcome:
         began, epoch = time.monotonic(), self._process.epoch()
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
-        facts = self._engines.reported, self._copies.copies
+        facts = self._engines.reported, self._engine_watch.engine_states
         cluster = Cluster(self._kube, self._store, writer, self._holders.now, *facts, self._operators)
         if self._versions:
             cluster = dataclasses.replace(cluster, version=self._versions.get)
@@ -189,7 +189,7 @@ class Controller:
         self._metrics.reconciled(outcome.value, time.monotonic() - began)
         if outcome is Outcome.GONE:
             self._engines.forget(key)
-            self._copies.forget(key)
+            self._engine_watch.forget(key)
             self._configs.forget(key)
             self._operators.forget(key)
         return outcome
@@ -334,7 +334,7 @@ class Controller:
         if self._taking_over:
             self._taking_over.cancel()
         self._configs.forget_all()
-        self._copies.forget_all()
+        self._engine_watch.forget_all()
         # Kept, since the event loop itself does not keep a task alive.
         self._letting_go = asyncio.create_task(self._end_tasks(), name="stop")
 

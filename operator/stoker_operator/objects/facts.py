@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 
 Object = Mapping[str, Any]
 
@@ -223,16 +223,16 @@ class OlderObject(NamedTuple):
     pods: tuple[str, ...]
 
 
-class Copies(NamedTuple):
-    """The copies of the model that a pod has.
+class EngineStates(NamedTuple):
+    """The engines of the model that a pod has.
 
     Attributes:
         each: one after the other.
     """
 
-    each: tuple[CopyState, ...]
+    each: tuple[EngineState, ...]
 
     @property
-    def down(self) -> list[CopyState]:
+    def down(self) -> list[EngineState]:
         """Those that do not serve."""
-        return [copy for copy in self.each if not copy.serves]
+        return [engine for engine in self.each if not engine.serves]

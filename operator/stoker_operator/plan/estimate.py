@@ -38,15 +38,15 @@ SHORTEST: Final = 2048
 
 @dataclass(frozen=True)
 class Estimate:
-    """One copy of a model in memory. What concerns the KV cache is None where the memory is not known.
+    """One engine of a model in memory. What concerns the KV cache is None where the memory is not known.
 
     Attributes:
         weight_bytes_per_gpu: weights on the accelerator that holds most.
-        kv_tokens_per_copy: tokens that the KV cache of a copy holds.
+        kv_tokens_per_copy: tokens that the KV cache of an engine holds.
         kv_blocks: blocks of that cache, the null block included.
         kv_bytes_per_gpu: what is left for it on the accelerator that has least room.
         max_model_len: the longest sequence, prompt and output.
-        max_concurrency: sequences of that length that the cache of a copy holds at once.
+        max_concurrency: sequences of that length that the cache of an engine holds at once.
     """
 
     weight_bytes_per_gpu: int
@@ -59,7 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Bench:
-    """What one copy is measured on.
+    """What one engine is measured on.
 
     Attributes:
         shape: the model.
@@ -96,7 +96,7 @@ class Bench:
 
 
 class Problem(NamedTuple):
-    """Why a copy cannot run so.
+    """Why an engine cannot run so.
 
     Attributes:
         reason: one CamelCase word.
@@ -110,7 +110,7 @@ class Problem(NamedTuple):
 
 
 def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None]:
-    """One copy in memory, and the objection to it; None where there is none."""
+    """One engine in memory, and the objection to it; None where there is none."""
     config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
     if bench.memory_bytes is None:
         weights = weight_bytes(
@@ -138,7 +138,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     at_once = use.usable_blocks // needed if length else 0
     found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache)
     if settings.max_model_len and length < wanted:
-        message = f"the KV cache of a copy holds {tokens:,} tokens, and one sequence of {wanted:,} does not fit"
+        message = f"the KV cache of an engine holds {tokens:,} tokens, and one sequence of {wanted:,} does not fit"
         return found, Problem("MaxModelLenDoesNotFit", message, length)
     if length < min(SHORTEST, wanted):
         message = f"{_too_large(use, device, bench, fits=True)}: there is room for sequences of {length:,} tokens only"
@@ -155,7 +155,7 @@ def could_hold(bench: Bench, devices: int) -> bool:
 
 
 def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
-    """The memory that a copy needs on each device, with a sequence of `SHORTEST` tokens."""
+    """The memory that an engine needs on each device, with a sequence of `SHORTEST` tokens."""
     device = Device(0, 1.0, bench.on_cpu, sharding)
     use = memory_use(bench.shape.config, bench.numbers, device)
     size, step = bench.numbers.block_size, bench.settings.max_num_batched_tokens

@@ -3,15 +3,15 @@
 What is recommended is what serves, not what barely fits:
 
     1.  sequences of the length in the spec, or else of the model's own
-    2.  so many of them at once as the floor requires, in each copy
-    3.  the most copies: the fewest accelerators a copy, rather split by tensor than by pipeline
+    2.  so many of them at once as the floor requires, in each engine
+    3.  the most engines: the fewest accelerators an engine, rather split by tensor than by pipeline
 
 Where no way reaches length and floor, the one that comes nearest is recommended, length first. More accelerators a
-copy leave each more memory for its KV cache; more copies serve more requests.
+engine leave each more memory for its KV cache; more engines serve more requests.
 
-Copies that share nothing are better pods of their own (``count`` of one copy, and ``replicas``): one that fails takes
-no other with it, smaller pods find room on more nodes, and replicas scale in finer steps. Copies of a mixture whose
-experts are dealt over all of them work in step, and so stay in one pod.
+Engines that share nothing are better pods of their own (``count`` of one engine, and ``replicas``): one that fails
+takes no other with it, smaller pods find room on more nodes, and replicas scale in finer steps. Engines of a mixture
+whose experts are dealt over all of them work in step, and so stay in one pod.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stoker_engine.contract.engine_args import COPIES_SHARE_NO_EXPERTS
+from stoker_engine.contract.engine_args import ENGINES_SHARE_NO_EXPERTS
 from stoker_engine.sizing.sharding import heads_problem, objection
 from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.api.v1alpha1.parallelism import Sizes
@@ -31,7 +31,7 @@ from stoker_operator.plan.shards import Split, uneven
 NODE_COUNTS: Final = (1, 2, 4, 8)
 #: The most that is searched for a model that is too large.
 _MOST: Final = 64
-#: Sequences that a copy should hold at once, where the spec does not state how many.
+#: Sequences that an engine should hold at once, where the spec does not state how many.
 MIN_CONCURRENCY: Final = 4
 
 
@@ -41,10 +41,10 @@ class Option:
 
     Attributes:
         sizes: tensor, pipeline, data.
-        estimate: a copy in memory; None where nothing is known of the model.
+        estimate: an engine in memory; None where nothing is known of the model.
         problem: why it cannot be; None: it can.
         whole_experts: experts are dealt over tensor × data accelerators, instead of each being split.
-        reach: how far a copy comes towards what is wanted: the length, and the sequences of it at once. What is not
+        reach: how far an engine comes towards what is wanted: the length, and the sequences of it at once. What is not
             known is taken to be enough.
         serves: that is all that is wanted.
     """
@@ -58,7 +58,7 @@ class Option:
 
     @property
     def copy_size(self) -> int:
-        """Accelerators of one copy."""
+        """Accelerators of one engine."""
         return self.sizes.tensor * self.sizes.pipeline
 
     @property
@@ -94,7 +94,7 @@ class Advice:
 
     @property
     def apart(self) -> bool:
-        """Whether copies that would share a pod are better pods of their own."""
+        """Whether engines that would share a pod are better pods of their own."""
         return self.sizes != self.option.sizes
 
 
@@ -105,11 +105,11 @@ class Layout:
     Attributes:
         count: accelerators of a pod.
         nodes: pods of a replica.
-        bench: what a copy is measured on; None where the model's shape is not known.
-        joint_experts: the copies of a mixture share its experts: each device of all copies holds a part of them.
+        bench: what an engine is measured on; None where the model's shape is not known.
+        joint_experts: the engines of a mixture share its experts: each device of all engines holds a part of them.
         whole_experts: whether whole experts are dealt, instead of each being split.
         can_deal_experts: the runtime could deal whole experts, where splitting each does not come out even.
-        min_concurrency: sequences that a copy should hold at once.
+        min_concurrency: sequences that an engine should hold at once.
         most: accelerators that can be used together; None: any number.
         divisible: pods may have fewer accelerators than these.
         ours: our engine runs, which divides models by rules of its own.
@@ -134,7 +134,7 @@ class Layout:
         return self.count * self.nodes
 
     def sharding(self, sizes: Sizes) -> Sharding:
-        """How the devices of a copy share the model."""
+        """How the devices of an engine share the model."""
         experts = 1
         if self.joint_experts:
             experts = sizes.tensor * sizes.data
@@ -161,10 +161,10 @@ def _held(found: Estimate) -> tuple[int | None, int | None]:
 
 
 def options(layout: Layout, pipeline: int | None = None) -> tuple[Option, ...]:
-    """All ways that use every accelerator, the widest copy first.
+    """All ways that use every accelerator, the widest engine first.
 
-    Pipelines are among them where the spec has one, where a replica spans nodes, or where no copy fits without and one
-    may with.
+    Pipelines are among them where the spec has one, where a replica spans nodes, or where no engine fits without and
+    one may with.
     """
     if pipeline is not None:
         return _with(layout, (pipeline,))
@@ -195,7 +195,7 @@ def advise(layout: Layout, found: Sequence[Option], replicas: int) -> Advice | N
         return Advice(best, layout.count, layout.nodes, replicas, sizes, _why(layout, best))
     alone = sizes._replace(data=1)
     count, replicas = best.copy_size // nodes, max(replicas, 1) * sizes.data
-    reason = f"{_why(layout, best)}; better as hardware.count {count}, replicas {replicas}: one copy a pod"
+    reason = f"{_why(layout, best)}; better as hardware.count {count}, replicas {replicas}: one engine a pod"
     return Advice(best, count, nodes, replicas, alone, reason)
 
 
@@ -203,15 +203,15 @@ def _why(layout: Layout, best: Option) -> str:
     assert layout.bench is not None and best.estimate is not None
     wanted = layout.bench.wanted_len
     if layout.bench.memory_bytes is None:
-        return "the fewest accelerators a copy, whose memory is not known"
+        return "the fewest accelerators an engine, whose memory is not known"
     if best.serves:
-        return f"the most copies that hold {layout.min_concurrency} sequences of {wanted:,} tokens each"
+        return f"the most engines that hold {layout.min_concurrency} sequences of {wanted:,} tokens each"
     length, at_once = best.reach
     return f"comes nearest to {layout.min_concurrency} sequences of {wanted:,} tokens: {at_once} of {length:,}"
 
 
 def smallest(layout: Layout, *, serving: bool = False) -> Option | None:
-    """The smallest machine of the same accelerators that holds one copy, or also serves as is wanted; None where none
+    """The smallest machine of the same accelerators that holds one engine, or also serves as is wanted; None where none
     is known to."""
     for gpus in (*NODE_COUNTS, *range(2 * max(NODE_COUNTS), _MOST + 1, max(NODE_COUNTS))):
         if layout.bench is not None and not could_hold(layout.bench, gpus):
@@ -257,7 +257,7 @@ def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
         return Problem("TensorSpansNodes", message)
     whole = layout.whole_experts
     if layout.ours and whole and sizes.data > 1:
-        return Problem("ExpertsNotShared", COPIES_SHARE_NO_EXPERTS)
+        return Problem("ExpertsNotShared", ENGINES_SHARE_NO_EXPERTS)
     if layout.bench is None:
         return None
     shape, numbers = layout.bench.shape, layout.bench.numbers

@@ -2,10 +2,10 @@
 
     tensor × pipeline × data  =  accelerators of a replica
 
-Each layer of a copy is split over `tensor` accelerators, the layers are dealt among `pipeline` stages, and there are
-`data` copies. On accelerator `cpu` these are ranks, processes that share the pod's processors and memory. What the user
-leaves out follows from the rest, and goes to the status, never into the spec. That rule needs no outside fact, so the
-API server judges it (`api.v1alpha1.parallelism`); here is what needs the catalogue.
+Each layer of an engine is split over `tensor` accelerators, the layers are dealt among `pipeline` stages, and there are
+`data` engines. On accelerator `cpu` these are ranks, processes that share the pod's processors and memory. What the
+user leaves out follows from the rest, and goes to the status, never into the spec. That rule needs no outside fact, so
+the API server judges it (`api.v1alpha1.parallelism`); here is what needs the catalogue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Placement:
         nodes: pods of a replica.
         tensor: accelerators each layer is split over.
         pipeline: stages that the layers are dealt among.
-        data: copies of the model in a replica.
+        data: engines of the model in a replica.
         expert: whether whole experts are spread over accelerators, instead of each being split.
         idle: accelerators of a replica that are left unused.
     """

@@ -273,8 +273,8 @@ def _quantization(
 
 
 def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> Layout:
-    """What the ways share. vLLM's copies of a mixture share its experts whether whole experts are dealt or each is
-    split; our engine's copies share nothing."""
+    """What the ways share. vLLM's engines of a mixture share its experts whether whole experts are dealt or each is
+    split; our engine's engines share nothing."""
     mixture = isinstance(shape, Shape) and shape.experts > 0
     given = spec.parallelism
     ours, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
@@ -294,7 +294,7 @@ def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench |
 
 
 def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
-    """The memory of one device. On CPU the ranks of all copies share the container's limit equally; without one the
+    """The memory of one device. On CPU the ranks of all engines share the container's limit equally; without one the
     engine takes what the machine has, which is not known beforehand."""
     if placement.accelerator.memory_mib is not None:
         return placement.accelerator.memory_mib * _MIB
@@ -308,7 +308,7 @@ def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
 def _bench(
     spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
 ) -> tuple[str, Bench | None]:
-    """What a copy is measured on; or why it cannot be measured."""
+    """What an engine is measured on; or why it cannot be measured."""
     engine = spec.engine
     on_cpu = spec.hardware.accelerator == CPU
     ours = engine.runtime == "stoker"
@@ -431,13 +431,13 @@ def _other_runtimes(
 
 
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
-    """Our engine with a copy of the model on each device, unless that is known not to fit; sizes of what transformers'
-    own modules run are known as far as those of other runtimes are."""
+    """Our engine with an engine of the model on each device, unless that is known not to fit; sizes of what
+    transformers' own modules run are known as far as those of other runtimes are."""
     on_cpu = spec.hardware.accelerator == CPU
     sizes = placement.sizes
     alone = sizes._replace(tensor=1, pipeline=1, data=sizes.data if on_cpu else sizes.used)
-    copies = f", data {alone.data}" if alone.data > 1 and not on_cpu else ""
-    remedy = f"use tensor 1, pipeline 1{copies}"
+    engines = f", data {alone.data}" if alone.data > 1 and not on_cpu else ""
+    remedy = f"use tensor 1, pipeline 1{engines}"
     others = (name for name in sorted(catalogue.runtimes) if name != spec.engine.runtime)
     shapes = (shape_of(ModelSource.parse(spec.model.source), config, name) for name in others)
     shape = next((found for found in shapes if isinstance(found, Shape)), None)

@@ -66,7 +66,7 @@ def refusal(
         elif _sized_by_hand(layout):
             yield Proposal("give the cache more in spec.engine.args")
         elif on_cpu and chosen.estimate is None:
-            yield Proposal("remove it, and use spec.replicas for more copies", {"parallelism": None})
+            yield Proposal("remove it, and use spec.replicas for more engines", {"parallelism": None})
         elif on_cpu:
             yield from _more_memory(layout, chosen)
         else:
@@ -94,14 +94,14 @@ def shortfalls(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None
     if length < wanted:
         parts.append(f"sequences are cut to {length:,} of the model's {wanted:,} tokens, for want of memory")
     if at_once < layout.min_concurrency:
-        parts.append(f"a copy holds {at_once} of {length:,} tokens at once, fewer than {layout.min_concurrency}")
+        parts.append(f"an engine holds {at_once} of {length:,} tokens at once, fewer than {layout.min_concurrency}")
     yield f"{', and '.join(parts)}; {_more_room(spec, layout, chosen, advice)}"
 
 
 def apart(advice: Advice) -> str:
-    """Why copies that share a pod are better pods of their own."""
+    """Why engines that share a pod are better pods of their own."""
     return (
-        f"copies that share a pod fail and move together; hardware.count {advice.count} with replicas "
+        f"engines that share a pod fail and move together; hardware.count {advice.count} with replicas "
         f"{advice.replicas} gives each its own"
     )
 
@@ -132,13 +132,13 @@ def possible_ways(ways: Sequence[Option], advice: Advice) -> Iterator[Proposal]:
 
 
 def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
-    """Whole experts in pods of one copy, or experts that are split."""
+    """Whole experts in pods of one engine, or experts that are split."""
     alone = sizes._replace(data=1)
     is_counted = spec.hardware.accelerator != CPU
     count = f"hardware.count {alone.used}, " if is_counted and spec.hardware.gpus != alone.used else ""
     if alone.tensor > 1:
         change = shared_by(alone, alone.tensor, alone.used if is_counted else None)
-        yield Proposal(f"use {count}data 1 with expert {alone.tensor}, and replicas for more copies", change)
+        yield Proposal(f"use {count}data 1 with expert {alone.tensor}, and replicas for more engines", change)
     yield Proposal("remove it", {"parallelism": {"expert": None}})
 
 
@@ -150,7 +150,7 @@ def _more_room(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None
         return f"use {say(advice.option)}, or set spec.engine.maxModelLen to what is needed"
     more = smallest(layout, serving=True)
     if more is not None and more.copy_size > layout.count:
-        return f"use {more.copy_size} × {spec.hardware.accelerator} a copy, or set spec.engine.maxModelLen"
+        return f"use {more.copy_size} × {spec.hardware.accelerator} an engine, or set spec.engine.maxModelLen"
     return "set spec.engine.maxModelLen to what is needed"
 
 

@@ -20,8 +20,8 @@ from stoker_operator.cluster.store import Store
 from stoker_operator.manifests.storage import named_claims
 from stoker_operator.objects.facts import (
     Child,
-    Copies,
     Endpoint,
+    EngineStates,
     Key,
     OlderObject,
     Pod,
@@ -83,8 +83,8 @@ class Cluster:
         writer: who writes.
         holders: who holds accelerators; listed on call.
         reported: what an engine reports, where it did; by endpoint, workload, pod and the URL of its metrics.
-        copies: which copies serve, by pod, where several processes compute; by endpoint, workload, and the URLs of the
-            pods' metrics.
+        engines: which engines serve, by pod, where several processes compute; by endpoint, workload, and the URLs of
+            the pods' metrics.
         operators: this operator's name, and which others serve endpoints; None: no operator has a name.
         version: when a Secret or ConfigMap got its data, by its namespace; None where nothing is known of it.
     """
@@ -94,7 +94,7 @@ class Cluster:
     writer: Writer
     holders: Callable[[], Sequence[Holder]] = tuple
     reported: Callable[[Key, str, str, str], Reported | None] = lambda _key, _workload, _pod, _url: None
-    copies: Callable[[Key, str, Mapping[str, str]], Mapping[str, Copies]] = lambda _key, _workload, _urls: {}
+    engines: Callable[[Key, str, Mapping[str, str]], Mapping[str, EngineStates]] = lambda _key, _workload, _urls: {}
     operators: OtherOperators | None = None
     version: Callable[[str, Reference], Version | None] = lambda _namespace, _reference: None
 
@@ -184,8 +184,8 @@ def _workload(
     trouble = _trouble(cluster, decision, endpoint.key, rollout, pods, now) if troubled else None
     reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
     silent = reported is None and any(pod.ready for pod in pods)
-    copies = cluster.copies(endpoint.key, name, _with_ranks(decision, name, pods))
-    return SeenWorkload(rollout, trouble, reported, silent, copies, _older(cluster, decision, endpoint, rollout, pods))
+    engines = cluster.engines(endpoint.key, name, _with_ranks(decision, name, pods))
+    return SeenWorkload(rollout, trouble, reported, silent, engines, _older(cluster, decision, endpoint, rollout, pods))
 
 
 def _older(

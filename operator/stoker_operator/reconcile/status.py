@@ -6,7 +6,7 @@
     Progressing   pods are being created or replaced
     Stalled       something is in the way that does not pass by itself, be it that the operator fails to reconcile it
     Routed        the gateway serves it; only where there is a gateway, or it asks for one
-    Degraded      a copy of the model does not serve, and others of its pod do; only where pods have several
+    Degraded      an engine of the model does not serve, and others of its pod do; only where pods have several
     Ready         every replica serves, from the newest spec; its reason and message are the ones to read
 
 Each condition states which generation of the spec it is about, and keeps the time of its last change.
@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from stoker_engine.contract.engine_state import CopyState
-from stoker_operator.api.v1alpha1.status import MOST_COPY_STATES
+from stoker_engine.contract.engine_state import EngineState
+from stoker_operator.api.v1alpha1.status import MAX_ENGINE_STATES
 from stoker_operator.manifests.service import url
 from stoker_operator.objects.facts import (
     MAIN,
     Child,
-    Copies,
     Endpoint,
+    EngineStates,
     Object,
     OlderObject,
     Reported,
@@ -45,9 +45,9 @@ _MESSAGE: Final = 2048
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
 #: Ways to reach the API that are listed.
 _ADDRESSES: Final = 16
-#: Pods that are named, of those that lack a copy or run with an earlier object.
+#: Pods that are named, of those that lack an engine or run with an earlier object.
 _PODS: Final = 3
-#: Of each of them, copies of which it is told why.
+#: Of each of them, engines of which it is told why.
 _COPIES: Final = 2
 #: What a condition says of each; all of it is in `copyStates`.
 _SAID: Final = 200
@@ -72,7 +72,7 @@ class SeenWorkload:
         trouble: why its pods do not serve.
         reported: what its engine reports, where it has.
         silent: a pod is ready, and its engine has not reported.
-        copies: of the model, by pod, where several processes compute.
+        engines: of the model, by pod, where several processes compute.
         older: Secrets and ConfigMaps of which pods run with an earlier state.
     """
 
@@ -80,7 +80,7 @@ class SeenWorkload:
     trouble: Diagnosis | None = None
     reported: Reported | None = None
     silent: bool = False
-    copies: Mapping[str, Copies] = field(default_factory=dict)
+    engines: Mapping[str, EngineStates] = field(default_factory=dict)
     older: tuple[OlderObject, ...] = ()
 
 
@@ -231,7 +231,7 @@ def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, 
             facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
             told |= {field: value for field, value in facts.items() if value != ""}
         if name in seen.workloads:
-            told |= _copies(seen.workloads[name].copies)
+            told |= _engines(seen.workloads[name].engines)
         earlier = reported_workload(endpoint, name)
         # Where other pods run than would be made today, the numbers are theirs.
         numbers = earlier["plan"] if pinned.differs and earlier else _plan(judgement.plan)
@@ -241,26 +241,26 @@ def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, 
     return {"workloads": reported}
 
 
-def _copies(pods: Mapping[str, Copies]) -> dict[str, Any]:
-    """Which copies serve; those that do not are listed first."""
-    every = [(pod, copy) for pod, copies in sorted(pods.items()) for copy in copies.each]
+def _engines(pods: Mapping[str, EngineStates]) -> dict[str, Any]:
+    """Which engines serve; those that do not are listed first."""
+    every = [(pod, engine) for pod, engines in sorted(pods.items()) for engine in engines.each]
     if not every:
         return {}
     listed = [
         {
             "pod": pod,
-            "number": copy.number,
-            "serves": copy.serves,
-            "ranks": copy.ranks,
-            **({"missingRanks": list(copy.missing_ranks)} if copy.missing_ranks else {}),
-            **({"message": copy.message} if copy.message and not copy.serves else {}),
-            **({} if copy.kv_blocks is None else {"kvBlocks": copy.kv_blocks}),
-            **({} if copy.kv_tokens is None else {"kvTokens": copy.kv_tokens}),
+            "number": engine.number,
+            "serves": engine.serves,
+            "ranks": engine.ranks,
+            **({"missingRanks": list(engine.missing_ranks)} if engine.missing_ranks else {}),
+            **({"message": engine.message} if engine.message and not engine.serves else {}),
+            **({} if engine.kv_blocks is None else {"kvBlocks": engine.kv_blocks}),
+            **({} if engine.kv_tokens is None else {"kvTokens": engine.kv_tokens}),
         }
-        for pod, copy in sorted(every, key=lambda one: one[1].serves)
+        for pod, engine in sorted(every, key=lambda one: one[1].serves)
     ]
-    serving = sum(copy.serves for _, copy in every)
-    return {"copies": len(every), "servingCopies": serving, "copyStates": listed[:MOST_COPY_STATES]}
+    serving = sum(engine.serves for _, engine in every)
+    return {"copies": len(every), "servingCopies": serving, "copyStates": listed[:MAX_ENGINE_STATES]}
 
 
 def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None:
@@ -378,45 +378,45 @@ def _stalled(trouble: Diagnosis | None) -> Verdict:
 
 
 def _degraded(seen: Seen) -> dict[str, Verdict]:
-    every = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
-    # Of a pod with one copy, or where none serves, readiness says it.
-    pods = [(pod, copies) for pod, copies in every if len(copies.each) > 1 and len(copies.down) < len(copies.each)]
+    every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
+    # Of a pod with one engine, or where none serves, readiness says it.
+    pods = [(pod, engines) for pod, engines in every if len(engines.each) > 1 and len(engines.down) < len(engines.each)]
     if not pods:
         return {}
     down = [
-        f"pod {pod}: {len(copies.down)} of {len(copies.each)} copies {'does' if len(copies.down) == 1 else 'do'} not "
-        f"serve: {_told(copies)}"
-        for pod, copies in pods
-        if copies.down
+        f"pod {pod}: {len(engines.down)} of {len(engines.each)} engines {'does' if len(engines.down) == 1 else 'do'} "
+        f"not serve: {_told(engines)}"
+        for pod, engines in pods
+        if engines.down
     ]
     if not down:
-        return {"Degraded": Verdict("False", "EveryCopyServes", "every copy of the model serves")}
+        return {"Degraded": Verdict("False", "EveryCopyServes", "every engine of the model serves")}
     more = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
     remedy = "the others of its pod serve; one that does not come back says why in the pod's log"
     return {"Degraded": Verdict("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
 
 
-def _told(copies: Copies) -> str:
-    """What a pod says of its copies that do not serve."""
+def _told(engines: EngineStates) -> str:
+    """What a pod says of its engines that do not serve."""
     told = [
-        f"engine {copy.number}{_lacks(copy)}{f': {copy.message[:_SAID]}' if copy.message else ''}"
-        for copy in copies.down
+        f"engine {engine.number}{_lacks(engine)}{f': {engine.message[:_SAID]}' if engine.message else ''}"
+        for engine in engines.down
     ]
     more = f"; and {len(told) - _COPIES} more" if len(told) > _COPIES else ""
     return "; ".join(told[:_COPIES]) + more
 
 
-def _lacks(copy: CopyState) -> str:
-    if copy.ranks == 1 or not copy.missing_ranks:
+def _lacks(engine: EngineState) -> str:
+    if engine.ranks == 1 or not engine.missing_ranks:
         return ""
-    missing = ", ".join(map(str, copy.missing_ranks))
-    return f" lacks rank{'s' if len(copy.missing_ranks) > 1 else ''} {missing} of {copy.ranks}"
+    missing = ", ".join(map(str, engine.missing_ranks))
+    return f" lacks rank{'s' if len(engine.missing_ranks) > 1 else ''} {missing} of {engine.ranks}"
 
 
 def _waited_for(seen: Seen) -> str:
-    """What pods say of which no copy serves."""
-    every = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
-    told = [f"; pod {pod}: {_told(copies)}" for pod, copies in every if len(copies.down) == len(copies.each)]
+    """What pods say of which no engine serves."""
+    every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
+    told = [f"; pod {pod}: {_told(engines)}" for pod, engines in every if len(engines.down) == len(engines.each)]
     return "".join(told[:_PODS])
 
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 
 STATES = [
-    CopyState(0, True),
-    CopyState(3, False, 8, (0, 7), "loading again after: rank 7 of 8 was killed", 100, 1600),
+    EngineState(0, True),
+    EngineState(3, False, 8, (0, 7), "loading again after: rank 7 of 8 was killed", 100, 1600),
 ]
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_it_survives_json(state: CopyState) -> None:
-    assert CopyState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
-    assert CopyState.from_dict(state.to_dict() | {"of_a_later_version": 1}) == state
+def test_it_survives_json(state: EngineState) -> None:
+    assert EngineState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+    assert EngineState.from_dict(state.to_dict() | {"of_a_later_version": 1}) == state
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_it_survives_json(state: CopyState) -> None:
     ids=str,
 )
 def test_nonsense_is_none(wrong: Any) -> None:
-    assert CopyState.from_dict(wrong) is None
+    assert EngineState.from_dict(wrong) is None

@@ -100,9 +100,9 @@ class _UnequalRanks(Alone):
         return torch.cat((x, x - 7))
 
 
-@pytest.mark.parametrize("tensor, copies, nodes", [(2, 1, 1), (2, 1, 2), (2, 3, 1), (2, 3, 2), (1, 4, 2), (4, 2, 8)])
+@pytest.mark.parametrize("tensor, engines, nodes", [(2, 1, 1), (2, 1, 2), (2, 3, 1), (2, 3, 2), (1, 4, 2), (4, 2, 8)])
 def test_ranks_share_the_memory_of_their_own_machine(
-    tensor: int, copies: int, nodes: int, monkeypatch: pytest.MonkeyPatch
+    tensor: int, engines: int, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 8 << 30)
     config = ModelConfig.from_dict(TINY)
@@ -110,11 +110,11 @@ def test_ranks_share_the_memory_of_their_own_machine(
         "m",
         gpu_memory_utilization=1,
         tensor_parallel_size=tensor,
-        data_parallel_size=copies,
+        data_parallel_size=engines,
         nnodes=nodes,
         master_addr="10.0.0.1",
     )
-    here = Device((8 << 30) // (tensor * copies // nodes), 1, on_cpu=True, sharding=Sharding(tensor))
+    here = Device((8 << 30) // (tensor * engines // nodes), 1, on_cpu=True, sharding=Sharding(tensor))
     numbers = Numbers(4, kv_format("auto", "torch.float32"), args.block_size, args.max_num_batched_tokens, 256)
     expected = memory_use(config, numbers, here).num_blocks
     assert plan_kv_cache(args, config, torch.float32, torch.device("cpu")).num_blocks == expected
@@ -124,7 +124,7 @@ def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: p
     monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 4 << 30)
     config, args = ModelConfig.from_dict(TINY), EngineArgs("m", gpu_memory_utilization=1)
     alone = plan_kv_cache(args, config, torch.float32, torch.device("cpu"))
-    ranks = Groups(copy=_UnequalRanks())
+    ranks = Groups(engine=_UnequalRanks())
     two = plan_kv_cache(replace(args, tensor_parallel_size=2), config, torch.float32, torch.device("cpu"), ranks)
     # Each has half of the heads, and half of the memory.
     assert two.groups[0].bytes_per_token * 2 == alone.groups[0].bytes_per_token

@@ -18,7 +18,7 @@ import pytest
 
 from stoker_common.errors import ArgumentError, EngineDeadError, ModelError, RequestError
 from stoker_engine import LLM, SamplingParams, StructuredOutputs
-from stoker_engine.processes.dp_engines import EngineCopies
+from stoker_engine.processes.dp_engines import DPEngines
 
 from ..server.conftest import wait_until
 
@@ -26,7 +26,7 @@ PROMPTS = [[5, 6, 7 + i % 3, *range(3, 3 + 9 * (i % 5))] for i in range(11)]
 
 
 def _pids(llm: LLM) -> list[int]:
-    assert isinstance(llm.engine, EngineCopies)
+    assert isinstance(llm.engine, DPEngines)
     return [process.pid for process in llm.engine._processes]
 
 
@@ -35,7 +35,7 @@ def _lives(pid: int) -> bool:
 
 
 def test_the_outputs_of_one(tiny_llama: Path) -> None:
-    """Greedy, seeded, several sequences, stop strings, grammars, refusals; then a copy is killed."""
+    """Greedy, seeded, several sequences, stop strings, grammars, refusals; then an engine is killed."""
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
     asked = [
         greedy,
@@ -65,28 +65,28 @@ def test_the_outputs_of_one(tiny_llama: Path) -> None:
             llm.generate([PROMPTS[0], [10**6]], greedy, use_tqdm=False)
         assert not llm.engine.has_work
         os.kill(pids[1], signal.SIGKILL)
-        with pytest.raises(EngineDeadError, match="copy 2 of 2 died"):
+        with pytest.raises(EngineDeadError, match="engine 2 of 2 died"):
             llm.generate(PROMPTS, replace(greedy, max_tokens=100), use_tqdm=False)
         with pytest.raises(EngineDeadError):
             llm.generate(PROMPTS[0], greedy, use_tqdm=False)
     assert not any(map(_lives, pids))
 
 
-def test_a_copy_that_is_stopped_ends_what_waits_for_it(tiny_llama: Path) -> None:
+def test_an_engine_that_is_stopped_ends_what_waits_for_it(tiny_llama: Path) -> None:
     with LLM(str(tiny_llama), num_gpu_blocks_override=256, data_parallel_size=2) as llm:
         pids = _pids(llm)
         os.kill(pids[1], signal.SIGSTOP)
-        with pytest.raises(EngineDeadError, match="copy 2 of 2 died: it was stopped for 3 s"):
+        with pytest.raises(EngineDeadError, match="engine 2 of 2 died: it was stopped for 3 s"):
             llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=9), use_tqdm=False)
     assert not any(map(_lives, pids))
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_stopped_while_it_loads_ends_loading(tiny_llama: Path) -> None:
+def test_an_engine_that_is_stopped_while_it_loads_ends_loading(tiny_llama: Path) -> None:
     before = _children()
 
     def programs() -> set[str]:
-        """Not what is still a copy of this process: whoever starts a program waits until it is one."""
+        """Not what is still an engine of this process: whoever starts a program waits until it is one."""
         begun = _children() - before
         return {pid for pid in begun if b"stoker_engine.processes" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 

@@ -150,7 +150,7 @@ def test_a_model_on_two_machines(
     assert not two[1].processes("stoker_engine.exec.rank_main")
 
 
-@pytest.mark.slow(drawn=False)  # copies' lives are drawn: the same, and more
+@pytest.mark.slow(drawn=False)  # engines' lives are drawn: the same, and more
 def test_a_life_of_two_machines(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
@@ -215,13 +215,13 @@ def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama
 
 
 @pytest.mark.slow
-def test_a_life_of_two_copies_on_two_machines(
+def test_a_life_of_two_engines_on_two_machines(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    """Copy 1's ranks are on node 1. Whatever happens to it, to its agent or to its cable, copy 0 answers, the cause is
-    said, and in the end both serve."""
+    """Copy 1's ranks are on node 1. Whatever happens to it, to its agent or to its cable, engine 0 answers, the cause
+    is said, and in the end both serve."""
     served = Served(two, tiny_llama, tmp_path, data_parallel_size=2, step_timeout=20)
-    other, rank_main = "copy 2 of 2 (engine 1)", "stoker_engine.exec.rank_main"
+    other, rank_main = "engine 1 (of 2)", "stoker_engine.exec.rank_main"
 
     def both_serve() -> bool:
         return served.ask("/health")[1].count(": serving") == 2
@@ -236,7 +236,7 @@ def test_a_life_of_two_copies_on_two_machines(
         (tmp_path / "log-0").write_bytes(b"")
 
     def all_have_ended() -> None:
-        _until(lambda: not any(map(_lives, ranks)), lambda: "a rank outlives its copy")
+        _until(lambda: not any(map(_lives, ranks)), lambda: "a rank outlives its engine")
 
     def is_missed() -> None:
         _until(lambda: "waiting for node 1 of 2 at" in served.ask("/health")[1], lambda: served.ask("/health")[1])

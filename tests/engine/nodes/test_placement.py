@@ -18,12 +18,12 @@ LAYOUTS = st.tuples(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.
 )
 
 
-def _args(tensor: int, stages: int, copies: int, nodes: int, **options: Any) -> EngineArgs:
+def _args(tensor: int, stages: int, engines: int, nodes: int, **options: Any) -> EngineArgs:
     return EngineArgs(
         "m",
         tensor_parallel_size=tensor,
         pipeline_parallel_size=stages,
-        data_parallel_size=copies,
+        data_parallel_size=engines,
         nnodes=nodes,
         **{"master_addr": "10.0.0.1", **options},
     )
@@ -31,37 +31,39 @@ def _args(tensor: int, stages: int, copies: int, nodes: int, **options: Any) -> 
 
 @given(LAYOUTS)
 def test_every_rank_is_on_one_node(layout: tuple[int, int, int, int]) -> None:
-    tensor, stages, copies, nodes = layout
+    tensor, stages, engines, nodes = layout
     placement = Placement.of(_args(*layout))
     dealt = [
-        (copy, rank, node)
+        (engine, rank, node)
         for node in range(nodes)
-        for copy in placement.copies_on(node)
-        for rank in placement.ranks_on(node, copy)
+        for engine in placement.engines_on(node)
+        for rank in placement.ranks_on(node, engine)
     ]
-    assert [rank[:2] for rank in dealt] == [(copy, rank) for copy in range(copies) for rank in range(tensor * stages)]
-    assert all(placement.node_of(copy, rank) == node for copy, rank, node in dealt)
-    assert {sum(each[2] == node for each in dealt) for node in range(nodes)} == {tensor * stages * copies // nodes}
-    for copy in range(copies):
-        assert list(placement.nodes_of(copy)) == sorted({node for which, _, node in dealt if which == copy})
+    assert [rank[:2] for rank in dealt] == [
+        (engine, rank) for engine in range(engines) for rank in range(tensor * stages)
+    ]
+    assert all(placement.node_of(engine, rank) == node for engine, rank, node in dealt)
+    assert {sum(each[2] == node for each in dealt) for node in range(nodes)} == {tensor * stages * engines // nodes}
+    for engine in range(engines):
+        assert list(placement.nodes_of(engine)) == sorted({node for which, _, node in dealt if which == engine})
 
 
 @given(LAYOUTS)
 def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
     """Each rank of a node, and nobody else, has another place there; the places are all there are."""
-    tensor, stages, copies, nodes = layout
+    tensor, stages, engines, nodes = layout
     placement = Placement.of(_args(*layout))
     found: dict[int, list[tuple[int, int]]] = {}
-    for copy in range(copies):
+    for engine in range(engines):
         for rank in range(tensor * stages):
-            found.setdefault(placement.node_of(copy, rank), []).append(placement.neighbours(copy, rank))
-    on_each = tensor * stages * copies // nodes
+            found.setdefault(placement.node_of(engine, rank), []).append(placement.neighbours(engine, rank))
+    on_each = tensor * stages * engines // nodes
     assert found == {node: [(on_each, place) for place in range(on_each)] for node in range(nodes)}
 
 
 def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:
     whole = Placement.of(_args(2, 1, 2, 2))
-    assert [whole.nodes_of(copy) for copy in range(2)] == [range(1), range(1, 2)]
+    assert [whole.nodes_of(engine) for engine in range(2)] == [range(1), range(1, 2)]
     stages = Placement.of(_args(2, 2, 1, 2))
     assert [stages.ranks_on(node, 0) for node in range(2)] == [[0, 1], [2, 3]]
 
@@ -88,13 +90,13 @@ def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> 
         ({"master_addr": "head\0"}, "--master-addr: .* is no address or name"),
         ({"master_addr": "tcp://head"}, "--master-addr: 'tcp://head' is no address or name"),
         ({"master_port": 0}, "--master-port: ports are 1 to 65535, got 0"),
-        ({"master_port": 65535, "copies": 2}, "--master-port: .*got 65535 to 65536"),
+        ({"master_port": 65535, "engines": 2}, "--master-port: .*got 65535 to 65536"),
         ({"distributed_timeout_seconds": 0}, "--distributed-timeout-seconds: must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        _args(**{"tensor": 2, "stages": 1, "copies": 1, "nodes": 2, **options})
+        _args(**{"tensor": 2, "stages": 1, "engines": 1, "nodes": 2, **options})
 
 
 @pytest.mark.parametrize(

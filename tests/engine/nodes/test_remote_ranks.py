@@ -48,7 +48,7 @@ from stoker_engine.processes.node_agent import NodeAgent
 from ...support.waiting import until
 
 PROGRAM = Path(__file__).parents[1] / "exec" / "crashing_rank.py"
-#: Ranks 0 … 3 of one copy; the last two are on node 1.
+#: Ranks 0 … 3 of one engine; the last two are on node 1.
 SIZE, REMOTE, STEP_TIMEOUT_S = 4, 2, 20.0
 
 
@@ -119,13 +119,13 @@ class Nodes:
         self.agents.append(Agent(agent, thread, errors))
         return self.agents[-1]
 
-    def head(self, copy: int = 0, on_waiting: Callable[[str], None] = lambda _: None, **options: Any) -> Head:
-        self.heads.append(Head(self.args(**options), self.model, copy, on_waiting))
+    def head(self, engine: int = 0, on_waiting: Callable[[str], None] = lambda _: None, **options: Any) -> Head:
+        self.heads.append(Head(self.args(**options), self.model, engine, on_waiting))
         return self.heads[-1]
 
-    def executor(self, copy: int = 0, **options: Any) -> RankExecutor:
+    def executor(self, engine: int = 0, **options: Any) -> RankExecutor:
         args, checkpoint = self.args(**options), types.SimpleNamespace(path=self.model)
-        head = self.head(copy, **options)
+        head = self.head(engine, **options)
         executor = RankExecutor(
             args,
             checkpoint,  # type: ignore[arg-type]
@@ -384,12 +384,12 @@ def test_who_is_about_to_come_hears_why_it_is_of_no_use(nodes: Nodes) -> None:
     assert re.search("node 0 could not serve: a planned lack", str(agent.end()))
 
 
-def test_a_copy_that_cannot_be_served_takes_no_other_with_it(nodes: Nodes) -> None:
-    """Node 1 has a rank of copy 1, and all of copy 2."""
+def test_an_engine_that_cannot_be_served_takes_no_other_with_it(nodes: Nodes) -> None:
+    """Node 1 has a rank of engine 1, and all of engine 2."""
     three: dict[str, Any] = {"tensor_parallel_size": 2, "data_parallel_size": 3}
-    agent, serves = nodes.agent(**three), nodes.executor(copy=2, **three)
+    agent, serves = nodes.agent(**three), nodes.executor(engine=2, **three)
     for _ in range(2):
-        head = nodes.head(copy=1, **three)
+        head = nodes.head(engine=1, **three)
         assert list(head.nodes()) == [1]
         head.dismiss("a planned lack")
         head.close()

@@ -3,7 +3,7 @@
 Real: the process's main loop, scheduler, KV manager, pipe. Pretended: the model; nothing here imports torch, so that a
 life begins in a fraction of a second. DEATHS is a folder; a file in it is a point of a life, each of its lines how to
 die there, once. Whoever reaches that point takes the first line and dies so. A file ``POINT-COPY`` is for one of
-several copies of the model:
+several engines of the model:
 
     start   before anything is received              N          by signal N (19: it is only stopped)
     load    while the model is loaded                raise      by an exception of its own

@@ -53,7 +53,7 @@ def test_killed(make_llm: Any) -> None:
         await llm.load()
         assert llm.is_ready
         stream = await _in_flight(llm)
-        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
+        os.kill(llm.engines[0].process.pid, signal.SIGKILL)
         await _ends(stream)
         assert not llm.is_live
         assert not llm.is_ready
@@ -73,7 +73,7 @@ def test_loaded_again_it_has_the_same_files(make_llm: Any, monkeypatch: pytest.M
         await llm.load()
         asked = Mock(side_effect=AssertionError("it asks again"))
         monkeypatch.setattr("stoker_engine.async_llm.locate_model", asked)
-        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
+        os.kill(llm.engines[0].process.pid, signal.SIGKILL)
         await asyncio.wait_for(llm.wait_dead(), 60)
         await llm.load()
         assert llm.is_ready
@@ -97,7 +97,7 @@ def test_stopped(make_llm: Any) -> None:
         await llm.load()
         await _stopped_while_nobody_waits(llm)
         stream = await _in_flight(llm)
-        os.kill(llm.copies[0].process.pid, signal.SIGSTOP)
+        os.kill(llm.engines[0].process.pid, signal.SIGSTOP)
         stopped = asyncio.create_task(_ends(stream))
         await _until(lambda: not llm.is_live)
         assert "stopped" in llm.status
@@ -109,9 +109,9 @@ def test_stopped(make_llm: Any) -> None:
 
 async def _stopped_while_nobody_waits(llm: AsyncLLM) -> None:
     """Then it is not killed, and may go on."""
-    os.kill(llm.copies[0].process.pid, signal.SIGSTOP)
+    os.kill(llm.engines[0].process.pid, signal.SIGSTOP)
     await _until(lambda: not llm.is_ready)
-    os.kill(llm.copies[0].process.pid, signal.SIGCONT)
+    os.kill(llm.engines[0].process.pid, signal.SIGCONT)
     await _until(lambda: llm.is_ready)
 
 
@@ -122,7 +122,7 @@ def test_a_step_that_hangs(make_llm: Any) -> None:
         asked = time.monotonic()
         stream = await _in_flight(llm)
         # Loading takes longer than that, and on a busy machine so may the first step.
-        llm.copies[0].watchdog.step_timeout = 1.0
+        llm.engines[0].watchdog.step_timeout = 1.0
         await _ends(stream)
         assert time.monotonic() - asked > 1
         assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 60))
@@ -163,7 +163,7 @@ def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> No
     async def run() -> None:
         llm = make_llm(step=SLOW_STEP)
         await llm.load()
-        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
+        os.kill(llm.engines[0].process.pid, signal.SIGKILL)
         death = await asyncio.wait_for(llm.wait_dead(), 60)
         assert isinstance(death, EngineOutOfMemoryError)
         assert "memory ran out" in str(death)
@@ -176,11 +176,11 @@ def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals,
     async def run() -> None:
         llm = make_llm()
         loading = asyncio.create_task(llm.load())
-        await until_async(lambda: llm.copies and llm.copies[0].process)
+        await until_async(lambda: llm.engines and llm.engines[0].process)
         assert llm.is_live
         assert not llm.is_ready
         assert llm.status.startswith("loading")
-        os.kill(llm.copies[0].process.pid, signum)
+        os.kill(llm.engines[0].process.pid, signum)
         async with asyncio.timeout(60):
             with pytest.raises(EngineDeadError, match=cause):
                 await loading
@@ -199,7 +199,7 @@ def test_killed_while_the_model_is_downloaded(make_llm: Any, monkeypatch: pytest
         llm = make_llm()
         loading = asyncio.create_task(llm.load())
         await until_async(downloads.is_set)
-        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
+        os.kill(llm.engines[0].process.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 await loading
@@ -227,7 +227,7 @@ async def run():
     llm = AsyncLLM(EngineArgs(sys.argv[1], num_gpu_blocks_override=64))
     await llm.load()
     assert "torch" not in sys.modules and "transformers" not in sys.modules
-    print(llm.copies[0].process.pid, flush=True)
+    print(llm.engines[0].process.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(run())
 """

@@ -1,4 +1,4 @@
-"""Which part of a machine each copy of the model has. Pretended: the machine's accelerators."""
+"""Which part of a machine each engine of the model has. Pretended: the machine's accelerators."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from stoker_engine.parallel.processors import Machine
 from stoker_engine.processes.device_assignment import VISIBLE, keep_to_own_part, visible_devices
 
 
-def test_each_copy_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_engine_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     args = EngineArgs("m", tensor_parallel_size=2, data_parallel_size=3)
     shown = []
-    for copy in range(3):
+    for engine in range(3):
         monkeypatch.setenv(VISIBLE, "7, 6,5,4,GPU-3,2")
-        keep_to_own_part(args, copy)
+        keep_to_own_part(args, engine)
         shown.append(os.environ[VISIBLE])
     assert shown == ["7,6", "5,4", "GPU-3,2"]
 
 
 def test_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0,1,2")
-    with pytest.raises(ArgumentError, match="the 4 ranks here of 2 copies need 4 devices and 3 are visible"):
+    with pytest.raises(ArgumentError, match="the 4 ranks here of 2 engines need 4 devices and 3 are visible"):
         keep_to_own_part(EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2), 1)
 
 
-def test_a_copy_that_is_partly_on_another_node_has_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_partly_on_another_node_has_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     args = EngineArgs("m", tensor_parallel_size=2, data_parallel_size=3, nnodes=2, master_addr="10.0.0.1")
     shown = []
-    for copy in range(2):  # of the third one, no rank is here
+    for engine in range(2):  # of the third one, no rank is here
         monkeypatch.setenv(VISIBLE, "0,1,2")
-        keep_to_own_part(args, copy)
+        keep_to_own_part(args, engine)
         shown.append(os.environ[VISIBLE])
     assert shown == ["0,1", "2"]
 
 
-def test_one_copy_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_engine_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "3")
     keep_to_own_part(EngineArgs("m"), 0)
     assert os.environ[VISIBLE] == "3"
@@ -66,10 +66,10 @@ def test_what_comes_after_a_number_that_is_none_is_not_shown(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "copies, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
+    "engines, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
 )
 def test_copies_share_the_processors_time(
-    copies: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""
     here = frozenset(os.sched_getaffinity(0))
@@ -78,12 +78,12 @@ def test_copies_share_the_processors_time(
     monkeypatch.setattr(processors, "bind", lambda share: bound.append(share.processors))
     monkeypatch.setattr(device, "cpu_quota", lambda: None)
     before = torch.get_num_threads()
-    for copy in range(copies):
+    for engine in range(engines):
         bound: list[frozenset[int]] = []
         try:
             torch.set_num_threads(8)
-            args = EngineArgs("m", device="cpu", data_parallel_size=copies, tensor_parallel_size=ranks)
-            keep_to_own_part(args, copy)
+            args = EngineArgs("m", device="cpu", data_parallel_size=engines, tensor_parallel_size=ranks)
+            keep_to_own_part(args, engine)
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""Which copy gets a request, against the rule itself, computed anew from all that happened."""
+"""Which engine gets a request, against the rule itself, computed anew from all that happened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from stoker_engine.core.step_report import SchedulerStats
-from stoker_engine.processes.dp_router import CHUNK_TOKENS, SEQUENCE_TOKENS, CopyRouter
+from stoker_engine.processes.dp_router import CHUNK_TOKENS, SEQUENCE_TOKENS, DPRouter
 
 MANY = 10_000
 
@@ -20,42 +20,42 @@ def _prompt(*parts: tuple[str, int]) -> list[int]:
 
 @pytest.mark.parametrize("block_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_copy_with_least_to_do(seed: int, block_size: int) -> None:
-    """Prompts that share prefixes of every length, copies that die and that report; requests end in any order."""
+def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
+    """Prompts that share prefixes of every length, engines that die and that report; requests end in any order."""
     chance = random.Random(seed)
-    num_copies = chance.randint(2, 5)
-    router = CopyRouter(num_copies, block_size, MANY, MANY)
+    num_engines = chance.randint(2, 5)
+    router = DPRouter(num_engines, block_size, MANY, MANY)
     chunk = router.chunk_tokens
     assert chunk % block_size == 0 and chunk >= block_size
-    given: list[list[tuple[str, list[int]]]] = [[] for _ in range(num_copies)]
-    running: dict[str, tuple[int, int, int]] = {}  # copy, sequences, prompt tokens that wait
+    given: list[list[tuple[str, list[int]]]] = [[] for _ in range(num_engines)]
+    running: dict[str, tuple[int, int, int]] = {}  # engine, sequences, prompt tokens that wait
     for number in range(300):
-        among = sorted(chance.sample(range(num_copies), chance.randint(1, num_copies)))
+        among = sorted(chance.sample(range(num_engines), chance.randint(1, num_engines)))
         name, salt, sequences = str(number), chance.choice(["", "", "salt"]), chance.choice([1, 1, 4])
         prompt = _prompt(
             (f"system{chance.randrange(2)}", chance.choice([0, 1, chunk - 1, chunk, 3 * chunk])),
             (f"user{chance.randrange(6)}", chance.choice([1, chunk, chunk + 1, 5 * chunk + 3])),
         )
 
-        def computed(copy: int, prompt: list[int] = prompt, salt: str = salt) -> int:
+        def computed(engine: int, prompt: list[int] = prompt, salt: str = salt) -> int:
             most = 0
-            for its_salt, other in given[copy]:
+            for its_salt, other in given[engine]:
                 same = next((i for i, (a, b) in enumerate(zip(prompt, other, strict=False)) if a != b), None)
                 same = min(len(prompt), len(other)) if same is None else same
                 whole = min(same, len(prompt) - 1, len(other) - 1) // chunk * chunk
                 most = max(most, whole if its_salt == salt else 0)
             return len(prompt) - most
 
-        def work(copy: int, running: dict[str, tuple[int, int, int]] = running) -> int:
-            its = [each for each in running.values() if each[0] == copy]
-            return computed(copy) + sum(waiting + SEQUENCE_TOKENS * sequences for _, sequences, waiting in its)
+        def work(engine: int, running: dict[str, tuple[int, int, int]] = running) -> int:
+            its = [each for each in running.values() if each[0] == engine]
+            return computed(engine) + sum(waiting + SEQUENCE_TOKENS * sequences for _, sequences, waiting in its)
 
-        before = {copy: work(copy) for copy in among}
-        needs = {copy: computed(copy) for copy in among}
-        copy = router.begin(name, prompt, sequences, salt, among=among)
-        assert copy in among and before[copy] == min(before.values())
-        running[name] = copy, sequences, needs[copy]
-        given[copy].append((salt, prompt))
+        before = {engine: work(engine) for engine in among}
+        needs = {engine: computed(engine) for engine in among}
+        engine = router.begin(name, prompt, sequences, salt, among=among)
+        assert engine in among and before[engine] == min(before.values())
+        running[name] = engine, sequences, needs[engine]
+        given[engine].append((salt, prompt))
         for each in chance.sample(sorted(running), min(len(running), chance.randint(0, 2))):
             router.has_begun(each)
             running[each] = (*running[each][:2], 0)
@@ -63,22 +63,22 @@ def test_the_copy_with_least_to_do(seed: int, block_size: int) -> None:
             router.end(each)
             del running[each]
         if chance.random() < 0.02:
-            dead = chance.randrange(num_copies)
+            dead = chance.randrange(num_engines)
             router.forget(dead)
             given[dead].clear()
             running = {name: its for name, its in running.items() if its[0] != dead}
-        for each in range(num_copies):
-            its = [(sequences, waiting) for copy, sequences, waiting in running.values() if copy == each]
+        for each in range(num_engines):
+            its = [(sequences, waiting) for engine, sequences, waiting in running.values() if engine == each]
             assert router.load(each) == (sum(s for s, _ in its), sum(w for _, w in its))
     for name in [*running, "unknown"]:
         router.end(name)
         router.end(name)
         router.has_begun(name)
-    assert all(router.load(copy) == (0, 0) for copy in range(num_copies))
+    assert all(router.load(engine) == (0, 0) for engine in range(num_engines))
 
 
 def test_a_conversation_stays_and_strangers_spread() -> None:
-    router = CopyRouter(4, 16, MANY, 256)
+    router = DPRouter(4, 16, MANY, 256)
     first = [router.begin(f"first{i}", _prompt((f"chat{i}", 500)), 1, among=range(4)) for i in range(4)]
     assert sorted(first) == [0, 1, 2, 3]
     for turn in range(2, 6):
@@ -88,7 +88,7 @@ def test_a_conversation_stays_and_strangers_spread() -> None:
 
 
 def test_ties_are_spread() -> None:
-    router = CopyRouter(3, 16, MANY, 256)
+    router = DPRouter(3, 16, MANY, 256)
     chosen = Counter[int]()
     for number in range(30):
         chosen[router.begin(str(number), [1, 2, 3], 1, among=range(3))] += 1
@@ -97,22 +97,22 @@ def test_ties_are_spread() -> None:
 
 
 def test_a_prefix_that_all_share_spreads_with_the_load() -> None:
-    """No copy has much more than others, though one had the prefix first."""
-    router = CopyRouter(4, 16, MANY, 256)
+    """No engine has much more than others, though one had the prefix first."""
+    router = DPRouter(4, 16, MANY, 256)
     for number in range(200):
         router.begin(str(number), _prompt(("system", 1000), (f"user{number}", 20)), 1, among=range(4))
         router.has_begun(str(number))
-    loads = [router.load(copy)[0] for copy in range(4)]
+    loads = [router.load(engine)[0] for engine in range(4)]
     assert max(loads) - min(loads) <= 1000 // SEQUENCE_TOKENS + 1
 
 
 def test_copies_without_room_come_last() -> None:
-    router = CopyRouter(2, 16, MANY, max_num_seqs=4)
+    router = DPRouter(2, 16, MANY, max_num_seqs=4)
     prompt = _prompt(("long", 5000))
     first = router.begin("0", prompt, 4, among=range(2))
     assert router.begin("1", prompt, 1, among=range(2)) != first, "a step has no more sequences"
-    assert router.begin("2", prompt, 4, among=range(2)) != first, "no copy has room, and the other one less to do"
-    router = CopyRouter(2, 16, MANY, 256)
+    assert router.begin("2", prompt, 4, among=range(2)) != first, "no engine has room, and the other one less to do"
+    router = DPRouter(2, 16, MANY, 256)
     first = router.begin("0", prompt, 1, among=range(2))
     router.has_begun("0")
     router.report(first, SchedulerStats(3, 0, 1.0, 0, 0, 0))
@@ -123,11 +123,11 @@ def test_copies_without_room_come_last() -> None:
 
 def test_what_is_remembered_is_bounded_by_the_cache_it_stands_for() -> None:
     """And the beginning of a prompt outlives its end."""
-    router = CopyRouter(1, 16, 10 * CHUNK_TOKENS // 16, 256)
+    router = DPRouter(1, 16, 10 * CHUNK_TOKENS // 16, 256)
     for number in range(50):
         router.begin(str(number), _prompt((f"chat{number}", 8 * CHUNK_TOKENS)), 1, among=[0])
         router.end(str(number))
-        assert len(router._copies[0].seen) <= 10
+        assert len(router._engines[0].seen) <= 10
     router.begin("again", _prompt(("chat49", 8 * CHUNK_TOKENS)), 1, among=[0])
     assert router.load(0)[1] == CHUNK_TOKENS, "the last chunk is computed, for its last token's sake"
     router.end("again")

@@ -1,4 +1,4 @@
-"""More copies than there is memory for are refused before any process is started."""
+"""More engines than there is memory for are refused before any process is started."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_room(args: EngineArgs, memory: int, most: int | None, monkeypatch: pyte
     if most is None:
         memory_check.check_room(args)
         return
-    with pytest.raises(ArgumentError, match=f"room for {most} copies") as refused:
+    with pytest.raises(ArgumentError, match=f"room for {most} engines") as refused:
         memory_check.check_room(args)
     assert refused.value.argument == "--data-parallel-size"
 
 
 def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process.EngineProcess, "__init__", lambda *_, **__: pytest.fail("one was started"))
-    with pytest.raises(ArgumentError, match="100000 copies"):
+    with pytest.raises(ArgumentError, match="100000 engines"):
         LLM("demo://gemma-3-270m", data_parallel_size=100_000)
-    with pytest.raises(ArgumentError, match="100000 copies"):
+    with pytest.raises(ArgumentError, match="100000 engines"):
         AsyncLLM(EngineArgs("m", data_parallel_size=100_000))

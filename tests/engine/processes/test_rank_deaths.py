@@ -15,7 +15,7 @@ from stoker_common.errors import EngineDeadError, EngineKilledError, EngineStuck
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.processes.engine_process import PROGRAM
 
 from ...support.waiting import until_async
@@ -59,7 +59,7 @@ async def _rank(llm: AsyncLLM, number: int) -> psutil.Process:
     """One of its ranks, as soon as it is there."""
 
     def find() -> psutil.Process | None:
-        for child in psutil.Process(llm.copies[0].process.pid).children():
+        for child in psutil.Process(llm.engines[0].process.pid).children():
             words = child.cmdline()
             if "stoker_engine.exec.rank_main" in words and words[4] == str(number):
                 return child
@@ -77,19 +77,19 @@ def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama
             (await _rank(llm, 1)).kill()
             with pytest.raises(EngineKilledError, match=r"while it loaded: rank 1 of 2 was killed by signal 9"):
                 await asyncio.wait_for(loading, 120)
-            (state,) = llm.copy_states
+            (state,) = llm.engine_states
             assert (state.serves, state.ranks, state.missing_ranks) == (False, 2, (0, 1))
             assert "rank 1 of 2 was killed by signal 9" in state.message
             assert state.kv_blocks is None
             await asyncio.wait_for(llm.load(), 120)
             assert llm.is_ready
-            assert llm.copy_states == [CopyState(0, True, 2, (), "serving", 256, llm.info.kv_tokens)]
+            assert llm.engine_states == [EngineState(0, True, 2, (), "serving", 256, llm.info.kv_tokens)]
             (await _rank(llm, 0)).kill()  # nobody waits for it
             death = await asyncio.wait_for(llm.wait_dead(), 120)
             assert type(death) is EngineKilledError
             assert not llm.is_ready
             assert "rank 0 of 2 was killed" in llm.status
-            assert llm.copy_states[0].missing_ranks == (0, 1), "they end together"
+            assert llm.engine_states[0].missing_ranks == (0, 1), "they end together"
 
     asyncio.run(run())
 

@@ -26,7 +26,7 @@ from starlette.testclient import TestClient
 from stoker_common.errors import EngineDeadError, RequestError
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
@@ -156,9 +156,9 @@ class FakeEngine:
         )
         self.is_live = self.is_ready = True
         self.is_stuck = False
-        self.num_copies = 1
+        self.num_engines = 1
         self.status = "stepping"
-        self.copy_states = [CopyState(0, True, message="serving", kv_blocks=77, kv_tokens=1216)]
+        self.engine_states = [EngineState(0, True, message="serving", kv_blocks=77, kv_tokens=1216)]
         self.answer = "hello world"
         self.error: Exception | None = None
         self.breaks_with: Exception | None = None
@@ -175,20 +175,20 @@ class FakeEngine:
         self.loaded.set()
         self.death = asyncio.Event()
 
-    async def load(self, copy: int | None = None) -> EngineInfo:
+    async def load(self, engine: int | None = None) -> EngineInfo:
         await self.loaded.wait()
         return self.info
 
-    def info_of(self, copy: int) -> EngineInfo:
+    def info_of(self, engine: int) -> EngineInfo:
         return self.info
 
-    def serves(self, copy: int) -> bool:
+    def serves(self, engine: int) -> bool:
         return self.is_ready
 
     def has(self, request_id: str) -> bool:
         return request_id in self.alive
 
-    async def wait_dead(self, copy: int = 0) -> EngineDeadError:
+    async def wait_dead(self, engine: int = 0) -> EngineDeadError:
         await self.death.wait()
         return EngineDeadError("a test killed it")
 

@@ -1,5 +1,5 @@
-"""``stoker serve`` with two copies of two ranks each, of which a process is killed or stopped, and then another: only
-its copy's requests end with an error, which names the cause, and what the server says of itself is true throughout.
+"""``stoker serve`` with two engines of two ranks each, of which a process is killed or stopped, and then another: only
+its engine's requests end with an error, which names the cause, and what the server says of itself is true throughout.
 
 Nothing is faked: real processes, on a tiny model.
 """
@@ -26,7 +26,7 @@ from stoker_engine.cli.lines import lines_as_they_come
 
 from .test_rank_deaths import SECONDS, Served, serving
 
-COPIES, RANKS = 2, 2
+ENGINES, RANKS = 2, 2
 CLIENTS, TOKENS = 10, 300
 PROMPTS = [[5, 6, 7 + i, *range(3, 3 + 7 * (i % 4))] for i in range(CLIENTS)]
 #: Who, by what, and what is said of it.
@@ -73,32 +73,32 @@ def _samples(url: str) -> dict[str, float]:
 
 
 def _each(url: str, metric: str) -> list[float]:
-    """What /metrics says of each copy."""
+    """What /metrics says of each engine."""
     said = {
         int(json.loads(n.split(" ", 1)[1])["engine"]): v for n, v in _samples(url).items() if n.split()[0] == metric
     }
-    return [said[copy] for copy in range(COPIES)]
+    return [said[engine] for engine in range(ENGINES)]
 
 
-def _engine(served: Served, copy: int) -> psutil.Process:
-    """A copy's engine process."""
+def _engine(served: Served, engine: int) -> psutil.Process:
+    """An engine's engine process."""
     for process in psutil.Process(served.process.pid).children():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if "stoker_engine.processes.main" in words and words[-1] == str(copy):
+            if "stoker_engine.processes.main" in words and words[-1] == str(engine):
                 return process
-    raise AssertionError(f"there is no engine {copy}")
+    raise AssertionError(f"there is no engine {engine}")
 
 
-def _rank(served: Served, copy: int, rank: int) -> psutil.Process:
-    """A rank of a copy."""
-    for process in _engine(served, copy).children():
+def _rank(served: Served, engine: int, rank: int) -> psutil.Process:
+    """A rank of an engine."""
+    for process in _engine(served, engine).children():
         words = process.cmdline()
         if "stoker_engine.exec.rank_main" in words:
             place = words.index("stoker_engine.exec.rank_main") + 1
             if words[place] == str(rank):
                 return process
-    raise AssertionError(f"there is no rank {rank} of copy {copy}")
+    raise AssertionError(f"there is no rank {rank} of engine {engine}")
 
 
 async def _ask(client: httpx.AsyncClient, prompt: list[int], begun: asyncio.Semaphore) -> Answer:
@@ -157,35 +157,35 @@ def _watched(url: str) -> Iterator[Watch]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_copy_dies_and_the_other_serves(seed: int, tiny_llama: Path, tmp_path: Path) -> None:
+def test_an_engine_dies_and_the_other_serves(seed: int, tiny_llama: Path, tmp_path: Path) -> None:
     chance = random.Random(seed)
     whole = _expected(tiny_llama)
-    words = [f"--data-parallel-size={COPIES}", "--max-engine-restarts=9", "--served-model-name=tiny"]
+    words = [f"--data-parallel-size={ENGINES}", "--max-engine-restarts=9", "--served-model-name=tiny"]
     words += [f"--step-timeout={SECONDS}"]  # four ranks start at once, on a busy machine
     with serving(tiny_llama, tmp_path, *words) as served:
         url = served.url
         with _watched(url) as watch:
             assert [answer.text for answer in _ask_all(url)] == whole
             for death, (who, signum, says) in enumerate(chance.sample(DEATHS, len(DEATHS))):
-                copy, before = death % COPIES, _each(url, "stoker:engine_restarts_total")
+                engine, before = death % ENGINES, _each(url, "stoker:engine_restarts_total")
                 number = chance.randrange(RANKS)
-                victim = _engine(served, copy) if who == "engine" else _rank(served, copy, number)
+                victim = _engine(served, engine) if who == "engine" else _rank(served, engine, number)
                 answers = _ask_all(url, victim, signum)
                 assert all(answer.ended for answer in answers)
                 failed = [answer for answer in answers if answer.error]
-                assert 0 < len(failed) < CLIENTS, "each copy had some"
+                assert 0 < len(failed) < CLIENTS, "each engine had some"
                 for answer, expected in zip(answers, whole, strict=True):
                     if not answer.error:
                         assert answer.text == expected
                         continue
                     assert expected.startswith(answer.text)
-                    assert f"copy {copy + 1} of {COPIES} (engine {copy})" in answer.error
+                    assert f"engine {engine + 1} of {ENGINES} (engine {engine})" in answer.error
                     assert says in answer.error
                     assert who == "engine" or f"rank {number} of {RANKS}" in answer.error
-                before[copy] += 1
-                served.until(lambda: _each(url, "stoker:engine_up") == [1.0] * COPIES, "it is not loaded again")
+                before[engine] += 1
+                served.until(lambda: _each(url, "stoker:engine_up") == [1.0] * ENGINES, "it is not loaded again")
                 assert _each(url, "stoker:engine_restarts_total") == before
-                assert _each(url, "vllm:num_requests_running") == [0.0] * COPIES
+                assert _each(url, "vllm:num_requests_running") == [0.0] * ENGINES
                 assert [answer.text for answer in _ask_all(url)] == whole
         assert not watch.wrong
         assert "Traceback" not in served.log

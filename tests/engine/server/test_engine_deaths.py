@@ -238,7 +238,7 @@ def test_what_stands_still_is_killed_and_its_clients_told(
 ) -> None:
     monkeypatch.setattr("stoker_engine.processes.watchdog.STOPPED_TIMEOUT_S", 0.5)
     with _mortal(tiny_llama, tmp_path / "deaths", 3) as mortal:
-        mortal.llm.copies[0].watchdog.step_timeout = 1.5
+        mortal.llm.engines[0].watchdog.step_timeout = 1.5
         mortal.plan(**{point: how})
         for answer in _ask_all(mortal, 12):
             assert answer.status == 503

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.server.app import create_app
 from stoker_engine.server.unavailable import UnavailableError
 
@@ -122,10 +122,10 @@ def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> 
     assert families["http_response_size_bytes"].type == "summary"
 
 
-def test_how_copies_do_is_told_always(client: TestClient, engine: FakeEngine) -> None:
+def test_how_engines_do_is_told_always(client: TestClient, engine: FakeEngine) -> None:
     engine.is_ready = engine.is_live = False
-    lost = CopyState(0, False, 4, (2, 3), "loading: reading the model")
-    engine.copy_states = [lost, CopyState(1, True, 4, (), "serving", 7, 112)]
+    lost = EngineState(0, False, 4, (2, 3), "loading: reading the model")
+    engine.engine_states = [lost, EngineState(1, True, 4, (), "serving", 7, 112)]
     answer = client.get("/copies")
     assert answer.status_code == 200
-    assert [CopyState.from_dict(each) for each in answer.json()] == engine.copy_states
+    assert [EngineState.from_dict(each) for each in answer.json()] == engine.engine_states

@@ -69,16 +69,18 @@ def test_throughput_every_ten_seconds_while_busy(
     ]
 
 
-def test_the_throughput_is_that_of_all_copies(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_throughput_is_that_of_all_engines(caplog: pytest.LogCaptureFixture) -> None:
     """Of one that died only what it had done counts."""
     caplog.set_level(logging.INFO)
 
     async def run() -> None:
         times = iter([0.0, 10.0, 20.0, 30.0])
         log = ThroughputLog(clock=lambda: next(times))
-        for copy in range(2):
+        for engine in range(2):
             log.on_step(
-                StepReport(64, 60, 4, SchedulerStats(2 + copy, 1, 0.25 + copy / 2, 100, 40 * copy, 0), copy=copy)
+                StepReport(
+                    64, 60, 4, SchedulerStats(2 + engine, 1, 0.25 + engine / 2, 100, 40 * engine, 0), engine=engine
+                )
             )
         log.log()
         log.on_death(1)

@@ -244,31 +244,32 @@ def test_rejections_have_vllms_reasons(metrics: EngineMetrics, registry: Collect
     assert told == {("tiny", "max_num_queued_reqs"): 1, ("tiny", "max_num_queued_tokens"): 0}
 
 
-def test_each_copy_has_its_own(registry: CollectorRegistry) -> None:
-    """One family a metric, a sample a copy; a copy that died has nothing running, and others keep what they have."""
+def test_each_engine_has_its_own(registry: CollectorRegistry) -> None:
+    """One family a metric, a sample an engine; an engine that died has nothing running, and others keep what they
+    have."""
     metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=3), [INFO] * 3)
     serves = [True, False, True]
-    for copy in range(3):
-        metrics.look_up(copy, lambda copy=copy: serves[copy])
-        metrics.on_step(StepReport(4, 3, 1, SchedulerStats(copy + 1, 2, 0.5, 10, 5, 0), copy=copy))
+    for engine in range(3):
+        metrics.look_up(engine, lambda engine=engine: serves[engine])
+        metrics.on_step(StepReport(4, 3, 1, SchedulerStats(engine + 1, 2, 0.5, 10, 5, 0), engine=engine))
     metrics.on_restart(1)
     serves[2] = False
 
     def each(name: str) -> list[float]:
-        return [value(registry, name, engine=str(copy)) for copy in range(3)]
+        return [value(registry, name, engine=str(engine)) for engine in range(3)]
 
     assert each("vllm:num_requests_running") == [1, 0, 3]
     assert each("vllm:prefix_cache_hits_total") == [5, 5, 5]
     assert each("stoker:engine_restarts_total") == [0, 1, 0]
     assert each("stoker:engine_up") == [1, 0, 0]
-    metrics.on_step(StepReport(4, 3, 1, SchedulerStats(1, 2, 0.5, 7, 2, 0), copy=1))
+    metrics.on_step(StepReport(4, 3, 1, SchedulerStats(1, 2, 0.5, 7, 2, 0), engine=1))
     assert each("vllm:prefix_cache_hits_total") == [5, 7, 5], "another engine counts anew"
     text = generate_latest(registry).decode()
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     assert text.count("vllm:cache_config_info{") == text.count("stoker:model_info{") == 3
 
 
-def test_each_copy_shows_its_own_cache_and_that_of_whoever_takes_its_place(registry: CollectorRegistry) -> None:
+def test_each_engine_shows_its_own_cache_and_that_of_whoever_takes_its_place(registry: CollectorRegistry) -> None:
     """Devices need not have the same room. What a dead engine had is not shown any more."""
     infos = [INFO, replace(INFO, num_blocks=50)]
     metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=2), infos)
@@ -291,11 +292,11 @@ def test_each_copy_shows_its_own_cache_and_that_of_whoever_takes_its_place(regis
 
 
 def test_golden_metrics(registry: CollectorRegistry) -> None:
-    """Every series of an engine with two copies, after a request of each end."""
+    """Every series of an engine with two engines, after a request of each end."""
     metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=2), [INFO] * 2)
-    for copy in range(2):
-        metrics.look_up(copy, lambda: True)
-        metrics.on_step(StepReport(4, 4, 1, SchedulerStats(1, 1, 0.5, 100, 40, 1), copy=copy))
+    for engine in range(2):
+        metrics.look_up(engine, lambda: True)
+        metrics.on_step(StepReport(4, 4, 1, SchedulerStats(1, 1, 0.5, 100, 40, 1), engine=engine))
     for reason in FinishReason:
         facts = finished(reason, queue=1.0, prefill=1.0, decode=1.0)
         metrics.on_step(replace(facts, stats=SchedulerStats(1, 1, 0.5, 100, 40, 1)))

@@ -1,5 +1,5 @@
 """``stoker serve`` with ranks, whose processes are killed and stopped in turn: whoever waits is told of the cause, the
-whole copy is loaded again where that is allowed, and in the end nothing is left of any of them."""
+whole engine is loaded again where that is allowed, and in the end nothing is left of any of them."""
 
 from __future__ import annotations
 

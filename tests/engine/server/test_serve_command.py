@@ -302,7 +302,7 @@ def _until_handled(pid: int, signum: signal.Signals) -> None:
     until(handles, "it handles the signal")
 
 
-def test_two_copies_are_one_server(tiny_llama: Path) -> None:
+def test_two_engines_are_one_server(tiny_llama: Path) -> None:
     """The outputs of one, in any order of requests; SIGTERM waits for those of both, and leaves no process."""
     body = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     prompts = [[5, 6, 7 + i % 3, *range(3, 3 + 9 * (i % 5))] for i in range(12)]
@@ -329,7 +329,7 @@ def test_two_copies_are_one_server(tiny_llama: Path) -> None:
     assert not psutil.wait_procs(children, timeout=120)[1]
 
 
-def test_what_copies_cannot_do_is_told_at_the_start(tiny_llama: Path) -> None:
+def test_what_engines_cannot_do_is_told_at_the_start(tiny_llama: Path) -> None:
     result = run(str(tiny_llama), "--data-parallel-size=2", "--enable-expert-parallel", "--port=0")
     assert result.returncode == 2
     assert "--enable-expert-parallel" in result.stderr and "Traceback" not in result.stderr

@@ -82,8 +82,8 @@ RIGHT: dict[str, Spec] = {
     "no replicas": spec(replicas=0),
     "all of them for one copy": spec(hardware=GPUS),
     "parallelism that says nothing": spec(hardware=GPUS, parallelism={}),
-    "one copy for each": spec(hardware=GPUS, parallelism={"data": 4}),
-    "two copies of two": spec(hardware=GPUS, parallelism={"tensor": 2}),
+    "one engine for each": spec(hardware=GPUS, parallelism={"data": 4}),
+    "two engines of two": spec(hardware=GPUS, parallelism={"tensor": 2}),
     "explicit sizes": spec(hardware=GPUS, parallelism={"tensor": 1, "data": 4}, engine={"kvCacheDtype": "fp8_e4m3"}),
     "idle on purpose": spec(hardware={**GPUS, "allowIdle": True}, parallelism={"tensor": 3}),
     "two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "pipeline": 2}),
@@ -104,7 +104,7 @@ RIGHT: dict[str, Spec] = {
     "experts dealt over a cpu's ranks": spec(
         parallelism={"tensor": 2, "expert": 2, "minConcurrency": 1}, engine={"runtime": "stoker"}
     ),
-    "one copy on a cpu by another runtime": spec(parallelism={"tensor": 1, "data": 1}, engine={"runtime": "vllm"}),
+    "one engine on a cpu by another runtime": spec(parallelism={"tensor": 1, "data": 1}, engine={"runtime": "vllm"}),
     "fp8 keys and values on a cpu by another runtime": spec(engine={"runtime": "vllm", "kvCacheDtype": "fp8"}),
     "keys and values with a scale for each token and head": spec(engine={"kvCacheDtype": "int8_per_token_head"}),
     "weights that are quantized when they are loaded": spec(engine={"quantization": "int8", "kvCacheDtype": "fp8"}),
@@ -358,8 +358,8 @@ RULE_BREAKERS = (
         "a split model on a cpu by another runtime",
         spec(parallelism={"tensor": 2}, engine={"runtime": "vllm"}),
         "spec.parallelism",
-        "on accelerator cpu, a runtime other than stoker runs one copy of the model, unsplit; remove parallelism, and "
-        "use spec.replicas for more copies, or use runtime: stoker",
+        "on accelerator cpu, a runtime other than stoker runs one engine of the model, unsplit; remove parallelism, "
+        "and use spec.replicas for more engines, or use runtime: stoker",
     ),
     Wrong(
         "more ranks than share a cpu",
@@ -380,7 +380,7 @@ RULE_BREAKERS = (
         "experts on a cpu by another runtime",
         spec(parallelism={"expert": 2}, engine={"runtime": "vllm"}),
         "spec.parallelism",
-        "on accelerator cpu, a runtime other than stoker runs one copy of the model, unsplit; remove parallelism",
+        "on accelerator cpu, a runtime other than stoker runs one engine of the model, unsplit; remove parallelism",
     ),
     Wrong(
         "cpus counted",
@@ -814,7 +814,7 @@ def _faults(node: Schema, value: Any) -> Iterator[tuple[str, Any]]:
     if node.get("minItems"):
         yield "has no items", _put([])
     if "maxItems" in node:
-        yield "has too many items", _put(list(_copies(value[0], node["maxItems"] + 1)))
+        yield "has too many items", _put(list(_engines(value[0], node["maxItems"] + 1)))
     if "maxProperties" in node:
         filler = next(iter(value.values()))
         yield "has too many entries", _put({f"key-{number}": filler for number in range(node["maxProperties"] + 1)})
@@ -841,7 +841,7 @@ def _mismatch(pattern: str) -> str:
     return next(text for text in ("!", " ", "\n") if not re.search(pattern, text))
 
 
-def _copies(item: Any, count: int) -> Iterator[Any]:
+def _engines(item: Any, count: int) -> Iterator[Any]:
     """So many items like `item`, no two the same."""
     for number in range(count):
         if isinstance(item, dict) and "name" in item:

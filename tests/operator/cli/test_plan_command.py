@@ -46,14 +46,14 @@ def test_the_table_shows_every_way_and_the_one_that_is_taken(run: Any) -> None:
     assert code == 0
     lines = out.splitlines()
     assert lines[1] == "accelerator  4 × nvidia-a100-80gb (81,920 MiB each)"
-    titles = "TP  PP  DP  copies  weights/GPU  KV tokens/copy  max length  max concurrency  verdict      why"
+    titles = "TP  PP  DP  engines  weights/GPU  KV tokens/engine  max length  max concurrency  verdict      why"
     assert lines[3] == "recommended  count 1, replicas 4, tensor 1, data 1"
     assert lines[5] == titles
     assert [line.split()[:4] for line in lines[6:9]] == [list("4111"), list("2122"), list("1144")]
     assert lines[6].split()[4:] == ["3.7", "GiB", "2,191,440", "8,192", "267", "chosen"]
     assert lines[8].endswith(
-        "56  recommended  the most copies that hold 4 sequences of 8,192 tokens each; "
-        "better as hardware.count 1, replicas 4: one copy a pod"
+        "56  recommended  the most engines that hold 4 sequences of 8,192 tokens each; "
+        "better as hardware.count 1, replicas 4: one engine a pod"
     )
 
 
@@ -130,7 +130,7 @@ def test_sizes_that_do_not_come_out_even_are_shown_with_those_that_do(answer: An
         }
     ]
     assert [way["verdict"] for way in found["options"]] == ["possible", "possible", "recommended"]
-    code, found = answer(*LLAMA_405B, "--nodes", "2")  # by default a copy would span nodes
+    code, found = answer(*LLAMA_405B, "--nodes", "2")  # by default an engine would span nodes
     assert code == 2
     assert [way["pipeline"] for way in found["options"] if way["verdict"] == "recommended"] == [2]
 

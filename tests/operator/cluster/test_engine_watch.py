@@ -1,4 +1,4 @@
-"""Which copies serve: what engines tell, what those that mean harm can do, and when somebody is told."""
+"""Which engines serve: what engines tell, what those that mean harm can do, and when somebody is told."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.cluster import engine_watch
-from stoker_operator.cluster.engine_watch import CopyWatch
-from stoker_operator.objects.facts import Copies, Key
+from stoker_operator.cluster.engine_watch import EngineWatch
+from stoker_operator.objects.facts import EngineStates, Key
 
 from ...support.waiting import until
 
 KEY = Key("ns", "demo")
 
 
-def copies(*up: int) -> tuple[CopyState, ...]:
-    """Of as many copies; those that are 0 lack rank 1."""
+def engine_states(*up: int) -> tuple[EngineState, ...]:
+    """Of as many engines; those that are 0 lack rank 1."""
     return tuple(
-        CopyState(number, bool(each), 2, () if each else (1,), "so it does", 100 + number, 1600 + number)
+        EngineState(number, bool(each), 2, () if each else (1,), "so it does", 100 + number, 1600 + number)
         for number, each in enumerate(up)
     )
 
 
 def answer(*up: int) -> bytes:
-    return json.dumps([state.to_dict() for state in copies(*up)]).encode()
+    return json.dumps([state.to_dict() for state in engine_states(*up)]).encode()
 
 
 class Pod:
@@ -69,16 +69,16 @@ def pod() -> Iterator[Pod]:
     made.close()
 
 
-Watch = Callable[..., CopyWatch]
+Watch = Callable[..., EngineWatch]
 
 
 @pytest.fixture
 def watch_with() -> Iterator[Watch]:
     """Makes watches that ask nobody any more when the test has ended, since their threads go on."""
-    made: list[CopyWatch] = []
+    made: list[EngineWatch] = []
 
-    def make(told: Callable[[Key], None] = lambda _: None, every: float = 0.02) -> CopyWatch:
-        made.append(CopyWatch(told, every))
+    def make(told: Callable[[Key], None] = lambda _: None, every: float = 0.02) -> EngineWatch:
+        made.append(EngineWatch(told, every))
         return made[-1]
 
     yield make
@@ -86,23 +86,23 @@ def watch_with() -> Iterator[Watch]:
         each.forget_all()
 
 
-def ask(pod: Pod) -> Copies | None:
+def ask(pod: Pod) -> EngineStates | None:
     return asyncio.run(engine_watch.ask(pod.url, 10))
 
 
 def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
-    assert ask(pod) == Copies(copies(1, 1))
+    assert ask(pod) == EngineStates(engine_states(1, 1))
     pod.answers["/copies"] = answer(1, 0, 1)
-    assert ask(pod) == Copies(copies(1, 0, 1))
+    assert ask(pod) == EngineStates(engine_states(1, 0, 1))
     assert pod.asked == ["/copies"] * 2
     del pod.answers["/copies"]
     assert ask(pod) is None
 
 
-def test_a_copy_may_be_known_by_less(pod: Pod) -> None:
+def test_an_engine_may_be_known_by_less(pod: Pod) -> None:
     pod.answers["/copies"] = b'[{"number": 1, "serves": false}, {"number": 0, "serves": true}, {"number": 2}]'
     found = ask(pod)
-    assert found is not None and found.each == (CopyState(0, True), CopyState(1, False))
+    assert found is not None and found.each == (EngineState(0, True), EngineState(1, False))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_copy_may_be_known_by_less(pod: Pod) -> None:
     ],
     ids=lambda text: str(text[:24]),
 )
-def test_nonsense_is_no_copy(pod: Pod, text: bytes) -> None:
+def test_nonsense_is_no_engine(pod: Pod, text: bytes) -> None:
     pod.answers["/copies"] = text
     assert ask(pod) is None
 
@@ -131,7 +131,7 @@ def test_nonsense_is_no_copy(pod: Pod, text: bytes) -> None:
 def test_a_liar_costs_little(pod: Pod) -> None:
     pod.answers["/copies"] = answer(*([0] * 30_000))
     assert ask(pod) is None
-    states = [CopyState(number, False, 4, (3, 99, 3), "\u202e \x00<b>" + "word " * 100) for number in range(80)]
+    states = [EngineState(number, False, 4, (3, 99, 3), "\u202e \x00<b>" + "word " * 100) for number in range(80)]
     pod.answers["/copies"] = json.dumps([state.to_dict() for state in states]).encode()
     found = ask(pod)
     assert found is not None and len(found.each) == 64
@@ -140,18 +140,18 @@ def test_a_liar_costs_little(pod: Pod) -> None:
         assert len(state.message) <= 400 and state.message.isprintable()
 
 
-def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
+def test_somebody_is_told_when_a_engine_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
     told: list[Key] = []
     watch = watch_with(told.append)
-    seen = lambda: watch.copies(KEY, "main", {"a": pod.url})  # noqa: E731
+    seen = lambda: watch.engine_states(KEY, "main", {"a": pod.url})  # noqa: E731
     assert seen() == {}
     until(seen)
-    assert seen() == {"a": Copies(copies(1, 1))}
+    assert seen() == {"a": EngineStates(engine_states(1, 1))}
     for up in ((1, 0), (1, 1)):
         before = len(told)
         pod.answers["/copies"] = answer(*up)
         until(lambda before=before: len(told) > before)
-        assert [copy.serves for copy in seen()["a"].each] == [bool(each) for each in up]
+        assert [engine.serves for engine in seen()["a"].each] == [bool(each) for each in up]
     quiet, asked = len(told), len(pod.asked)
     until(lambda: len(pod.asked) > asked + 3)
     assert len(told) == quiet, "nothing is new"
@@ -160,17 +160,17 @@ def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod, watch_wit
 
 def test_what_is_silent_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) -> None:
     watch = watch_with()
-    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    until(lambda: watch.engine_states(KEY, "main", {"a": pod.url}))
     del pod.answers["/copies"]
-    until(lambda: not watch.copies(KEY, "main", {"a": pod.url}))
+    until(lambda: not watch.engine_states(KEY, "main", {"a": pod.url}))
 
 
 @pytest.mark.parametrize("end", ["pod", "endpoint", "lead"])
 def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> None:
     watch = watch_with()
-    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    until(lambda: watch.engine_states(KEY, "main", {"a": pod.url}))
     if end == "pod":
-        assert watch.copies(KEY, "main", {}) == {}
+        assert watch.engine_states(KEY, "main", {}) == {}
     elif end == "endpoint":
         watch.forget(KEY)
     else:
@@ -183,6 +183,6 @@ def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> 
 def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod, watch_with: Watch) -> None:
     watch = watch_with(every=3600)
     for _ in range(100):
-        watch.copies(KEY, "main", {"a": pod.url})
-    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+        watch.engine_states(KEY, "main", {"a": pod.url})
+    until(lambda: watch.engine_states(KEY, "main", {"a": pod.url}))
     assert pod.asked == ["/copies"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker_common.errors import ArgumentError
-from stoker_engine.contract.engine_args import COPIES_SHARE_NO_EXPERTS, EngineArgs
+from stoker_engine.contract.engine_args import ENGINES_SHARE_NO_EXPERTS, EngineArgs
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import Study, Unplannable, plan
@@ -48,8 +48,10 @@ def test_what_is_absent_is_one(spec: SpecOf, given: Any, sizes: tuple[int, int, 
 
 def test_each_rank_has_its_part_of_the_memory(spec: SpecOf) -> None:
     """Two ranks of a pod of 64 GiB hold what one rank of a pod with half of it holds of the same share."""
-    copies = {"data": 2}
-    two = plan(spec(QWEN, "cpu", hardware=pod("64Gi"), parallelism=copies, runtime="stoker"), Catalogue.load()).estimate
+    engines = {"data": 2}
+    two = plan(
+        spec(QWEN, "cpu", hardware=pod("64Gi"), parallelism=engines, runtime="stoker"), Catalogue.load()
+    ).estimate
     one = plan(spec(QWEN, "cpu", hardware=pod("32Gi"), runtime="stoker"), Catalogue.load()).estimate
     assert two is not None and two == one
     split = plan(spec(QWEN, "cpu", hardware=pod("64Gi"), parallelism={"tensor": 2}, runtime="stoker"), Catalogue.load())
@@ -68,7 +70,7 @@ def test_what_does_not_fit_names_the_memory_that_would(spec: SpecOf) -> None:
     assert plan(spec(QWEN, "cpu", hardware=pod(needed), **given), Catalogue.load())
 
 
-def test_a_split_that_fits_where_copies_do_not(spec: SpecOf) -> None:
+def test_a_split_that_fits_where_engines_do_not(spec: SpecOf) -> None:
     violation = refused(spec(QWEN, "cpu", hardware=pod("32Gi"), parallelism={"data": 4}, runtime="stoker"))
     assert violation.remedy.startswith("use tensor 4, data 1 (recommended)")
 
@@ -98,14 +100,14 @@ def test_copies_share_no_experts(spec: SpecOf, accelerator: str, source: str) ->
         sizes = {"tensor": 2, "data": 2, "expert": expert}
         violation = refused(spec(source, accelerator, parallelism=sizes, **given))
         assert (violation.field, violation.reason) == ("spec.parallelism.expert", "ExpertsNotShared")
-        assert violation.message == COPIES_SHARE_NO_EXPERTS
+        assert violation.message == ENGINES_SHARE_NO_EXPERTS
         assert "data 1 with expert 2" in violation.remedy
-    with pytest.raises(ArgumentError, match=COPIES_SHARE_NO_EXPERTS):
+    with pytest.raises(ArgumentError, match=ENGINES_SHARE_NO_EXPERTS):
         EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2, enable_expert_parallel=True)
 
 
-def test_experts_are_dealt_over_one_copy(spec: SpecOf) -> None:
-    """Whole experts weigh what their columns weigh where both divide; vLLM's copies share them besides."""
+def test_experts_are_dealt_over_one_engine(spec: SpecOf) -> None:
+    """Whole experts weigh what their columns weigh where both divide; vLLM's engines share them besides."""
     h100 = "nvidia-h100-80gb"
     dealt = {"tensor": 4, "expert": 4}
     ours = plan(spec(MIXTURE, h100, 4, parallelism=dealt, runtime="stoker", image="mine:1"), Catalogue.load())

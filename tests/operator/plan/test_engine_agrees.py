@@ -118,7 +118,7 @@ def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dic
 
 @pytest.mark.parametrize("seed", range(60))
 def test_refusals_are_in_the_engines_words(seed: int, spec: Callable[..., Spec]) -> None:
-    """Stages, whole experts and copies too, on each kind of device."""
+    """Stages, whole experts and engines too, on each kind of device."""
     dice = random.Random(1000 + seed)
     stated, quantization = drawn(dice)
     sizes = {"tensor": dice.choice([1, 2, 3, 4]), "pipeline": dice.choice([1, 1, 2, 3]), "data": dice.choice([1, 1, 2])}

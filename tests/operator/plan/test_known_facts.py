@@ -172,7 +172,7 @@ def test_layers_that_keep_a_window(model: str, full: int, windows: dict[int, int
         ("meta-llama/Meta-Llama-3-70B-Instruct", H100, 8, (4, 2), "two hold one of 8,192"),
         ("Qwen/Qwen2.5-72B-Instruct", H100, 8, (4, 2), "as 70B with 32,768"),
         (QWEN_7B, L4, 8, (2, 4), "one holds a cut sequence"),
-        (DEEPSEEK, H200, 8, (8, 1), "one copy is the node"),
+        (DEEPSEEK, H200, 8, (8, 1), "one engine is the node"),
     ],
 )
 def test_what_is_recommended(

@@ -48,7 +48,7 @@ def test_what_only_fits_is_not_what_serves(studied: Studied) -> None:
         (5, 3000, (4, 1, 2)),
     ],
 )
-def test_length_and_floor_decide_before_copies(
+def test_length_and_floor_decide_before_engines(
     studied: Studied, floor: int, length: int | None, expected: tuple[int, ...]
 ) -> None:
     engine = {} if length is None else {"maxModelLen": length}
@@ -90,7 +90,7 @@ def test_auto_heeds_the_floor(spec: SpecOf) -> None:
     assert plan(asked, Catalogue.load()).placement.sizes == (4, 1, 2)
 
 
-def test_auto_says_that_copies_are_better_apart(spec: SpecOf) -> None:
+def test_auto_says_that_engines_are_better_apart(spec: SpecOf) -> None:
     (warning,) = plan(spec(LLAMA_8B, H100, 8, parallelism={"mode": "Auto"}), Catalogue.load()).warnings
     assert "hardware.count 1 with replicas 8" in warning
 
@@ -126,7 +126,7 @@ def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
     (warning,) = found.warnings
     assert found.max_model_len is not None and found.max_model_len < 20_000
     assert f"cut to {found.max_model_len:,} of the model's 131,072 tokens" in warning
-    assert "use 8 × nvidia-h100-80gb a copy" in warning
+    assert "use 8 × nvidia-h100-80gb an engine" in warning
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism={"data": 4}).warnings
     assert "use tensor 8, data 1" in warning
     # Who says how long sequences are has nothing cut, and who asks for one at once has too few of none.
@@ -146,7 +146,7 @@ def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
 def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:
     asked = {"tensor": 4, "data": 2}
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=asked).warnings
-    assert warning.startswith("a copy holds 3 of 131,072 tokens at once, fewer than 4; use tensor 8, data 1")
+    assert warning.startswith("an engine holds 3 of 131,072 tokens at once, fewer than 4; use tensor 8, data 1")
     assert not planned(spec, LLAMA_31_70B, H100, 8, parallelism={**asked, "minConcurrency": 3}).warnings
 
 

@@ -123,7 +123,7 @@ def tried(manifest: dict[str, Any], violation: Violation) -> Iterator[tuple[str,
             yield "sizes", shared(manifest, sizes_of(found))
             if better := re.search(r"hardware\.count (\d+), replicas (\d+)", found["better"] or ""):
                 apart = {name: None if name == "data" else size for name, size in sizes_of(found).items()}
-                yield "pods of one copy", merged(shared(manifest, apart, int(better[1])), "replicas", int(better[2]))
+                yield "pods of one engine", merged(shared(manifest, apart, int(better[1])), "replicas", int(better[2]))
     if "with runtime: " not in text and (
         found := re.search(rf"quantization to fp8(?: with spec\.engine\.runtime (\w+))?, which fits with {SIZES}", text)
     ):
@@ -132,7 +132,7 @@ def tried(manifest: dict[str, Any], violation: Violation) -> Iterator[tuple[str,
     if found := re.search(r"use (?:hardware\.count (\d+), )?data 1 with expert (\d+)", text):
         stated = manifest["spec"]["parallelism"]
         alone = {**stated, "tensor": found[2], "data": 1, "expert": found[2]}
-        yield "one copy", shared(manifest, alone, int(found[1]) if found[1] else None)
+        yield "one engine", shared(manifest, alone, int(found[1]) if found[1] else None)
     if found := re.search(r"(?:lower it to|use at most) (\d+)", text):
         yield "a length", merged(manifest, "engine.maxModelLen", int(found[1]))
     if found := re.search(r"limits\.memory to (\d+Gi)", text):
@@ -193,7 +193,7 @@ def test_remedies_are_accepted(seed: int) -> None:
 def test_many_remedies_of_every_kind_are_accepted() -> None:
     kinds = set().union(*map(named, range(60, 500)))
     assert kinds >= {
-        "sizes", "pods of one copy", "smaller pods", "larger machines", "fp8", "one copy", "a length", "memory",
+        "sizes", "pods of one engine", "smaller pods", "larger machines", "fp8", "one engine", "a length", "memory",
         "experts", "without", "a runtime", "a value", "on load", "numbers",
     }  # fmt: skip
 
@@ -281,7 +281,7 @@ def test_remedies_of_the_manifests_rules_are_accepted(seed: int) -> None:
 def test_many_remedies_of_the_manifests_rules_are_accepted() -> None:
     kinds = set().union(*map(named_by_rules, range(60, 500)))
     assert kinds >= {
-        "sizes", "pods of one copy", "idle", "a count", "one pod", "a topology", "none", "words of the rule",
+        "sizes", "pods of one engine", "idle", "a count", "one pod", "a topology", "none", "words of the rule",
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ Studied = Callable[..., Study]
 @pytest.mark.parametrize(
     ("accelerator", "count"), [("nvidia-a10g", 4), ("nvidia-h100-80gb", 8), ("nvidia-a100-80gb", 1)]
 )
-def test_by_default_one_copy_is_spread_over_all_gpus(spec: Callable[..., Spec], accelerator: str, count: int) -> None:
+def test_by_default_one_engine_is_spread_over_all_gpus(spec: Callable[..., Spec], accelerator: str, count: int) -> None:
     placement = plan(spec(LLAMA_8B, accelerator, count), Catalogue.load()).placement
     assert placement.sizes == (count, 1, 1)
 
@@ -84,22 +84,22 @@ def test_what_it_offers_instead_fits(studied: Studied) -> None:
     assert not studied(LLAMA_405B, "nvidia-h100-80gb", 16, parallelism=sizes).unplannable
 
 
-# Llama 3 8B on 4 × A100 80 GB: the default, the balanced and the most copies
+# Llama 3 8B on 4 × A100 80 GB: the default, the balanced and the most engines
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "sizes", "copies"), [(None, (4, 1), 1), ({"tensor": 2}, (2, 2), 2), ({"tensor": 1}, (1, 4), 4)]
+    ("parallelism", "sizes", "engines"), [(None, (4, 1), 1), ({"tensor": 2}, (2, 2), 2), ({"tensor": 1}, (1, 4), 4)]
 )
 def test_each_way_to_share_four_gpus_can_be_asked_for(
-    spec: Callable[..., Spec], parallelism: dict[str, int] | None, sizes: tuple[int, int], copies: int
+    spec: Callable[..., Spec], parallelism: dict[str, int] | None, sizes: tuple[int, int], engines: int
 ) -> None:
     planned = plan(spec(LLAMA_8B, "nvidia-a100-80gb", 4, parallelism=parallelism), Catalogue.load())
     assert (planned.placement.tensor, planned.placement.data) == sizes
-    assert planned.placement.data == copies
+    assert planned.placement.data == engines
     assert planned.max_model_len == 8192
 
 
-def test_more_copies_leave_each_less_memory_for_its_cache(studied: Studied) -> None:
+def test_more_engines_leave_each_less_memory_for_its_cache(studied: Studied) -> None:
     found = studied(LLAMA_8B, "nvidia-a100-80gb", 4)
     assert [way.sizes for way in found.options] == [(4, 1, 1), (2, 1, 2), (1, 1, 4)]
     tokens, weights, concurrency = zip(
@@ -122,8 +122,8 @@ def test_more_copies_leave_each_less_memory_for_its_cache(studied: Studied) -> N
 # Choosing the right configuration
 
 
-def test_70b_on_8_gpus_is_two_copies_of_four(studied: Studied) -> None:
-    """Four copies of two would fit, with room for one sequence each."""
+def test_70b_on_8_gpus_is_two_engines_of_four(studied: Studied) -> None:
+    """Four engines of two would fit, with room for one sequence each."""
     best = recommended(studied(LLAMA_70B, "nvidia-h100-80gb", 8).options)
     assert best is not None and best.sizes == (4, 1, 2)
 

@@ -52,7 +52,7 @@ def test_what_divides_is_accepted(spec: SpecOf) -> None:
         assert plan(unquantized, Catalogue.load()).placement.tensor == count
 
 
-def test_vllm_splits_experts_over_the_accelerators_of_all_copies(spec: SpecOf) -> None:
+def test_vllm_splits_experts_over_the_accelerators_of_all_engines(spec: SpecOf) -> None:
     """Its data-parallel ranks are one tensor-parallel group to the experts (``flatten_tp_across_dp``)."""
     violation = refusal(spec(QWEN_FP8, H100, 4, parallelism={"tensor": 1, "data": 4}))
     assert violation.message.startswith("tensor 1 × data 4 splits each expert's inner size, 768, into 4 parts of 192")

@@ -81,9 +81,9 @@ CASES = [
     (ended(str(LastWords(Reason.START_ERROR, "--tensor-parallel-size 2: one device"))), "StartError", "one device"),
     (ended(str(LastWords(Reason.ENGINE_DIED, "the engine died of SIGSEGV"))), "CrashLoopBackOff", "SIGSEGV"),
     (
-        ended(str(LastWords(Reason.ENGINE_DIED, "copy 1 of 2: rank 3 of 4 was killed (SIGKILL)"))),
+        ended(str(LastWords(Reason.ENGINE_DIED, "engine 1 of 2: rank 3 of 4 was killed (SIGKILL)"))),
         "CrashLoopBackOff",
-        "copy 1 of 2: rank 3 of 4 was killed",
+        "engine 1 of 2: rank 3 of 4 was killed",
     ),
     (ended("huggingface_hub.errors.GatedRepoError: 401 Client Error."), "ModelAccessDenied", "tokenSecretRef"),
     (ended("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error."), "ModelNotFound", "model.source"),

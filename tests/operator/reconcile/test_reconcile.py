@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.cluster.informer import Informer
 from stoker_operator.cluster.kube import KubeError, Listing
 from stoker_operator.cluster.store import Store
-from stoker_operator.objects.facts import Copies, Key, Reported
+from stoker_operator.objects.facts import EngineStates, Key, Reported
 from stoker_operator.objects.owner import GENERATION, INSTANCE
 from stoker_operator.plan.capacity import Holder
 from stoker_operator.plan.catalogue import Catalogue
@@ -105,8 +105,8 @@ class World:
         self.document = document
         self.leading = True
         self.reported: Reported | None = None
-        self.copies: dict[str, Copies] = {}
-        self.asked_for_copies: list[Any] = []
+        self.engines: dict[str, EngineStates] = {}
+        self.asked_for_engines: list[Any] = []
         self.now = NOON
         self.knowledge = Knowledge(Catalogue.load())
         self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
@@ -117,11 +117,11 @@ class World:
         Informer(self.kube, self.store).relist()
         writer = Writer(self.kube, self.store, lambda: self.leading)
 
-        def copies(*asked: Any) -> dict[str, Copies]:
-            self.asked_for_copies.append(asked)
-            return self.copies
+        def engines(*asked: Any) -> dict[str, EngineStates]:
+            self.asked_for_engines.append(asked)
+            return self.engines
 
-        self.cluster = Cluster(self.kube, self.store, writer, reported=lambda *_: self.reported, copies=copies)
+        self.cluster = Cluster(self.kube, self.store, writer, reported=lambda *_: self.reported, engines=engines)
         self.kube.asked.clear()
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
@@ -201,12 +201,12 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
 def test_pods_with_several_ranks_are_watched(document: Any) -> None:
     world = World(document(parallelism={"tensor": 2, "data": 2}))
     world.reconcile()
-    assert world.asked_for_copies[-1] == (KEY, "main", {}), "nothing is ready"
+    assert world.asked_for_engines[-1] == (KEY, "main", {}), "nothing is ready"
     world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
     world.serve()
     world.reconcile()
-    assert world.asked_for_copies[-1] == (KEY, "main", {"demo-1": "http://10.0.0.9:8000/metrics"})
-    world.copies = {"demo-1": Copies((CopyState(0, True, 2, kv_blocks=9), CopyState(1, False, 2)))}
+    assert world.asked_for_engines[-1] == (KEY, "main", {"demo-1": "http://10.0.0.9:8000/metrics"})
+    world.engines = {"demo-1": EngineStates((EngineState(0, True, 2, kv_blocks=9), EngineState(1, False, 2)))}
     world.reconcile()
     status = world.kube.objects[KIND, "demo"]["status"]
     engine = status["workloads"][0]["engine"]
@@ -214,9 +214,9 @@ def test_pods_with_several_ranks_are_watched(document: Any) -> None:
     assert ("Degraded", "True") in {(each["type"], each["status"]) for each in status["conditions"]}
     world.spec(parallelism={"tensor": 1})
     world.serve()
-    world.copies = {}
+    world.engines = {}
     world.reconcile()
-    assert world.asked_for_copies[-1] == (KEY, "main", {})
+    assert world.asked_for_engines[-1] == (KEY, "main", {})
     status = world.kube.objects[KIND, "demo"]["status"]
     assert "copies" not in status["workloads"][0]["engine"]
     assert "Degraded" not in {each["type"] for each in status["conditions"]}

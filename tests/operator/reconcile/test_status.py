@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.cluster.observe import rollout as observe_rollout
-from stoker_operator.objects.facts import MAIN, Child, Copies, Endpoint, Key, Reported, Rollout
+from stoker_operator.objects.facts import MAIN, Child, Endpoint, EngineStates, Key, Reported, Rollout
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.decide import Decision, decide
@@ -53,13 +53,13 @@ def report(
     now: datetime = NOON,
     told: Reported | None = None,
     access_modes: Any = None,
-    copies: Any = None,
+    engines: Any = None,
     route: Route | None = None,
 ) -> dict[str, Any]:
     endpoint = facts(document, **(before or {}))
     live = {Child("Service"): ours("Service")} if live is None else live
     decision = decided(endpoint, live, catalogue, access_modes)
-    workloads = {MAIN: SeenWorkload(rollout, trouble, told, copies=copies or {})} if rollout else {}
+    workloads = {MAIN: SeenWorkload(rollout, trouble, told, engines=engines or {})} if rollout else {}
     return status(endpoint, decision, Seen(live, refusal, workloads, route), now)
 
 
@@ -103,9 +103,9 @@ def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
 
 
 def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> None:
-    each = tuple(CopyState(number, True, 2, (), "serving", 100, 1600) for number in range(2))
+    each = tuple(EngineState(number, True, 2, (), "serving", 100, 1600) for number in range(2))
     asked = document(replicas=2, parallelism={"tensor": 2, "data": 2})
-    reported = report(asked, catalogue, copies={"b": Copies(each), "a": Copies(each)})
+    reported = report(asked, catalogue, engines={"b": EngineStates(each), "a": EngineStates(each)})
     engine = reported["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"]) == (4, 4)
     assert [(state["pod"], state["number"]) for state in engine["copyStates"]] == [
@@ -126,15 +126,17 @@ def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> N
     assert condition(reported, "Ready") == ("True", "Ready")
 
 
-def test_a_copy_that_does_not_serve_is_told_and_its_pod_is_ready(document: Any, catalogue: Catalogue) -> None:
-    copies = {
-        "a": Copies((CopyState(0, True, 4), CopyState(1, False, 4, (2, 3), "loading again after: rank 2 was killed"))),
-        "b": Copies((CopyState(0, True, 4), CopyState(1, True, 4))),
+def test_an_engine_that_does_not_serve_is_told_and_its_pod_is_ready(document: Any, catalogue: Catalogue) -> None:
+    engines = {
+        "a": EngineStates(
+            (EngineState(0, True, 4), EngineState(1, False, 4, (2, 3), "loading again after: rank 2 was killed"))
+        ),
+        "b": EngineStates((EngineState(0, True, 4), EngineState(1, True, 4))),
     }
-    reported = report(document(replicas=2, parallelism={"data": 2}), catalogue, copies=copies)
+    reported = report(document(replicas=2, parallelism={"data": 2}), catalogue, engines=engines)
     assert condition(reported, "Degraded") == ("True", "CopyDown")
     assert message(reported, "Degraded").startswith(
-        "pod a: 1 of 2 copies does not serve: engine 1 lacks ranks 2, 3 of 4: "
+        "pod a: 1 of 2 engines does not serve: engine 1 lacks ranks 2, 3 of 4: "
         "loading again after: rank 2 was killed; the others of"
     )
     assert condition(reported, "Ready") == ("True", "Ready"), "every replica does serve"
@@ -148,27 +150,27 @@ def test_a_copy_that_does_not_serve_is_told_and_its_pod_is_ready(document: Any, 
         "missingRanks": [2, 3],
         "message": "loading again after: rank 2 was killed",
     }
-    back = report(document(replicas=2, parallelism={"data": 2}), catalogue, before=reported, now=LATER, copies={})
+    back = report(document(replicas=2, parallelism={"data": 2}), catalogue, before=reported, now=LATER, engines={})
     assert "Degraded" not in {each["type"] for each in back["conditions"]}
 
 
-def test_of_a_pod_where_no_copy_serves_readiness_says_why(document: Any, catalogue: Catalogue) -> None:
-    copies = {"a": Copies((CopyState(0, False, 2, (1,), "loading: reading the model", 100),))}
+def test_of_a_pod_where_no_engine_serves_readiness_says_why(document: Any, catalogue: Catalogue) -> None:
+    engines = {"a": EngineStates((EngineState(0, False, 2, (1,), "loading: reading the model", 100),))}
     moving = Rollout(current=True, desired=1, total=1, updated=1, ready=0, available=0)
-    reported = report(document(parallelism={"tensor": 2}), catalogue, moving, copies=copies)
+    reported = report(document(parallelism={"tensor": 2}), catalogue, moving, engines=engines)
     assert condition(reported, "Ready") == ("False", "RollingOut")
     assert message(reported, "Ready").endswith("; pod a: engine 0 lacks rank 1 of 2: loading: reading the model")
     assert "Degraded" not in {each["type"] for each in reported["conditions"]}
     assert reported["workloads"][0]["engine"]["copyStates"][0]["missingRanks"] == [1]
 
 
-def test_many_copies_are_told_in_few_words(document: Any, catalogue: Catalogue) -> None:
-    lost = Copies(tuple(CopyState(number, number % 2 == 0, message="x" * 400) for number in range(16)))
-    reported = report(document(replicas=2), catalogue, copies={f"pod-{number}": lost for number in range(50)})
+def test_many_engines_are_told_in_few_words(document: Any, catalogue: Catalogue) -> None:
+    lost = EngineStates(tuple(EngineState(number, number % 2 == 0, message="x" * 400) for number in range(16)))
+    reported = report(document(replicas=2), catalogue, engines={f"pod-{number}": lost for number in range(50)})
     engine = reported["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"], len(engine["copyStates"])) == (800, 400, 64)
     assert not any(state["serves"] for state in engine["copyStates"])
-    assert "8 of 16 copies do not serve: engine 1: xx" in message(reported, "Degraded")
+    assert "8 of 16 engines do not serve: engine 1: xx" in message(reported, "Degraded")
     assert "; and 6 more; pod" in message(reported, "Degraded")
     assert "and so in 47 more pods" in message(reported, "Degraded")
 

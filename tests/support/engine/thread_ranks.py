@@ -109,15 +109,15 @@ class ThreadPipeline:
 
 
 def thread_groups(layout: Layout) -> list[Groups]:
-    """Of each rank of a copy, those it works with."""
-    copies = ThreadRanks.group(layout.size)
+    """Of each rank of an engine, those it works with."""
+    engines = ThreadRanks.group(layout.size)
     tensors = [ThreadRanks.group(layout.tensor) for _ in range(layout.pipeline)]
     queues = [[queue.SimpleQueue[torch.Tensor]() for _ in range(layout.pipeline)] for _ in range(layout.tensor)]
     return [
         Groups(
             tensors[layout.stage_of(rank).index][layout.place_of(rank)] if layout.tensor > 1 else Alone(),
             ThreadPipeline(layout.stage_of(rank), queues[layout.place_of(rank)]),
-            copies[rank],
+            engines[rank],
         )
         for rank in range(layout.size)
     ]
@@ -146,7 +146,7 @@ class ThreadExecutor:
         assert all(runner.plan == self.plan for runner in self.runners)
 
     def launch(self, step: Step) -> None:
-        """See `Executor`. Each rank has a copy of the step, as if it came through a pipe."""
+        """See `Executor`. Each rank has an engine of the step, as if it came through a pipe."""
         self._launched.append(
             [
                 pool.submit(runner.run, copy.deepcopy(step))
@@ -196,7 +196,7 @@ class ThreadExecutor:
     def _abort_if_failed(self, future: Future[object]) -> None:
         if future.exception() is not None:
             for groups in self.groups:
-                for ranks in (groups.tensor, groups.copy):
+                for ranks in (groups.tensor, groups.engine):
                     if isinstance(ranks, ThreadRanks):
                         ranks.abort()
 

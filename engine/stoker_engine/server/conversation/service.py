@@ -38,7 +38,7 @@ class Service:
         registry: all metrics.
         running: what is being generated.
         created: when it began to be served, in Unix seconds.
-        restarts: of each copy of the engine.
+        restarts: of each engine.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient) -> None:
@@ -52,7 +52,7 @@ class Service:
         self._metrics: EngineMetrics | None = None
         self._begins_after: Sequence[tuple[int, ...]] | None = None  # once somebody asked
         frontend = args.frontend
-        self.restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_copies)]
+        self.restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_engines)]
         self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
         self._throughput = None if frontend.disable_log_stats else ThroughputLog()
@@ -76,32 +76,32 @@ class Service:
     def on_loaded(self, info: EngineInfo) -> None:
         """The engine is loaded."""
         client = self.client
-        infos = [client.info_of(copy) for copy in range(client.num_copies)]
+        infos = [client.info_of(engine) for engine in range(client.num_engines)]
         self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, infos)
-        for copy in range(client.num_copies):
-            self._metrics.look_up(copy, functools.partial(client.serves, copy))
+        for engine in range(client.num_engines):
+            self._metrics.look_up(engine, functools.partial(client.serves, engine))
         if info.licence is not None:
             logger.info("licence of %s: %s", self.model_name, info.licence)
         if info.model_card is not None:
             logger.info("model card of %s: %s", self.model_name, info.model_card)
         _ = self.parsers  # says in the log which
 
-    def on_death(self, copy: int) -> None:
-        """A copy of the engine has died: it has nothing any more."""
+    def on_death(self, engine: int) -> None:
+        """An engine has died: it has nothing any more."""
         assert self._metrics is not None
-        self._metrics.on_death(copy)
+        self._metrics.on_death(engine)
         if self._throughput is not None:
-            self._throughput.on_death(copy)
+            self._throughput.on_death(engine)
 
-    def on_restart(self, copy: int) -> None:
+    def on_restart(self, engine: int) -> None:
         """It is to be loaded again."""
         assert self._metrics is not None
-        self._metrics.on_restart(copy)
+        self._metrics.on_restart(engine)
 
-    def on_loaded_again(self, copy: int) -> None:
+    def on_loaded_again(self, engine: int) -> None:
         """It is loaded again."""
         assert self._metrics is not None
-        self._metrics.on_loaded_again(self.client.info_of(copy), copy)
+        self._metrics.on_loaded_again(self.client.info_of(engine), engine)
 
     async def wait_ready(self) -> None:
         """Waits while an engine that died is loaded again.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker_common.errors import EngineDeadError
-from stoker_engine.contract.engine_state import CopyState
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.contract.names import ContentFormat
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
@@ -103,7 +103,7 @@ class PromptTokenizer(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine that many requests share: one, or several copies of it that live and die by themselves.
+    """An engine that many requests share: one, or several engines of it that live and die by themselves.
 
     Attributes:
         on_step: called in the event loop with what each step did; set before `load`.
@@ -112,25 +112,26 @@ class EngineClient(Protocol):
     on_step: Callable[[StepReport], None] | None
 
     @property
-    def num_copies(self) -> int:
-        """How many copies there are."""
+    def num_engines(self) -> int:
+        """How many engines there are."""
         ...
 
-    async def load(self, copy: int | None = None) -> EngineInfo:
-        """Waits until the engine is loaded, with all copies; or, where a copy is dead, until another is in its place.
+    async def load(self, engine: int | None = None) -> EngineInfo:
+        """Waits until the engine is loaded, with all engines; or, where an engine is dead, until another is in its
+        place.
 
         Raises:
             ArgumentError, ModelError: it cannot be loaded.
-            EngineDeadError: it died while it loaded; or a copy cannot be loaded again, while others serve.
+            EngineDeadError: it died while it loaded; or an engine cannot be loaded again, while others serve.
         """
         ...
 
-    async def wait_dead(self, copy: int = 0) -> EngineDeadError:
-        """Waits until a copy is dead; the error's sentence says of what. Never returns after `shutdown`."""
+    async def wait_dead(self, engine: int = 0) -> EngineDeadError:
+        """Waits until an engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
         ...
 
-    def serves(self, copy: int) -> bool:
-        """Whether a copy is loaded and live. Any thread may ask."""
+    def serves(self, engine: int) -> bool:
+        """Whether an engine is loaded and live. Any thread may ask."""
         ...
 
     @property
@@ -139,13 +140,13 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def copy_states(self) -> list[CopyState]:
-        """How each copy does, one after the other."""
+    def engine_states(self) -> list[EngineState]:
+        """How each engine does, one after the other."""
         ...
 
     @property
     def is_live(self) -> bool:
-        """Whether loading or stepping progresses, in any copy."""
+        """Whether loading or stepping progresses, in any engine."""
         ...
 
     @property
@@ -155,16 +156,16 @@ class EngineClient(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is loaded, and a copy is live."""
+        """Whether it is loaded, and an engine is live."""
         ...
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engine, once it is loaded: what all its copies can serve."""
+        """Facts of the engines, once they are loaded: what all of them can serve."""
         ...
 
-    def info_of(self, copy: int) -> EngineInfo:
-        """Facts of a copy, as it was loaded last."""
+    def info_of(self, engine: int) -> EngineInfo:
+        """Facts of an engine, as it was loaded last."""
         ...
 
     @property
@@ -194,7 +195,7 @@ class EngineClient(Protocol):
         ...
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has begun, is not aborted, and lives on: its copy has not died."""
+        """Whether a request has begun, is not aborted, and lives on: its engine has not died."""
         ...
 
     def abort(self, request_id: str) -> None:

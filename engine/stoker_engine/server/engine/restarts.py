@@ -10,9 +10,9 @@ cluster seconds. An engine that keeps dying is not kept: beyond a number of deat
 whoever started the server decides what is next. So it does where another process would fare no better: memory ran out,
 or the engine was stuck, as may be what it runs on.
 
-Copies of the model live and die by themselves. Where others serve, a copy is loaded again whatever it died of, so many
-times an hour, and `BESIDE_OTHERS` times at least; beyond that it stays dead. A copy that may not be loaded again by
-itself, as none serves, waits for one that may. The server ends with the last one.
+Engines of the model live and die by themselves. Where others serve, an engine is loaded again whatever it died of, so
+many times an hour, and `BESIDE_OTHERS` times at least; beyond that it stays dead. An engine that may not be loaded
+again by itself, as none serves, waits for one that may. The server ends with the last one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, Engine
 #: Seconds that a request waits for an engine that is loaded again: a little less than proxies wait for an answer.
 PATIENCE_S: Final = 55.0
 
-#: Deaths an hour after each of which a copy is loaded again, where others serve and no more are asked for.
+#: Deaths an hour after each of which an engine is loaded again, where others serve and no more are asked for.
 BESIDE_OTHERS: Final = 3
 
 _HOUR_S: Final = 3600.0
 
 
 class Restarts:
-    """The restarts of an engine, or of a copy of it. Used from the event loop only.
+    """The restarts of an engine, or of an engine of it. Used from the event loop only.
 
     Args:
         most: how many there may be in an hour.
@@ -57,7 +57,7 @@ class Restarts:
         """Whether an engine that died so is to be loaded again.
 
         Args:
-            others_serve: whether other copies of the model do.
+            others_serve: whether other engines of the model do.
         """
         while self._began and self._began[0] <= self._clock() - _HOUR_S:
             self._began.popleft()
@@ -77,7 +77,7 @@ class Restarts:
         self._over.set()
 
     def give_up(self) -> None:
-        """There will be no more; or else not until another copy serves."""
+        """There will be no more; or else not until another engine serves."""
         self.given_up = True
         self._begun.set()
         self._over.set()
@@ -101,7 +101,7 @@ class Restarts:
 
 
 async def wait_any(restarts: Sequence[Restarts], is_ready: Callable[[], bool]) -> bool:
-    """The same of several copies: the first that is ready again.
+    """The same of several engines: the first that is ready again.
 
     Returns:
         Whether one is.

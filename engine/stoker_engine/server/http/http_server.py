@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._grace_s = service.args.frontend.shutdown_grace
-        self._serves_again = asyncio.Event()  # set for a moment, whenever a copy does
+        self._serves_again = asyncio.Event()  # set for a moment, whenever an engine does
 
     async def main_loop(self) -> None:
         """Serves until there is a reason to stop, and goes the way out."""
@@ -165,41 +165,41 @@ class Server(uvicorn.Server):
                 signal.signal(signum, handler)
 
     async def _engine(self) -> None:
-        """Loads the engine, and waits until it is dead for good, with all its copies, which it raises."""
+        """Loads the engines, and waits until all are dead for good, which it raises."""
         service = self._service
         service.on_loaded(await service.client.load())
         logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
-        copies = [asyncio.create_task(self._keep(copy)) for copy in range(service.client.num_copies)]
+        engines = [asyncio.create_task(self._keep(engine)) for engine in range(service.client.num_engines)]
         try:
-            await asyncio.gather(*copies)
+            await asyncio.gather(*engines)
         finally:
-            for task in copies:
+            for task in engines:
                 task.cancel()
             for restarts in service.restarts:
                 restarts.give_up()
 
-    async def _keep(self, copy: int) -> None:
-        """Has a copy loaded again whenever it dies, until it stays dead. The last one's death is raised."""
+    async def _keep(self, engine: int) -> None:
+        """Has an engine loaded again whenever it dies, until it stays dead. The last one's death is raised."""
         while True:
-            death = await self._service.client.wait_dead(copy)
-            if not await self._load_again(copy, type(death)(f"the engine died: {death}")):
+            death = await self._service.client.wait_dead(engine)
+            if not await self._load_again(engine, type(death)(f"the engine died: {death}")):
                 return
-            logger.info("serving again%s", self._named(copy))
+            logger.info("serving again%s", self._named(engine))
             self._serves_again.set()
             self._serves_again.clear()
 
-    async def _load_again(self, copy: int, death: EngineDeadError) -> bool:
-        """Has a copy loaded again, also where it dies of that, while restarts are left. Then it stays dead, where
+    async def _load_again(self, engine: int, death: EngineDeadError) -> bool:
+        """Has an engine loaded again, also where it dies of that, while restarts are left. Then it stays dead, where
         others serve, or until one that is loaded again does; else its death is raised."""
         service, client = self._service, self._service.client
-        others = [each for each in range(client.num_copies) if each != copy]
+        others = [each for each in range(client.num_engines) if each != engine]
         while True:
-            service.on_death(copy)
+            service.on_death(engine)
             others_serve = any(map(client.serves, others))
-            if not service.restarts[copy].allowed(death, others_serve):
-                service.restarts[copy].give_up()
+            if not service.restarts[engine].allowed(death, others_serve):
+                service.restarts[engine].give_up()
                 if others_serve:
-                    logger.error("the engine stays dead%s: it died too often", self._named(copy))
+                    logger.error("the engine stays dead%s: it died too often", self._named(engine))
                     return False
                 hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
                 if hopeless or all(service.restarts[each].given_up for each in others):
@@ -207,22 +207,22 @@ class Server(uvicorn.Server):
                 await self._serves_again.wait()
                 continue
             if others_serve:
-                logger.warning("loading the engine again%s; others serve", self._named(copy))
+                logger.warning("loading the engine again%s; others serve", self._named(engine))
             else:
-                logger.warning("loading the engine again%s; requests wait for it", self._named(copy))
-            service.on_restart(copy)
+                logger.warning("loading the engine again%s; requests wait for it", self._named(engine))
+            service.on_restart(engine)
             try:
-                with service.restarts[copy].one():
-                    await client.load(copy)
-                service.on_loaded_again(copy)
+                with service.restarts[engine].one():
+                    await client.load(engine)
+                service.on_loaded_again(engine)
                 return True
             except EngineDeadError as another:
                 death = another
 
-    def _named(self, copy: int) -> str:
-        """Which copy, for the log, where there are several."""
-        num_copies = self._service.client.num_copies
-        return "" if num_copies == 1 else f", copy {copy + 1} of {num_copies} (engine {copy})"
+    def _named(self, engine: int) -> str:
+        """Which engine, for the log, where there are several."""
+        num_engines = self._service.client.num_engines
+        return "" if num_engines == 1 else f", engine {engine + 1} of {num_engines} (engine {engine})"
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
         """Serves through the grace, then lets what is in flight finish. Both together take no more than they may, and

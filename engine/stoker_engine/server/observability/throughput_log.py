@@ -15,7 +15,7 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLog:
-    """Sums up what steps did, of all copies of the model; the first step after a silence sets the timer.
+    """Sums up what steps did, of all engines of the model; the first step after a silence sets the timer.
 
     Args:
         clock: seconds; only differences count.
@@ -25,7 +25,7 @@ class ThroughputLog:
         self._clock = clock
         self._began: float | None = None
         self._prompt_tokens = self._new_tokens = 0
-        self._stats: dict[int, SchedulerStats] = {}  # by copy
+        self._stats: dict[int, SchedulerStats] = {}  # by engine
 
     def on_step(self, report: StepReport) -> None:
         """Takes down a step; must run in an event loop."""
@@ -34,11 +34,11 @@ class ThroughputLog:
             asyncio.get_running_loop().call_later(INTERVAL_S, self.log)
         self._prompt_tokens += report.num_prompt_tokens
         self._new_tokens += report.num_new_tokens
-        self._stats[report.copy] = report.stats
+        self._stats[report.engine] = report.stats
 
-    def on_death(self, copy: int) -> None:
-        """A copy has died: nothing runs there."""
-        self._stats.pop(copy, None)
+    def on_death(self, engine: int) -> None:
+        """An engine has died: nothing runs there."""
+        self._stats.pop(engine, None)
 
     def log(self) -> None:
         """Writes the line and begins anew."""

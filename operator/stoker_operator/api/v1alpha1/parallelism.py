@@ -50,14 +50,14 @@ class Parallelism(Part):
     """Auto: what `stoker plan` recommends for the replica's accelerators; the status shows what that is. Where the
     model's shape is not known, tensor takes all there are. Absent: as in tensor, data, pipeline and expert."""
     min_concurrency: Annotated[int, Field(ge=1, le=10000)] | None = None
-    """Sequences, of engine.maxModelLen or else of the model's own length, that each copy of the model should hold
+    """Sequences, of engine.maxModelLen or else of the model's own length, that each engine of the model should hold
     at once: what is recommended is chosen by it, and what holds fewer is warned about. Absent: 4."""
     tensor: Size | None = None
-    """Accelerators over which each layer of a copy of the model is split."""
+    """Accelerators over which each layer of an engine of the model is split."""
     data: Size | None = None
     """Copies of the model, each with its own accelerators and its own requests."""
     pipeline: Size | None = None
-    """Groups of accelerators among which the layers of a copy are dealt, a stage each. Absent: 1."""
+    """Groups of accelerators among which the layers of an engine are dealt, a stage each. Absent: 1."""
     expert: Size | None = None
     """Accelerators over which the experts of a mixture-of-experts model are dealt: tensor × data. Absent: each expert
     is split as other layers are."""
@@ -89,7 +89,7 @@ def resolve(gpus: int, given: Parallelism | None) -> Sizes:
 
 
 def options(gpus: int) -> list[tuple[int, int]]:
-    """Every (tensor, data) that uses `gpus` accelerators, the widest copy first."""
+    """Every (tensor, data) that uses `gpus` accelerators, the widest engine first."""
     return [(tensor, gpus // tensor) for tensor in range(gpus, 0, -1) if gpus % tensor == 0]
 
 
@@ -221,7 +221,7 @@ RULES = (
         holds=lambda it: it.hardware.accelerator != CPU or it.sizes.used <= MAX_COUNT,
         cel=f"self.hardware.accelerator != '{CPU}' || {_product_of('tensor', 'data', 'pipeline')} <= {MAX_COUNT}",
         message=f"tensor × pipeline × data is more than {MAX_COUNT}, the most that a pod's processors are shared by",
-        remedy="lower one of them, and use spec.replicas for more copies",
+        remedy="lower one of them, and use spec.replicas for more engines",
     ),
     Rule(
         field="parallelism",
@@ -235,7 +235,7 @@ RULES = (
         f"self.engine.runtime == '{OURS}' || !has(self.parallelism) || ("
         + " && ".join(f"(!has(self.parallelism.{size}) || self.parallelism.{size} == 1)" for size in SIZES)
         + ")",
-        message=f"on accelerator cpu, a runtime other than {OURS} runs one copy of the model, unsplit",
-        remedy=f"remove parallelism, and use spec.replicas for more copies, or use runtime: {OURS}",
+        message=f"on accelerator cpu, a runtime other than {OURS} runs one engine of the model, unsplit",
+        remedy=f"remove parallelism, and use spec.replicas for more engines, or use runtime: {OURS}",
     ),
 )

@@ -10,8 +10,8 @@ from stoker_operator.api.v1alpha1.base import ByName, Part
 
 Int64 = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 
-#: Copies that are listed.
-MOST_COPY_STATES: Final = 64
+#: Engines that are listed.
+MAX_ENGINE_STATES: Final = 64
 
 
 class Condition(Part):
@@ -39,9 +39,9 @@ class PlanStatus(Part):
     """How the model is spread over the accelerators of a replica, and what is reckoned to fit."""
 
     tensor: int
-    """Accelerators over which each layer of a copy of the model is split."""
+    """Accelerators over which each layer of an engine of the model is split."""
     pipeline: int | None = None
-    """Stages of each copy."""
+    """Stages of each engine."""
     data: int
     """Copies of the model in a replica."""
     expert: int | None = None
@@ -53,16 +53,16 @@ class PlanStatus(Part):
     weight_bytes_per_gpu: Int64 | None = None
     """Bytes of weights on each accelerator."""
     kv_tokens_per_copy: Int64 | None = None
-    """Tokens whose keys and values each copy of the model has room for."""
+    """Tokens whose keys and values each engine of the model has room for."""
     kv_blocks: Int64 | None = None
     """Blocks of the key-value cache that the engine is expected to allocate."""
     max_model_len: Int64 | None = None
     """The longest sequence, prompt and output."""
     max_concurrency: Int64 | None = None
-    """Sequences of that length that each copy has room for at a time."""
+    """Sequences of that length that each engine has room for at a time."""
 
 
-class CopyStatus(Part):
+class DPEngineStatus(Part):
     """One of several copies of the model in a pod."""
 
     pod: Annotated[str, Field(max_length=253)]
@@ -76,7 +76,7 @@ class CopyStatus(Part):
     missing_ranks: Annotated[list[int], Field(max_length=64)] | None = None
     """Those of them that have not loaded their part of the model, or have ended; absent where there are none."""
     message: Annotated[str, Field(max_length=1024)] | None = None
-    """What a copy that does not serve is at, or what it died of."""
+    """What an engine that does not serve is at, or what it died of."""
     kv_blocks: Int64 | None = None
     """Blocks of its key-value cache."""
     kv_tokens: Int64 | None = None
@@ -99,7 +99,7 @@ class EngineStatus(Part):
     """Copies of the model in the pods; absent where each has one, of one process."""
     serving_copies: Annotated[int, Field(ge=0)] | None = None
     """Those of them that answer requests."""
-    copy_states: Annotated[list[CopyStatus], Field(max_length=MOST_COPY_STATES)] | None = None
+    copy_states: Annotated[list[DPEngineStatus], Field(max_length=MAX_ENGINE_STATES)] | None = None
     """The copies, those that do not serve first; not all of them where they are many."""
 
 

@@ -1,10 +1,10 @@
-"""Routing among copies of a model: what a decision costs, and what it saves.
+"""Routing among engines of a model: what a decision costs, and what it saves.
 
 Conversations are made by a seed: each begins with one of a few system prompts, and every turn's prompt is all that was
 said before and a question. Turns come in a random order. The real router deals them, and the real block pool and
-prefix cache of each copy hold what fits; there is no model, and time passes by turns: so many are in flight.
+prefix cache of each engine hold what fits; there is no model, and time passes by turns: so many are in flight.
 
-    python benchmarks/copy_routing.py [--copies 4]
+    python benchmarks/dp_routing.py [--engines 4]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stoker_common.block_hash import block_hash, root_hash
-from stoker_engine.processes.dp_router import CopyRouter
+from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
 
@@ -31,8 +31,8 @@ class Routed:
     """What became of a trace.
 
     Attributes:
-        hit_rate: part of all prompt tokens that the copies had in their caches.
-        imbalance: prompt tokens computed by the busiest copy, as a multiple of the mean.
+        hit_rate: part of all prompt tokens that the engines had in their caches.
+        imbalance: prompt tokens computed by the busiest engine, as a multiple of the mean.
     """
 
     hit_rate: float
@@ -40,7 +40,7 @@ class Routed:
 
 
 class Cache:
-    """The KV cache of one copy, as its engine would have it after each prompt."""
+    """The KV cache of one engine, as its engine would have it after each prompt."""
 
     def __init__(self, num_blocks: int) -> None:
         self._prefixes = PrefixCache()
@@ -84,32 +84,32 @@ def conversations(seed: int, count: int = 60, turns: int = 6) -> Iterator[list[i
         said[each] += words(chance.randint(50, 300))  # the answer
 
 
-def decision_us(copies: int, prompt_tokens: int = 512, rounds: int = 2000) -> float:
-    """Median microseconds to choose a copy for a prompt, its beginning and end included."""
+def decision_us(engines: int, prompt_tokens: int = 512, rounds: int = 2000) -> float:
+    """Median microseconds to choose an engine for a prompt, its beginning and end included."""
     chance = random.Random(0)
-    router = CopyRouter(copies, BLOCK_SIZE, 50_000, 256)
+    router = DPRouter(engines, BLOCK_SIZE, 50_000, 256)
     prompts = [[chance.randrange(VOCABULARY) for _ in range(prompt_tokens)] for _ in range(200)]
     took = []
     for number in range(rounds):
         began = time.perf_counter()
-        router.begin(str(number), prompts[number % len(prompts)], 1, among=range(copies))
+        router.begin(str(number), prompts[number % len(prompts)], 1, among=range(engines))
         router.has_begun(str(number))
         router.end(str(number))
         took.append(time.perf_counter() - began)
     return 1e6 * statistics.median(took)
 
 
-def route(seed: int, copies: int, routed: bool, num_blocks: int = 2000, in_flight: int = 16) -> Routed:
-    """Deals a trace among copies, by the router or round robin."""
-    router = CopyRouter(copies, BLOCK_SIZE, num_blocks, 256)
-    caches = [Cache(num_blocks) for _ in range(copies)]
-    computed, hits, total = [0] * copies, 0, 0
+def route(seed: int, engines: int, routed: bool, num_blocks: int = 2000, in_flight: int = 16) -> Routed:
+    """Deals a trace among engines, by the router or round robin."""
+    router = DPRouter(engines, BLOCK_SIZE, num_blocks, 256)
+    caches = [Cache(num_blocks) for _ in range(engines)]
+    computed, hits, total = [0] * engines, 0, 0
     running: deque[str] = deque()
     for number, prompt in enumerate(conversations(seed)):
-        copy = router.begin(str(number), prompt, 1, among=range(copies)) if routed else number % copies
-        hit = caches[copy].compute(prompt)
+        engine = router.begin(str(number), prompt, 1, among=range(engines)) if routed else number % engines
+        hit = caches[engine].compute(prompt)
         hits, total = hits + hit, total + len(prompt)
-        computed[copy] += len(prompt) - hit
+        computed[engine] += len(prompt) - hit
         running.append(str(number))
         router.has_begun(str(number))
         if len(running) > in_flight:
@@ -120,14 +120,14 @@ def route(seed: int, copies: int, routed: bool, num_blocks: int = 2000, in_fligh
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--copies", type=int, nargs="+", default=[2, 4, 8])
-    for copies in parser.parse_args().copies:
-        print(f"{copies} copies: {decision_us(copies):.0f} µs to choose for 512 prompt tokens")
+    parser.add_argument("--engines", type=int, nargs="+", default=[2, 4, 8])
+    for engines in parser.parse_args().engines:
+        print(f"{engines} engines: {decision_us(engines):.0f} µs to choose for 512 prompt tokens")
         for name, routed in (("router", True), ("round robin", False)):
-            results = [route(seed, copies, routed) for seed in range(3)]
+            results = [route(seed, engines, routed) for seed in range(3)]
             rate = statistics.mean(result.hit_rate for result in results)
             imbalance = statistics.mean(result.imbalance for result in results)
-            print(f"    {name:12} {100 * rate:5.1f}% of prompt tokens found, busiest copy {imbalance:.2f} × the mean")
+            print(f"    {name:12} {100 * rate:5.1f}% of prompt tokens found, busiest engine {imbalance:.2f} × the mean")
 
 
 if __name__ == "__main__":
