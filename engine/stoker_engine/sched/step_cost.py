@@ -129,7 +129,8 @@ class StepCost:
         """Steps with prompts of a time when decodes took longer, or shorter, are taken to have done so too."""
         steps = list(self._of_decodes)
         for step in self._with_prompts:
-            scale = self._alone(step.work) / step.decodes if step.decodes else 1.0
+            alone = self._alone(step.work)
+            scale = alone / step.decodes if step.decodes and alone else 1.0
             steps.append((step.work, step.seconds * scale))
         fit = _fit(steps)
         slower = self._slower(fit)
@@ -138,7 +139,8 @@ class StepCost:
     def _slower(self, fit: Estimate) -> float:
         """How many times longer than they should the latest steps took, of which one may be a mishap."""
         latest = list(self._with_prompts)[-_LATEST:]
-        times = sorted(step.seconds / fit.seconds(step.work) for step in latest)
+        expected = ((step, fit.seconds(step.work)) for step in latest)
+        times = sorted(step.seconds / seconds for step, seconds in expected if seconds > 0)
         return max(1.0, times[len(times) // 2]) if len(times) == _LATEST else 1.0
 
 

@@ -1,0 +1,24 @@
+"""The cost model, from whatever steps took."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from stoker_engine.sched.step_cost import StepCost, StepWork
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_estimate_is_finite_whatever_steps_took(seed: int) -> None:
+    """Also where some took next to nothing, so that a part of the model is 0."""
+    rng = random.Random(seed)
+    cost = StepCost()
+    for _ in range(rng.randrange(1, 40)):
+        prompt = rng.choice((0, 0, 1, rng.randrange(2000)))
+        decodes = rng.choice((0, 1, rng.randrange(64))) if prompt else rng.randrange(1, 64)
+        cost.observe(StepWork(prompt, prompt * rng.randrange(1, 4000), decodes), 10 ** rng.uniform(-12, 3))
+        estimate = cost.estimate
+        seconds = (estimate.seconds(StepWork(5, 25, 3)), estimate.seconds(StepWork(num_decodes=1)))
+        assert all(math.isfinite(each) and each >= 0 for each in seconds)
