@@ -148,8 +148,11 @@ def _requests(seed: int) -> list[EngineRequest]:
     return requests
 
 
-def _check_alike(ours: Outputs, theirs: Outputs) -> int:
+def _check_alike(ours: Outputs, theirs: Outputs, near: float = NEAR) -> int:
     """Asserts that they are the same, but for near ties.
+
+    Args:
+        near: how far log-probabilities may differ.
 
     Returns:
         How many sequences are the same to their end.
@@ -158,29 +161,29 @@ def _check_alike(ours: Outputs, theirs: Outputs) -> int:
     whole = 0
     for key, mine in ours.items():
         other = theirs[key]
-        _check_logprobs(mine.prompt_logprobs, other.prompt_logprobs)
+        _check_logprobs(mine.prompt_logprobs, other.prompt_logprobs, near)
         if mine.token_ids == other.token_ids:
-            _check_logprobs(mine.logprobs, other.logprobs)
+            _check_logprobs(mine.logprobs, other.logprobs, near)
             assert mine.finish_reason == other.finish_reason
             if mine.cumulative_logprob is not None:
                 assert other.cumulative_logprob is not None
-                assert abs(mine.cumulative_logprob - other.cumulative_logprob) <= NEAR * len(mine.token_ids)
+                assert abs(mine.cumulative_logprob - other.cumulative_logprob) <= near * len(mine.token_ids)
             whole += 1
             continue
         assert mine.logprobs, f"{key}: {mine} is not {other}"
         pairs = zip(mine.token_ids, other.token_ids, strict=False)
         apart = next(i for i, (a, b) in enumerate(pairs) if a != b)
-        _check_logprobs(mine.logprobs[:apart], other.logprobs[:apart])
+        _check_logprobs(mine.logprobs[:apart], other.logprobs[:apart], near)
         there = dict(zip(other.logprobs[apart].token_ids, other.logprobs[apart].logprobs, strict=True))
-        assert abs(there[mine.token_ids[apart]] - there[other.token_ids[apart]]) <= NEAR, f"{key}, token {apart}"
+        assert abs(there[mine.token_ids[apart]] - there[other.token_ids[apart]]) <= near, f"{key}, token {apart}"
     return whole
 
 
-def _check_logprobs(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
+def _check_logprobs(ours: list[TokenLogprobs], theirs: list[TokenLogprobs], near: float = NEAR) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.token_ids[0] == other.token_ids[0]
         for a, b in zip(mine.logprobs, other.logprobs, strict=True):
-            assert abs(a - b) <= NEAR
+            assert abs(a - b) <= near
 
 
 @pytest.fixture(

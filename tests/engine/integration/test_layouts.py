@@ -24,13 +24,13 @@ from stoker_engine.engine import Engine
 from stoker_engine.exec.runner import Runner
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 from ...support.engine.thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
 from ..conftest import save_model, tiny_llama_model
-from ..exec.test_rank_executor import TIGHT, Outputs, _check_alike, _requests, _run
+from ..exec.test_rank_executor import NEAR, TIGHT, Outputs, _check_alike, _requests, _run
 from ..models import gguf_models, llama_cpp
 from ..models.quantized_folders import FORMATS, folder
 from ..models.test_gpt_oss import _save as save_gpt_oss
@@ -103,7 +103,7 @@ def _mixed(seed: int, vocabulary: int, every: int = 2) -> list[EngineRequest]:
 
 def _check_memory(executor: ThreadExecutor, args: EngineArgs) -> None:
     """Each rank has allocated what is planned for it, to the byte."""
-    checkpoint, layout = find_checkpoint(args), Layout.of(args)
+    checkpoint, layout = find_checkpoint(args), RankLayout.of(args)
     formats = checkpoint.weight_formats(torch.float32, torch.device("cpu"))
     for rank, runner in enumerate(executor.runners):
         stage, place = layout.stage_of(rank).index, layout.place_of(rank)
@@ -138,7 +138,9 @@ def _compare(model: Path, layout: str, seed: int, **others: Any) -> None:
     shared = replace(args, **LAYOUTS[layout])
     with thread_engine(shared, lambda executor: _check_memory(executor, shared)) as engine:
         ours, _ = _run(engine, requests)
-    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+    # Sums that are added in another order may round a stored key or value to the next of its few bits.
+    near = 10 * NEAR if "kv_cache_dtype" in others else NEAR
+    assert _check_alike(ours, theirs, near) > 0.9 * len(ours)
 
 
 @pytest.mark.parametrize("tensor", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer as Backend
 
 from stoker_common.errors import OverloadedError, RequestError, RequestFailedError
 from stoker_engine.core.structured_outputs import StructuredOutputs
-from stoker_engine.grammar.limits import COMPILE_CPU_S, COMPILE_MEMORY
+from stoker_engine.grammar.limits import COMPILE_CPU_S, COMPILE_MEMORY, COMPILE_TIMEOUT_S
 from stoker_engine.tokens import tokenizer_process
-from stoker_engine.tokens.grammar_cache import KeptGrammars
+from stoker_engine.tokens.grammar_cache import GrammarCache
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 from ...support.waiting import until_async
@@ -106,7 +106,8 @@ def test_what_takes_too_much_is_ended(folder: Path) -> None:
         for error in (await endless, await outcome(tokenizer, CRASHING)):
             assert error is not None
             assert error.code == tokenizer_process.TOO_COMPLEX
-            assert f"{COMPILE_CPU_S} s" in error.message
+            # Beside other work the clock may be first: a compilation has a low priority.
+            assert f"{COMPILE_CPU_S} s" in error.message or f"{COMPILE_TIMEOUT_S:g} s" in error.message
         assert await outcome(tokenizer, {"regex": "a+"}) is None
         assert parent.is_running()
         assert parent.memory_info().rss < memory + COMPILE_MEMORY // 8
@@ -223,7 +224,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return "x" * 300
 
     async def check() -> None:
-        kept = KeptGrammars()
+        kept = GrammarCache()
         for regex in ("a", "b", "c", "a", "c"):  # three are too many
             await kept.get(StructuredOutputs(regex=regex), compile_grammar)
         assert compiled == ["a", "b", "c", "a"]
