@@ -54,16 +54,17 @@ emulator: ## what the tests of Arm's kernels need on other processors: a compile
 test-gpu: setup ## on a machine with a GPU: kernels on the chip, the engine's exactness, where it waits
 	STOKER_ON_CHIP=1 $(BIN)/pytest tests/engine/kernels/triton/interpreted tests/engine/gpu
 
-lint: setup ## ruff, mypy --strict, import-linter, no clocks, sleeps and short limits in tests
+lint: setup ## ruff, mypy --strict, import-linter, no clocks, sleeps and short limits in tests, no retired names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy conftest.py
 	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
 	$(BIN)/python tests/lint_clocks.py
+	$(BIN)/python tests/lint_names.py
 	$(BIN)/lint-imports
 
-format: setup ## let ruff format and mend
+format: setup ## let ruff format and fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
 from stoker_engine.kernels.triton.attention.attention import paged_attention
-from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_parts
+from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_splits
 
 RUNS, BLOCK = 15, 16
 
@@ -106,7 +106,7 @@ def attend(heads: int, kv_heads: int, size: int, lengths: list[int], context: li
     query = torch.randn(sum(lengths), heads, size, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(query)
     scale, num_parts = size**-0.5, sum(-(-each // PART_KEYS) for each in context)
-    parts = decode_parts(ends, num_parts) if max(lengths) == 1 else (None, None)
+    parts = decode_splits(ends, num_parts) if max(lengths) == 1 else (None, None)
     return lambda: paged_attention(
         query,
         cache[:, 0],

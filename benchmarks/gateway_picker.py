@@ -26,7 +26,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from stoker_gateway.ext_proc.server import PickerServer
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker
 
@@ -53,7 +53,7 @@ async def serve(socket: str, num_servers: int) -> None:
     servers = tuple(f"10.0.{number // 250}.{number % 250}:8000" for number in range(num_servers))
     picker = EndpointPicker()
     picker.set_servers(servers, time.monotonic())
-    server = PickerServer(Directory({"m": Endpoint("m", "m", servers)}), {"m": picker})
+    server = PickerServer(ModelRegistry({"m": Endpoint("m", "m", servers)}), {"m": picker})
     server.listen(f"unix:{socket}")
     await server.start()
     gc.freeze()

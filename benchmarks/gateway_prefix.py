@@ -155,8 +155,8 @@ def relays(servers: list[str]) -> Iterator[list[str]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    begun = [asyncio.run_coroutine_threadsafe(Relay(server, known).start(), loop) for server in servers]
-    yield [each.result() for each in begun]
+    started = [asyncio.run_coroutine_threadsafe(Relay(server, known).start(), loop) for server in servers]
+    yield [each.result() for each in started]
     loop.call_soon_threadsafe(loop.stop)
 
 

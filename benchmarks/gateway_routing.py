@@ -42,7 +42,7 @@ from stoker_gateway.polling.poller import CORE_SHARE
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick
 from stoker_gateway.scheduling.rendezvous import Rendezvous
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 PREFILL: Final = 10_000.0
 CACHE: Final = 400_000
@@ -83,7 +83,7 @@ class Conversation:
     turns: int
     chain: list[bytes] = field(default_factory=list)
 
-    def ask(self) -> Ask:
+    def ask(self) -> RoutingRequest:
         """Its next request. Blocks within the system prompt have the same hashes in all conversations with it."""
         size = self.said * TOKEN_BYTES
         for number, end in enumerate(block_ends(size)):
@@ -91,7 +91,7 @@ class Conversation:
                 shared = end <= self.system_tokens * TOKEN_BYTES
                 name = f"{'s' if shared else 'c'} {self.system if shared else self.number} {number}"
                 self.chain.append(blake2b(name.encode(), digest_size=16).digest())
-        return Ask(chain=self.chain, size=size)
+        return RoutingRequest(chain=self.chain, size=size)
 
 
 class Server:

@@ -216,8 +216,8 @@ async def pairs(front: Gateway, servers: list[int], rate: float, seconds: float,
         server = rng.choice(straight)
         taken.append(await asyncio.gather(one(server, pause * (not first)), one(through, pause * first)))
 
-    for begun in range(0, WARM_UP, 8):
-        await asyncio.gather(*(pair(bodies[(begun + each) % 64], True, 0) for each in range(8)))
+    for started in range(0, WARM_UP, 8):
+        await asyncio.gather(*(pair(bodies[(started + each) % 64], True, 0) for each in range(8)))
     taken.clear()
     gc.collect()
     gc.freeze()
@@ -273,7 +273,7 @@ async def together(front: Gateway, streams: int, seconds: float, seed: int) -> l
 def run(args: argparse.Namespace) -> str:
     """Measures; what came of it, in Markdown."""
     head = ["prompt tokens", "pairs", "straight", "through", "**added**", "Envoy, ms of a core a request (share)"]
-    rows = [[*head, "picker, likewise", "memory of both, MiB"]]
+    rows = [[*head, "picker, in the same way", "memory of both, MiB"]]
     with stubs(EVENTS, INTERVAL_S) as servers, gateway(servers) as front:
         for tokens in args.tokens:
             rows.append(asyncio.run(pairs(front, servers, args.rate, args.seconds, tokens, args.seed)))

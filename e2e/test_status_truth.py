@@ -80,7 +80,7 @@ def event_reasons(endpoint: Endpoint) -> set[str]:
     return {each["reason"] for each in items}
 
 
-def mended(endpoint: Endpoint, reason: str) -> None:
+def fixed(endpoint: Endpoint, reason: str) -> None:
     """Asserts that it becomes ready, and that nothing of the reason is left."""
     conditions = {each["type"]: each for each in endpoint.wait_ready(_READY_S)["conditions"]}
     assert conditions["Stalled"]["status"] == conditions["Progressing"]["status"] == "False"
@@ -112,7 +112,7 @@ def test_bad_image(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(document)
     note("bad image", told(endpoint, "ImagePullError", "stoker/no-such-image:1", "spec.engine.image", timeout=60))
     endpoint.patch(engine={"image": None})
-    mended(endpoint, "ImagePullError")
+    fixed(endpoint, "ImagePullError")
 
 
 def test_missing_model(endpoint: Endpoint, hub: str, note: Note) -> None:
@@ -120,7 +120,7 @@ def test_missing_model(endpoint: Endpoint, hub: str, note: Note) -> None:
     note("missing model", told(endpoint, "ModelNotFound", "org/nothing", "spec.model.source", timeout=90))
     assert endpoint.condition("Stalled")["status"] == "True", "waiting does not help"
     endpoint.patch(model={"source": "hf://org/model"})
-    mended(endpoint, "ModelNotFound")
+    fixed(endpoint, "ModelNotFound")
 
 
 @pytest.mark.further
@@ -139,7 +139,7 @@ def test_bad_token(endpoint: Endpoint, private_hub: str, note: Note) -> None:
         everything += endpoint.cluster.kubectl("logs", pod["metadata"]["name"], *here, check=False)
     assert wrong not in everything
     endpoint.cluster.apply(endpoint.namespace, {**secret, "stringData": {"token": _TOKEN}})
-    mended(endpoint, "ModelAccessDenied")
+    fixed(endpoint, "ModelAccessDenied")
 
 
 @pytest.mark.further
@@ -148,7 +148,7 @@ def test_no_hub(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(tiny(nowhere))
     note("no hub", told(endpoint, "DownloadFailed", nowhere, "network", timeout=120))
     endpoint.apply(tiny(hub))
-    mended(endpoint, "DownloadFailed")
+    fixed(endpoint, "DownloadFailed")
 
 
 @pytest.mark.further
@@ -156,7 +156,7 @@ def test_wrong_claim(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(tiny(hub, source="pvc://no-such-claim/model"))
     note("wrong claim", told(endpoint, "VolumeNotBound", "no-such-claim", timeout=60))
     endpoint.patch(model={"source": "hf://org/model"})
-    mended(endpoint, "VolumeNotBound")
+    fixed(endpoint, "VolumeNotBound")
 
 
 def test_memory_limit(endpoint: Endpoint, hub: str, note: Note) -> None:
@@ -165,7 +165,7 @@ def test_memory_limit(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(document)
     note("memory limit", told(endpoint, "OOMKilled", "spec.hardware.resources.limits.memory", timeout=120))
     endpoint.patch(hardware={"resources": {"limits": {"memory": "3Gi"}}})
-    mended(endpoint, "OOMKilled")
+    fixed(endpoint, "OOMKilled")
 
 
 @pytest.mark.further
@@ -175,7 +175,7 @@ def test_longer_than_the_model(endpoint: Endpoint, hub: str, note: Note) -> None
     endpoint.apply(document)
     note("maxModelLen beyond the model's", told(endpoint, "StartError", "1000000", "4096", timeout=90))
     endpoint.patch(engine={"maxModelLen": 2048, "quantization": "int8", "kvCacheDtype": "int8_per_token_head"})
-    mended(endpoint, "StartError")
+    fixed(endpoint, "StartError")
     engine = wait_for(lambda: _stored(endpoint), "the status names how the model is stored", 60)
     assert engine == ("int8 in groups of 32", "int8_per_token_head")
 
@@ -192,7 +192,7 @@ def test_quota(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(tiny(hub))
     note("quota", told(endpoint, "QuotaExceeded", "none", "spec.replicas", timeout=60))
     endpoint.cluster.kubectl("delete", "resourcequota", "none", "--namespace", endpoint.namespace)
-    mended(endpoint, "QuotaExceeded")
+    fixed(endpoint, "QuotaExceeded")
 
 
 def test_no_gpus(endpoint: Endpoint, images: Images, hub: str, note: Note) -> None:
@@ -202,7 +202,7 @@ def test_no_gpus(endpoint: Endpoint, images: Images, hub: str, note: Note) -> No
     endpoint.apply(document)
     note("no GPUs", told(endpoint, "Unschedulable", "8", "nvidia.com/gpu", "spec.hardware", timeout=60))
     endpoint.apply(tiny(hub))
-    mended(endpoint, "Unschedulable")
+    fixed(endpoint, "Unschedulable")
 
 
 def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hub: str) -> None:
@@ -248,7 +248,7 @@ def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
     assert endpoint.condition("Available")["status"] == "True"
     assert before.items() <= endpoint.lives().items()
     endpoint.patch(rollout={"maxSurge": 0, "maxUnavailable": 1})
-    mended(endpoint, "SurgeUnschedulable")
+    fixed(endpoint, "SurgeUnschedulable")
     assert "--max-num-seqs=4" in endpoint.pods()[0]["spec"]["containers"][0]["args"]
 
 
@@ -261,4 +261,4 @@ def test_a_pod_that_never_comes_to_serve(endpoint: Endpoint, images: Images, hub
     note("never serves", told(endpoint, "StartupTimeout", "spec.rollout.startupTimeoutSeconds", timeout=90))
     assert endpoint.condition("Stalled")["status"] == "True"
     endpoint.patch(template=None, rollout=None)
-    mended(endpoint, "StartupTimeout")
+    fixed(endpoint, "StartupTimeout")

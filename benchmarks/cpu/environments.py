@@ -92,7 +92,7 @@ def environ(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def steps_into(log: Path) -> Step:
-    """Steps whose output goes to one log file, made anew."""
+    """Steps whose output goes to one log file, made again."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
 

@@ -2,7 +2,7 @@
 
 decode-N   N requests at once, 8 tokens in, 64 out: short contexts, so that hardly more than the weights is read
 prefill-N  1 request, N tokens in, 1 out; its speed is of the tokens in, all others' of the tokens out
-long       such requests of thousands of tokens; engines are started anew for them, with one sequence's room
+long       such requests of thousands of tokens; engines are started again for them, with one sequence's room
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@
             ├── UnauthorizedError   no valid API key                     HTTP 401
             ├── TooLargeError       the body is too large                HTTP 413
             └── UnavailableError    the server loads, stops or is stuck  HTTP 503
-                └── NotBegunError   the same, before anything was begun
+                └── NotStartedError   the same, before anything was started
 
 Each carries a sentence a user can act on: what is wrong, and the remedy.
 """

@@ -453,7 +453,7 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
 
     class Configuration:
         def call(self, replica: Any) -> None:
-            """Lets the API server send reviews to this replica, with a long timeout, lest a slow answer be none."""
+            """Lets the API server send reviews to this replica, with a long timeout, so that a slow answer counts."""
             bundle = eventually(self.bundle, "the operator says whom to trust")
             url = {"url": f"https://127.0.0.1:{replica.webhook}/validate", "caBundle": bundle}
             change = [

@@ -372,7 +372,7 @@ def demo() -> InferenceEndpoint:
 
 @pytest.mark.parametrize("name", ["default", "confined", "cert-manager"])
 def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
-    """STOKER_GOLDEN=write writes the files anew."""
+    """STOKER_GOLDEN=write writes the files again."""
     values = {
         "default": [],
         "confined": ["watchNamespaces={one}"],

@@ -131,7 +131,7 @@ def test_endpoints_of_the_values_are_applied(kube: Any, helm: str, ns: str) -> N
     manifest["spec"]["replicaz"] = 2
     refused = script(kube, "apply_endpoints.py", json.dumps([manifest]))
     assert refused.returncode == 1
-    assert refused.stderr.count("replicaz") == 1, "it is not tried again: time does not mend it"
+    assert refused.stderr.count("replicaz") == 1, "it is not tried again: time does not fix it"
 
 
 def test_helm_test_tells_whether_it_works(kube: Any, ns: str, start: Any, configuration: Any) -> None:

@@ -25,7 +25,7 @@ from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.kubernetes.api import Api
 from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 
 ROOT = Path(__file__).parents[2]
 GROUP, VERSION, PLURAL = "stoker.dev", "v1alpha1", "inferenceendpoints"
@@ -107,9 +107,9 @@ class Told:
     """What the gateway was told last."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.directory, self.keyring, self.registry = Directory(), Keyring(), registry
+        self.directory, self.keyring, self.registry = ModelRegistry(), Keyring(), registry
 
-    async def take(self, directory: Directory) -> None:
+    async def take(self, directory: ModelRegistry) -> None:
         """A new directory."""
         self.directory = directory
 

@@ -122,7 +122,7 @@ def test_monitors_are_made_as_soon_as_they_are_known(
 def test_an_operator_outlives_a_kind_that_goes(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
 ) -> None:
-    """And watches it again once it is back. The Prometheus operator may be installed anew at any time."""
+    """And watches it again once it is back. The Prometheus operator may be installed again at any time."""
 
     def monitored() -> bool:
         return [each["metadata"]["name"] for each in kube.get(MONITORS.format(ns))["items"]] == ["plain"]

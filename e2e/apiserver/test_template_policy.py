@@ -175,7 +175,7 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     @given(spec=pods, notes=annotations)
-    def judge(spec: Any, notes: Any) -> None:
+    def evaluate(spec: Any, notes: Any) -> None:
         template = {"spec": spec, "metadata": {"annotations": notes}} if notes else {"spec": spec}
         against = forbidden(PodTemplate.model_validate(copy.deepcopy(template)), "Restricted")
         try:
@@ -194,7 +194,7 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         counts["permitted"] += 1
         counts["taken"] += told == ["", ""]
 
-    judge()
+    evaluate()
     # Enough of each, or nothing was shown.
     assert counts["permitted"] > 150, counts
     assert counts["taken"] > 150, counts

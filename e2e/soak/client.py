@@ -7,7 +7,7 @@ have a long tail, up to all that the model takes. Output and SIGTERM are as in `
 "ok" when what was due came:
 
     plain kinds        an answer, whole or streamed to its end
-    repeated           the same answer as ever: greedy decoding does not depend on batch, cache or pod
+    repeated           the same answer as always: greedy decoding does not depend on batch, cache or pod
     wrong requests     the status that is due, such as 404
     hang-ups           the client goes away in the middle, and nothing more is expected
 """

@@ -28,7 +28,7 @@ from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.hub.locate import locate_model, locate_tokenizer
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.processes.dp_engine import DEAD, DPEngine, resolve
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
@@ -86,7 +86,7 @@ class AsyncLLM:
         self._router: DPRouter | None = None
         self._closed = False
         self._telling = asyncio.Lock()
-        several, ranks = args.data_parallel_size > 1, Layout.of(args).size
+        several, ranks = args.data_parallel_size > 1, RankLayout.of(args).size
         try:
             for number in range(args.data_parallel_size):
                 name = f"engine {number} (of {args.data_parallel_size})" if several else ""
@@ -340,7 +340,7 @@ class AsyncLLM:
         return Grammar(source, structured.begins_after)
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has begun here, and its engine has not died since."""
+        """Whether a request has started here, and its engine has not died since."""
         return any(request_id in engine.streams for engine in self.engines)
 
     def abort(self, request_id: str) -> None:

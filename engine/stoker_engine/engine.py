@@ -23,7 +23,7 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.core.proposer import Proposer
-from stoker_engine.core.request_timelines import Journal
+from stoker_engine.core.request_timelines import RequestTimelines
 from stoker_engine.core.step_report import SchedulerStats, StepTimes
 from stoker_engine.exec.check_sharding import refuse_indivisible
 from stoker_engine.exec.dtypes import stored_as
@@ -32,12 +32,12 @@ from stoker_engine.exec.loading_view import LoadingView
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.runner import Runner
 from stoker_engine.exec.supervision import Supervision
-from stoker_engine.grammar.grammar_queue import Preparing
+from stoker_engine.grammar.grammar_queue import GrammarQueue
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults
 from stoker_engine.nodes.head import Head
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
@@ -79,7 +79,7 @@ class Engine:
         )
         plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
-        stages = Layout.of(args).pipeline
+        stages = RankLayout.of(args).pipeline
         most_in_flight = stages + args.async_scheduling
         self.scheduler = Scheduler(
             kv,
@@ -112,8 +112,8 @@ class Engine:
             weights=stored.weights,
             kv_cache_dtype=stored.kv_cache_dtype,
         )
-        self._journal = Journal()
-        self._preparing = Preparing()
+        self._timelines = RequestTimelines()
+        self._grammar_queue = GrammarQueue()
         self._most_in_flight = most_in_flight
         self._in_flight: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step was
@@ -152,7 +152,7 @@ class Engine:
         """See `from_args`; loads a checkpoint that has been found."""
         refuse_indivisible(args, checkpoint)
         head = head or Head.of(args, checkpoint.path)
-        if head is None and Layout.of(args).size == 1:
+        if head is None and RankLayout.of(args).size == 1:
             return cls(args, checkpoint, on_progress)
         executor = RankExecutor(args, checkpoint, LoadingView(on_progress), supervision, head=head)
         return cls(args, checkpoint, executor=executor)
@@ -160,7 +160,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
-        return self.scheduler.has_work or self._journal.has_news or self._preparing.has_work
+        return self.scheduler.has_work or self._timelines.has_news or self._grammar_queue.has_work
 
     def set_token_table(self, table: TokenTable) -> None:
         """The vocabulary as bytes, before the first request with a grammar."""
@@ -170,29 +170,29 @@ class Engine:
         """Takes in a request, checked by `tokens.input_processor`. One with a grammar is scheduled once that is
         compiled."""
         if request.grammar is not None:
-            self._preparing.add(request, self.executor.prepare(request.grammar))
+            self._grammar_queue.add(request, self.executor.prepare(request.grammar))
         else:
-            self._journal.arrived(self.scheduler.add(request))
+            self._timelines.arrived(self.scheduler.add(request))
 
     def abort(self, request_id: str) -> None:
         """Ends a request whose result nobody wants any more; unknown ids are ignored."""
-        self._preparing.abort(request_id)
+        self._grammar_queue.abort(request_id)
         request = self.scheduler.finish(request_id, FinishReason.ABORT)
         if request is not None:
-            self._journal.ended(request, time.monotonic())
+            self._timelines.ended(request, time.monotonic())
 
     def stop(self, request_id: str, index: int) -> None:
         """Ends one sequence at a stop string that was found in its text; unknown ones are ignored."""
         request = self.scheduler.stop(request_id, index)
         if request is not None:
-            self._journal.ended(request, time.monotonic())
+            self._timelines.ended(request, time.monotonic())
 
     def step(self) -> StepOutputs:
         """Launches what can be launched, and takes in the result of one step; what that added is returned."""
         try:
             return self._step()
         except BaseException:
-            self._abandon()
+            self._discard_in_flight()
             raise
 
     def shutdown(self) -> None:
@@ -200,20 +200,20 @@ class Engine:
         self.executor.shutdown()
 
     def _step(self) -> StepOutputs:
-        if len(self._preparing):
+        if len(self._grammar_queue):
             if not self.scheduler.has_work:
-                self._preparing.wait()
-            prepared, failed = self._preparing.take()
+                self._grammar_queue.wait()
+            prepared, failed = self._grammar_queue.take()
             for request in prepared:
                 failed += self._add_prepared(request)
             if failed:
                 return StepOutputs(failed, None)
-            if not self.scheduler.has_work and not self._preparing.has_news:
+            if not self.scheduler.has_work and not self._grammar_queue.has_news:
                 return StepOutputs([], None)
         while len(self._in_flight) < self._most_in_flight and self._launch():
             pass
         if not self._in_flight:
-            report = self._journal.report(0, 0, [], self._stats(), StepTimes(), time.monotonic())
+            report = self._timelines.report(0, 0, [], self._stats(), StepTimes(), time.monotonic())
             return StepOutputs([], report)
         launched = self._in_flight.popleft()
         scheduled, schedule_time = launched.scheduled, launched.schedule_time
@@ -224,13 +224,13 @@ class Engine:
         now = time.monotonic()
         times = StepTimes(schedule_time, result.prepare_time, result.model_time, result.sample_time, now - collected)
         num_tokens, num_prompt_tokens = scheduled.step.num_tokens, scheduled.num_prompt_tokens
-        report = self._journal.report(num_tokens, num_prompt_tokens, deltas, self._stats(), times, now)
+        report = self._timelines.report(num_tokens, num_prompt_tokens, deltas, self._stats(), times, now)
         return StepOutputs(deltas, report)
 
     def _add_prepared(self, request: EngineRequest) -> list[TokenDelta]:
         """Hands a request on to the scheduler; the ends of its sequences, where that cannot be."""
         try:
-            self._journal.arrived(self.scheduler.add(request))
+            self._timelines.arrived(self.scheduler.add(request))
         except Exception:  # ours, as with those that come without a grammar: one request never hurts another
             logger.exception("the engine cannot take request %s", request.id)
             self.scheduler.finish(request.id, FinishReason.ABORT)
@@ -240,7 +240,7 @@ class Engine:
     def _stats(self) -> SchedulerStats:
         """The scheduler's, who knows nothing of the requests that wait for their grammars."""
         stats = self.scheduler.stats()
-        return replace(stats, num_waiting=stats.num_waiting + self._preparing.reported())
+        return replace(stats, num_waiting=stats.num_waiting + self._grammar_queue.reported())
 
     def _launch(self) -> bool:
         """Launches a step; False: there is none now."""
@@ -249,15 +249,15 @@ class Engine:
         if scheduled is None:
             return False
         now = time.monotonic()
-        self._journal.scheduled(scheduled.admitted, now)
+        self._timelines.scheduled(scheduled.admitted, now)
         self.executor.launch(scheduled.step)
         self._in_flight.append(_Launched(scheduled, now, now - started))
         return True
 
-    def _abandon(self) -> None:
+    def _discard_in_flight(self) -> None:
         """After an error, or Ctrl-C in the middle of a step: what is in flight counts for nothing."""
         self._in_flight.clear()
         try:
-            self.executor.abandon()
+            self.executor.discard_in_flight()
         finally:  # also after Ctrl-C once more
-            self.scheduler.abandon()
+            self.scheduler.discard_in_flight()

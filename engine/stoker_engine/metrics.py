@@ -255,7 +255,7 @@ class DPEngineMetrics:
             self._on_finished(request)
 
     def on_death(self) -> None:
-        """Takes down that it died: it has nothing any more, and another one counts anew."""
+        """Takes down that it died: it has nothing any more, and another one counts again."""
         self._reported = _NOTHING
         self._show(_NOTHING)
 

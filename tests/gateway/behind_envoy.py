@@ -15,7 +15,7 @@ from typing import Any
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
 from ..support.waiting import until_async
 from .scripted_picker import DictatingPicker
@@ -27,7 +27,7 @@ class Server:
     """A server that counts what it is asked, and answers in the way `does` says.
 
     Attributes:
-        does: ``answer``: 200 and its name; ``fail``: 500; ``refuse``: 503, not begun; ``hang``: nothing before `more`
+        does: ``answer``: 200 and its name; ``fail``: 500; ``refuse``: 503, not started; ``hang``: nothing before `more`
             is set; ``reset``, ``close``: the connection, without an answer; ``break``: an event of a stream, then a
             reset; ``stream``: an event each time `more` is set, until `last`; ``flood``: a stream as fast as it is
             read, until `last`.
@@ -196,9 +196,9 @@ class Gateway:
         await until_async(holds)
 
 
-def directory(*servers: Server) -> Directory:
+def directory(*servers: Server) -> ModelRegistry:
     """The model m, which these serve."""
-    return Directory({"m": Endpoint("m", "cluster-m", tuple(each.address for each in servers))})
+    return ModelRegistry({"m": Endpoint("m", "cluster-m", tuple(each.address for each in servers))})
 
 
 @asynccontextmanager

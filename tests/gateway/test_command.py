@@ -26,9 +26,9 @@ from stoker_gateway.cli.gateway import main, parser_of
 from stoker_gateway.envoy.access_log_lines import FIELDS
 from stoker_gateway.ext_proc.metrics import PickerMetrics
 from stoker_gateway.kubernetes.cluster_watch import age_gauge
-from stoker_gateway.polling.poller import Heard, Poller
+from stoker_gateway.polling.poller import Poller, PollResult
 from stoker_gateway.polling.server_watch import ServerWatch
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.usage.metrics import UsageMetrics
 
@@ -129,28 +129,28 @@ def test_a_taken_port_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) 
 def test_a_server_that_is_lost_is_told_once_and_so_is_its_return(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stoker_gateway")
     one, two = "127.0.0.1:1", "127.0.0.1:2"
-    watch = ServerWatch(Directory({"a": Endpoint("a", "a", (one, two)), "b": Endpoint("b", "b", (one,))}))
+    watch = ServerWatch(ModelRegistry({"a": Endpoint("a", "a", (one, two)), "b": Endpoint("b", "b", (one,))}))
 
     def told() -> list[tuple[str, str]]:
         records = [(record.levelname, record.getMessage()) for record in caplog.records]
         caplog.clear()
         return records
 
-    watch.heard(Heard(one, ServerLoad(), 0))
-    watch.heard(Heard(one, None, 1, answered=False))
+    watch.heard(PollResult(one, ServerLoad(), 0))
+    watch.heard(PollResult(one, None, 1, answered=False))
     assert told() == []
     for time in (2, 3):
-        watch.heard(Heard(one, ServerLoad(ready=False, counted=False), time, answered=False))
+        watch.heard(PollResult(one, ServerLoad(ready=False, counted=False), time, answered=False))
     [(level, lost)] = told()
     assert level == "WARNING" and lost.startswith(f"{one} (a, b) does not answer")
-    watch.heard(Heard(two, ServerLoad(ready=False, counted=False), 4))
-    watch.heard(Heard(one, ServerLoad(), 4))
-    watch.heard(Heard(one, ServerLoad(), 5))
+    watch.heard(PollResult(two, ServerLoad(ready=False, counted=False), 4))
+    watch.heard(PollResult(one, ServerLoad(), 4))
+    watch.heard(PollResult(one, ServerLoad(), 5))
     (level, refused), back = told()
     assert level == "WARNING" and refused.startswith(f"{two} (a) is not ready")
     assert back == ("INFO", f"{one} (a, b) is back")
     for time in (6, 7):
-        watch.heard(Heard(two, ServerLoad(counted=False), time))
+        watch.heard(PollResult(two, ServerLoad(counted=False), time))
     back, (level, uncounted) = told()
     assert back == ("INFO", f"{two} (a) is back")
     assert level == "WARNING" and uncounted.startswith(f"{two} (a) has no metrics")
@@ -162,11 +162,11 @@ def test_whether_a_server_answered_is_heard() -> None:
             raise ConnectionRefusedError
         return ServerLoad(ready=False)
 
-    async def hear_both() -> dict[str, Heard]:
-        heard = dict[str, Heard]()
+    async def hear_both() -> dict[str, PollResult]:
+        heard = dict[str, PollResult]()
         both = asyncio.Event()
 
-        def hear(what: Heard) -> None:
+        def hear(what: PollResult) -> None:
             heard[what.server] = what
             if len(heard) == 2:
                 both.set()

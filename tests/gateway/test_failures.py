@@ -16,7 +16,7 @@ import pytest
 from stoker_gateway.envoy import admin
 from stoker_gateway.envoy.admin import EnvoyError, LateAnswerError
 from stoker_gateway.envoy.config import LISTENER
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
 from ..support.waiting import until_async
 from .behind_envoy import CHAT, Gateway, directory, gateway
@@ -64,7 +64,7 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
             second.does = "fail"
             assert await asked() == (500, "b", [1, 1, 0])  # what a server says is not repeated,
             first.does = second.does = "refuse"
-            assert await asked() == (503, "b", [1, 1, 0])  # but that it has not begun
+            assert await asked() == (503, "b", [1, 1, 0])  # but that it has not started
             async with client.post(at.url + CHAT, data=b"{}") as answer:
                 assert not [name for name in answer.headers if name.lower().startswith("x-stoker")]
             second.does = "answer"
@@ -238,7 +238,7 @@ def test_servers_and_models_come_and_go_while_streams_are_under_way() -> None:
                     assert (await post(client, at))[0] == 503
                 at.picker.destination = f"{going.address},{staying.address}"
                 assert (await post(client, at))[1]["server"] == "b"
-                at.files.write(Directory({"n": Endpoint("n", "cluster-n", (staying.address,))}))
+                at.files.write(ModelRegistry({"n": Endpoint("n", "cluster-n", (staying.address,))}))
                 await at.until("cluster_manager.cluster_removed", 1)
                 assert (await post(client, at))[0] == 503
                 at.picker.cluster = "cluster-n"

@@ -25,7 +25,7 @@ from stoker_gateway.ext_proc.server import PickerServer
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.key import Key, digest_of, new_text
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.picker import EndpointPicker
 
 from .behind_envoy import Server
@@ -48,7 +48,7 @@ async def gateway() -> AsyncIterator[tuple[str, Server, Server]]:
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         for server in (one, two):
             await server.start()
-        directory = Directory(
+        directory = ModelRegistry(
             {
                 "org/a": Endpoint("org/a", "one", (one.address,), authorization="Bearer servers-own", created=5),
                 "b": Endpoint("b", "two", (two.address,)),

@@ -19,7 +19,7 @@ from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.ext_proc.server import PickerServer
 from stoker_gateway.keys.key import Key, Limits, digest_of, new_text
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.picker import EndpointPicker
 
 from .behind_envoy import Server
@@ -42,7 +42,7 @@ async def gateway(keyring: Keyring | None = KEYS) -> AsyncIterator[tuple[str, Se
     server = Server("a")
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         await server.start()
-        directory = Directory({"m": Endpoint("m", "one", (server.address,))})
+        directory = ModelRegistry({"m": Endpoint("m", "one", (server.address,))})
         settings = EnvoySettings("127.0.0.1", 0, Path(folder), 1, threads=1)
         EnvoyFiles(settings).write(directory)
         pickers = {"m": EndpointPicker()}

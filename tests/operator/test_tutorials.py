@@ -43,7 +43,7 @@ def test_a_line_that_is_not_printed_is_noticed() -> None:
 
 
 #: Where a call takes the reason of a condition, if not by name.
-POSITIONS = {"Problem": 0, "Objection": 0, "Diagnosis": 0, "Verdict": 1, "Route": 0, "judge": 3, "Refusal": 2}
+POSITIONS = {"Problem": 0, "Objection": 0, "Diagnosis": 0, "ConditionStatus": 1, "Route": 0, "judge": 3, "Refusal": 2}
 
 
 def reasons(source: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from stoker_common.errors import ArgumentError, StokerError
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """The model cannot be served; the user's to mend.
+    """The model cannot be served; the user's to fix.
 
     Attributes:
         kind: of the error.

@@ -20,7 +20,7 @@ class _Names:
     Attributes:
         layer: what the names of a layer's modules begin with.
         parts: modules of a layer by our name, where it is another than Llama's.
-        ends: those outside of layers, likewise.
+        ends: those outside of layers, in the same way.
     """
 
     layer: str = "model.layers.{i}."

@@ -51,7 +51,7 @@ class KVCache:
         group: index of the block tables that the layer goes by (`AttentionMetadata.groups`).
         key_scales: what float8 and int8 keys are multiplied by, [blocks, block_size, kv_heads] float32: a layer's own
             repeated, or one a token and head; None where the dtype is another.
-        value_scales: likewise; where the layer is latent, the same.
+        value_scales: in the same way; where the layer is latent, the same.
         scales_of_tokens: each token has its own, which is made when it is stored.
     """
 
@@ -77,7 +77,7 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, eq=False)
-class Angles:
+class RopeCosSin:
     """By which a step's queries and keys are turned.
 
     Attributes:
@@ -96,7 +96,7 @@ AttentionPlan = Any
 #: (x [tokens, hidden], of each kind the angles, plan, each layer's cache, rows) → the residual stream behind them, x
 #: itself; or, of these rows alone, a new one.
 WholeLayers = Callable[
-    [torch.Tensor, Sequence[Angles], AttentionPlan, Sequence[KVCache], torch.Tensor | None], torch.Tensor
+    [torch.Tensor, Sequence[RopeCosSin], AttentionPlan, Sequence[KVCache], torch.Tensor | None], torch.Tensor
 ]
 
 
@@ -121,7 +121,7 @@ class LayerParts:
         multiplier: attention's and the MLP's results are multiplied by it.
         qkv, out, up, down: the products; `up` makes gates and ups where the MLP has gates.
         rotary_dim: of each head's numbers, those that are turned; 0: none.
-        angles: the kind of angles by which they are turned; None where none are.
+        cos_sin: the kind of angles by which they are turned; None where none are.
         interleaved: see `kernels.rotary.apply_rotary`.
     """
 
@@ -136,7 +136,7 @@ class LayerParts:
     up: Operation
     down: Operation
     rotary_dim: int
-    angles: int | None
+    cos_sin: int | None
     interleaved: bool
     activation: Activation
     gated: bool
@@ -192,7 +192,7 @@ class GraphBackend(AttentionBackend, Protocol):
 
 
 @runtime_checkable
-class FusingBackend(AttentionBackend, Protocol):
+class FusedKVBackend(AttentionBackend, Protocol):
     """One that does in a pass what lies between a layer's product and its attention."""
 
     def forward_qkv(
@@ -200,7 +200,7 @@ class FusingBackend(AttentionBackend, Protocol):
         shape: AttentionShape,
         qkv: torch.Tensor,
         norm: HeadNorm | None,
-        angles: Angles | None,
+        cos_sin: RopeCosSin | None,
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
@@ -211,13 +211,13 @@ class FusingBackend(AttentionBackend, Protocol):
         """
         ...
 
-    def store_latent(
+    def mla_rope_and_cache(
         self,
         rows: torch.Tensor,
         q_weight: torch.Tensor | None,
         kv_weight: torch.Tensor,
         eps: float,
-        angles: Angles,
+        cos_sin: RopeCosSin,
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:

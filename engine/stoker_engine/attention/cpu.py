@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_engine.attention.backend import Angles, AttentionShape, KVCache, LayerParts, WholeLayers
+from stoker_engine.attention.backend import AttentionShape, KVCache, LayerParts, RopeCosSin, WholeLayers
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.cpu.activation import kind_of
 from stoker_engine.kernels.cpu.attention import AttentionOf, AttentionStep, attention, step_of
 from stoker_engine.kernels.cpu.layer import LayerOf, NormOf, RunLayers, layers
-from stoker_engine.kernels.cpu.matrix import NativeProduct
+from stoker_engine.kernels.cpu.matrix import CpuLinear
 
 
 @dataclass(frozen=True)
-class NativeBackend:
+class CpuBackend:
     """Attention on a CPU, in bfloat16 or float32."""
 
     library: ctypes.CDLL
@@ -48,8 +48,8 @@ class NativeBackend:
 
     def takes(self, parts: LayerParts) -> bool:
         """See `LayerBackend.takes`."""
-        products = parts.qkv, parts.out, parts.up, parts.down
-        is_native = all(isinstance(product, NativeProduct) for product in products)
+        linears = parts.qkv, parts.out, parts.up, parts.down
+        is_native = all(isinstance(linear, CpuLinear) for linear in linears)
         return is_native and kind_of(parts.activation) is not None and parts.rotary_dim % 2 == 0
 
     def layers(self, parts: Sequence[LayerParts]) -> WholeLayers:
@@ -58,7 +58,7 @@ class NativeBackend:
 
         def run(
             x: torch.Tensor,
-            angles: Sequence[Angles],
+            cos_sin: Sequence[RopeCosSin],
             plan: ctypes.Array[AttentionStep],
             caches: Sequence[KVCache],
             rows: torch.Tensor | None,
@@ -67,7 +67,7 @@ class NativeBackend:
             if made is None or not all(map(operator.is_, made[0], caches)):
                 of = [_layer_of(its, cache) for its, cache in zip(parts, caches, strict=True)]
                 made = list(caches), layers(self.library, of)
-            return made[1](x, plan, [(each.cos, each.sin) for each in angles], rows)
+            return made[1](x, plan, [(each.cos, each.sin) for each in cos_sin], rows)
 
         return run
 
@@ -75,8 +75,8 @@ class NativeBackend:
 def _layer_of(parts: LayerParts, cache: KVCache) -> LayerOf:
     qkv, out, up, down = parts.qkv, parts.out, parts.up, parts.down
     kind = kind_of(parts.activation)
-    assert isinstance(qkv, NativeProduct) and isinstance(out, NativeProduct) and kind is not None
-    assert isinstance(up, NativeProduct) and isinstance(down, NativeProduct)
+    assert isinstance(qkv, CpuLinear) and isinstance(out, CpuLinear) and kind is not None
+    assert isinstance(up, CpuLinear) and isinstance(down, CpuLinear)
     norms = {name: NormOf(norm.weight, norm.eps) for name, norm in parts.norms.items()}
     heads = parts.head_norm
     return LayerOf(
@@ -98,7 +98,7 @@ def _layer_of(parts: LayerParts, cache: KVCache) -> LayerOf:
         activation=kind,
         gated=parts.gated,
         attention=_attention_of(parts.shape, cache),
-        angles=parts.angles,
+        cos_sin=parts.cos_sin,
         group=cache.group,
     )
 

@@ -25,7 +25,7 @@ _HEADS: Final = (64, 128, 256)
 
 
 @dataclass(frozen=True)
-class Served:
+class AttentionRequirements:
     """What a model asks of a backend.
 
     Attributes:
@@ -41,7 +41,9 @@ class Served:
     block_size: int
 
 
-def by_package(name: Literal["flash-attn", "flashinfer"], served: Served, lacks: str | None) -> AttentionBackend:
+def by_package(
+    name: Literal["flash-attn", "flashinfer"], requirements: AttentionRequirements, lacks: str | None
+) -> AttentionBackend:
     """The backend that a package computes.
 
     Args:
@@ -54,7 +56,7 @@ def by_package(name: Literal["flash-attn", "flashinfer"], served: Served, lacks:
     if importlib.util.find_spec(package) is None:
         lacks = f"the package {package} is not installed"
     if lacks is None:
-        lacks = _lack_of_flash_attn(served) if name == "flash-attn" else _lack_of_flashinfer(served)
+        lacks = _lack_of_flash_attn(requirements) if name == "flash-attn" else _lack_of_flashinfer(requirements)
     if lacks is not None:
         raise ArgumentError(FLAG, f"{name} cannot run here: {lacks}; choose auto, or sdpa")
     module = importlib.import_module(package)
@@ -67,12 +69,12 @@ def by_package(name: Literal["flash-attn", "flashinfer"], served: Served, lacks:
     return FlashInferBackend(module.BatchPrefillWithPagedKVCacheWrapper)
 
 
-def _lack_of_packages(served: Served) -> str | None:
-    if served.dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in bfloat16 or float16, not in {said(served.dtype)}"
-    if served.stored != said(served.dtype):
-        return f"it reads keys and values in the model's dtype, not in {served.stored} (--kv-cache-dtype)"
-    for layer in served.layers:
+def _lack_of_packages(requirements: AttentionRequirements) -> str | None:
+    if requirements.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bfloat16 or float16, not in {said(requirements.dtype)}"
+    if requirements.stored != said(requirements.dtype):
+        return f"it reads keys and values in the model's dtype, not in {requirements.stored} (--kv-cache-dtype)"
+    for layer in requirements.layers:
         if layer.latent is not None:
             return "it has no latent attention"
         if layer.sinks:
@@ -82,24 +84,24 @@ def _lack_of_packages(served: Served) -> str | None:
     return None
 
 
-def _lack_of_flash_attn(served: Served) -> str | None:
-    if (lacks := _lack_of_packages(served)) is not None:
+def _lack_of_flash_attn(requirements: AttentionRequirements) -> str | None:
+    if (lacks := _lack_of_packages(requirements)) is not None:
         return lacks
-    sizes = sorted({layer.head_dim for layer in served.layers})
+    sizes = sorted({layer.head_dim for layer in requirements.layers})
     if odd := [size for size in sizes if size % _HEAD_STEP or size > _LARGEST_HEAD]:
         return f"its heads have multiples of {_HEAD_STEP} up to {_LARGEST_HEAD}, not {odd[0]}"
-    if served.block_size % _BLOCK_SIZE:
-        return f"its blocks have {_BLOCK_SIZE} tokens, not {served.block_size} (--block-size)"
+    if requirements.block_size % _BLOCK_SIZE:
+        return f"its blocks have {_BLOCK_SIZE} tokens, not {requirements.block_size} (--block-size)"
     return None
 
 
-def _lack_of_flashinfer(served: Served) -> str | None:
-    if (lacks := _lack_of_packages(served)) is not None:
+def _lack_of_flashinfer(requirements: AttentionRequirements) -> str | None:
+    if (lacks := _lack_of_packages(requirements)) is not None:
         return lacks
-    sizes = sorted({layer.head_dim for layer in served.layers})
+    sizes = sorted({layer.head_dim for layer in requirements.layers})
     if odd := [size for size in sizes if size not in _HEADS]:
         return f"its heads have {', '.join(map(str, _HEADS))} numbers, not {odd[0]}"
-    if any(layer.alibi_slopes is not None for layer in served.layers):
+    if any(layer.alibi_slopes is not None for layer in requirements.layers):
         return "it has no slopes for distances but its own (ALiBi)"
     return None
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
-from stoker_engine.attention.fused_kv import StoringBackend
+from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata
 
 
@@ -42,7 +42,7 @@ class _Plan:
     parts: list[_Part]
 
 
-class FlashAttnBackend(StoringBackend):
+class FlashAttnBackend(FusedKVStoreBackend):
     """See the module.
 
     Args:
@@ -59,7 +59,7 @@ class FlashAttnBackend(StoringBackend):
         return _Plan(metadata, [_part(metadata, begin, end) for begin, end in cuts if begin < end])
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
-        """See `FusingBackend`."""
+        """See `FusedKVBackend`."""
         window = shape.sliding_window
         done = [
             self._attend(

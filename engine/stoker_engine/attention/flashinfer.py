@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
-from stoker_engine.attention.fused_kv import StoringBackend
+from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 
 #: What it keeps parts of split sequences in, bytes: what the package recommends.
@@ -40,7 +40,7 @@ class _Plan:
     planned: set[_Kind] = field(default_factory=set)
 
 
-class FlashInferBackend(StoringBackend):
+class FlashInferBackend(FusedKVStoreBackend):
     """See the module.
 
     Args:
@@ -57,7 +57,7 @@ class FlashInferBackend(StoringBackend):
         return _Plan(metadata)
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
-        """See `FusingBackend`."""
+        """See `FusedKVBackend`."""
         kind = _Kind(
             cache.group, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, shape.logits_soft_cap
         )

@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from stoker_engine.attention.backend import Angles, AttentionPlan, AttentionShape, HeadNorm, KVCache
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, HeadNorm, KVCache, RopeCosSin
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.triton.attention.kv_store import kv_store
-from stoker_engine.kernels.triton.attention.mla_rope_and_cache import store_latent
-from stoker_engine.kernels.triton.attention.rope_and_cache import turn_and_store
+from stoker_engine.kernels.triton.attention.mla_rope_and_cache import mla_rope_and_cache
+from stoker_engine.kernels.triton.attention.rope_and_cache import rope_and_cache
 
 
-class StoringBackend(ABC):
-    """A `FusingBackend` that has yet to attend. Its plans have the step's `metadata`."""
+class FusedKVStoreBackend(ABC):
+    """A `FusedKVBackend` that has yet to attend. Its plans have the step's `metadata`."""
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> AttentionPlan:
@@ -22,7 +22,7 @@ class StoringBackend(ABC):
 
     @abstractmethod
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: AttentionPlan) -> torch.Tensor:
-        """See `FusingBackend`."""
+        """See `FusedKVBackend`."""
 
     def forward(
         self,
@@ -46,22 +46,22 @@ class StoringBackend(ABC):
         shape: AttentionShape,
         qkv: torch.Tensor,
         norm: HeadNorm | None,
-        angles: Angles | None,
+        cos_sin: RopeCosSin | None,
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
-        """See `FusingBackend`."""
+        """See `FusedKVBackend`."""
         group = plan.metadata.groups[cache.group]
         assert shape.sliding_window == group.sliding_window
-        turn_and_store(
+        rope_and_cache(
             qkv,
             shape.num_heads,
             None if norm is None else norm.q_weight,
             None if norm is None else norm.k_weight,
             0.0 if norm is None else norm.eps,
-            None if angles is None else angles.cos,
-            None if angles is None else angles.sin,
-            angles is not None and angles.interleaved,
+            None if cos_sin is None else cos_sin.cos,
+            None if cos_sin is None else cos_sin.sin,
+            cos_sin is not None and cos_sin.interleaved,
             cache.key,
             cache.value,
             cache.key_scales,
@@ -71,25 +71,25 @@ class StoringBackend(ABC):
         )
         return self.attend(shape, qkv[:, : shape.num_heads], cache, plan)
 
-    def store_latent(
+    def mla_rope_and_cache(
         self,
         rows: torch.Tensor,
         q_weight: torch.Tensor | None,
         kv_weight: torch.Tensor,
         eps: float,
-        angles: Angles,
+        cos_sin: RopeCosSin,
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
-        """See `FusingBackend`."""
-        queries: torch.Tensor = store_latent(
+        """See `FusedKVBackend`."""
+        queries: torch.Tensor = mla_rope_and_cache(
             rows,
             q_weight,
             kv_weight,
             eps,
-            angles.cos,
-            angles.sin,
-            angles.interleaved,
+            cos_sin.cos,
+            cos_sin.sin,
+            cos_sin.interleaved,
             cache.key,
             cache.key_scales,
             cache.scales_of_tokens,

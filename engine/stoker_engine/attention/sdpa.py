@@ -24,7 +24,7 @@ class _View:
         rows: the sequences' rows in the flat batch.
         blocks: [sequences, blocks] block numbers; shorter sequences repeat their last.
         distance: [sequences, 1, queries, blocks × block_size] int64, key position - query position.
-        visible: likewise, whether the key is seen.
+        visible: in the same way, whether the key is seen.
         unseen: [sequences, blocks × block_size, 1, 1], keys that no query sees. They may be nan, and so would be all
             results: a mask multiplies them by 0.
     """

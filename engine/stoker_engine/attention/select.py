@@ -8,11 +8,11 @@ import torch
 
 from stoker_common.errors import ArgumentError
 from stoker_engine.attention.backend import AttentionBackend
-from stoker_engine.attention.cpu import NativeBackend
-from stoker_engine.attention.external import FLAG, Served, by_package, said
+from stoker_engine.attention.cpu import CpuBackend
+from stoker_engine.attention.external import FLAG, AttentionRequirements, by_package, said
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract import names
-from stoker_engine.kernels.cpu.library import native_library
+from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.select import has_little_shared_memory, lack_of_triton
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 def attention_backend(
     device: torch.device,
-    served: Served,
+    requirements: AttentionRequirements,
     batch_invariant: bool = False,
     name: names.AttentionBackend = "auto",
 ) -> AttentionBackend:
@@ -33,12 +33,12 @@ def attention_backend(
     Raises:
         ArgumentError: this backend cannot run here, or batch invariance cannot be kept.
     """
-    backend, taken = _backend(device, served, name, batch_invariant)
+    backend, taken = _backend(device, requirements, name, batch_invariant)
     if batch_invariant and taken not in ("native", "triton"):
         raise ArgumentError(
             "--batch-invariant",
             f"needs Triton's kernels on a GPU, or the CPU's in bfloat16 or float32, and this is "
-            f"{said(served.dtype)} on {device.type}, by {FLAG} {taken}"
+            f"{said(requirements.dtype)} on {device.type}, by {FLAG} {taken}"
             + ("; choose --dtype, or see the log for why they are not available" * (device.type == "cpu")),
         )
     logger.info("attention is computed by %s", taken)
@@ -46,21 +46,21 @@ def attention_backend(
 
 
 def _backend(
-    device: torch.device, served: Served, name: names.AttentionBackend, batch_invariant: bool
+    device: torch.device, requirements: AttentionRequirements, name: names.AttentionBackend, batch_invariant: bool
 ) -> tuple[AttentionBackend, str]:
     if name == "sdpa":
         return SdpaBackend(), name
-    library = native_library(device, served.dtype) if name in ("auto", "native") else None
+    library = cpu_library(device, requirements.dtype) if name in ("auto", "native") else None
     if library is not None:
-        return NativeBackend(library), "native"
+        return CpuBackend(library), "native"
     if name == "native":
-        here = f"{said(served.dtype)} on {device.type}"
+        here = f"{said(requirements.dtype)} on {device.type}"
         raise ArgumentError(
             FLAG, f"native computes in bfloat16 or float32 on a CPU, not in {here}; choose auto, or sdpa"
         )
-    lacks = lack_of_triton(device) or _lack_of_room(device, served)
+    lacks = lack_of_triton(device) or _lack_of_room(device, requirements)
     if name in ("flash-attn", "flashinfer"):
-        return by_package(name, served, lacks), name
+        return by_package(name, requirements, lacks), name
     if lacks is None and (name == "triton" or device.type == "cuda"):
         from stoker_engine.attention.triton import TritonBackend
 
@@ -72,8 +72,8 @@ def _backend(
     return SdpaBackend(), "sdpa"
 
 
-def _lack_of_room(device: torch.device, served: Served) -> str | None:
-    is_latent = any(layer.latent is not None for layer in served.layers)
-    if is_latent and served.dtype == torch.float32 and has_little_shared_memory(device):
+def _lack_of_room(device: torch.device, requirements: AttentionRequirements) -> str | None:
+    is_latent = any(layer.latent is not None for layer in requirements.layers)
+    if is_latent and requirements.dtype == torch.float32 and has_little_shared_memory(device):
         return "latent attention in float32 needs more shared memory than this GPU has (--dtype bfloat16 does not)"
     return None

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
-from stoker_engine.attention.fused_kv import StoringBackend
+from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.triton.attention.attention import paged_attention
-from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_parts
+from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_splits
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class _Part:
 
     Attributes:
         tables: [sequences, blocks] by group.
-        starts, sequences: of decodes what `decode_parts` lists; None: they are chunks.
+        starts, sequences: of decodes what `decode_splits` lists; None: they are chunks.
     """
 
     query_starts: torch.Tensor
@@ -41,7 +41,7 @@ class _Plan:
 
 
 @dataclass(frozen=True)
-class TritonBackend(StoringBackend):
+class TritonBackend(FusedKVStoreBackend):
     """Attention on a GPU, or anywhere in Triton's interpreter.
 
     Attributes:
@@ -57,7 +57,7 @@ class TritonBackend(StoringBackend):
         parts = []
         if decodes:
             seq_lens = metadata.seq_lens[:decodes]
-            listed = decode_parts(seq_lens, _num_parts(metadata.seq_lens_host[:decodes]))
+            listed = decode_splits(seq_lens, _num_parts(metadata.seq_lens_host[:decodes]))
             parts.append(_part(metadata, 0, decodes, *listed))
         if decodes < count:
             parts.append(_part(metadata, decodes, count))
@@ -68,7 +68,7 @@ class TritonBackend(StoringBackend):
         return self.batch_invariant or _num_parts(seq_lens) <= _num_parts(planned)
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
-        """See `FusingBackend`."""
+        """See `FusedKVBackend`."""
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
         for part in plan.parts:
             paged_attention(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker_common.errors import StokerError
 from stoker_engine.cli import command_line
-from stoker_engine.cli.chat_answer import Answer, check, say, stream
+from stoker_engine.cli.chat_answer import ChatAnswer, check, say, stream
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 
@@ -124,7 +124,7 @@ class _Talk:
             messages += [self.tools.answer(call) for call in answer.calls]
         raise StokerError(f"the model called tools {MAX_ROUNDS} times and did not answer")
 
-    def _answer(self, messages: list[dict[str, Any]]) -> Answer:
+    def _answer(self, messages: list[dict[str, Any]]) -> ChatAnswer:
         body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
         for name in ("temperature", "max_tokens"):
             if getattr(self.args, name) is not None:

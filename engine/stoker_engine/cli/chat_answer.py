@@ -23,7 +23,7 @@ _PLAIN: Final = "\x1b[0m"
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """What the assistant said.
 
     Attributes:
@@ -56,13 +56,13 @@ class Answer:
                 call["function"][name] += text or ""
 
 
-def stream(client: httpx.Client, body: dict[str, Any]) -> Answer:
+def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
     """Prints the answer as it comes; returns it.
 
     Raises:
         StokerError: what the server answered, where it is an error.
     """
-    answer = Answer()
+    answer = ChatAnswer()
     with client.stream("POST", "chat/completions", json=body) as response:
         check(response)
         for event in _events(response):

@@ -14,7 +14,7 @@ from stoker_common.errors import StokerError
 from stoker_engine import logs
 from stoker_engine.cli import command_line, termination_log
 from stoker_engine.contract.serve_args import ServeArgs
-from stoker_engine.contract.termination_message import LastWords, Reason
+from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
 
 def main(argv: list[str]) -> int:
@@ -32,10 +32,10 @@ def _serve_or_say_why(argv: list[str]) -> int:
     try:
         _serve(argv)
     except StokerError as error:
-        termination_log.write(LastWords.of(error, otherwise=Reason.START_ERROR))
+        termination_log.write(TerminationMessage.of(error, otherwise=Reason.START_ERROR))
         raise
     except Exception as error:
-        termination_log.write(LastWords.of(error))
+        termination_log.write(TerminationMessage.of(error))
         raise
     return 0
 

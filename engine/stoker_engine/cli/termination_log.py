@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from stoker_engine.contract.termination_message import LastWords
+from stoker_engine.contract.termination_message import TerminationMessage
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ VARIABLE: Final = "STOKER_TERMINATION_LOG"
 _KUBERNETES: Final = "/dev/termination-log"
 
 
-def write(words: LastWords) -> None:
+def write(words: TerminationMessage) -> None:
     """Writes `words`, where there is a file for them; never raises: the exit code still has to be returned."""
     file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
     if VARIABLE not in os.environ and not file.is_file():

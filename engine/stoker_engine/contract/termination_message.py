@@ -58,7 +58,7 @@ _REASONS: Final[tuple[tuple[type[Exception], Reason], ...]] = (
 
 
 @dataclass(frozen=True)
-class LastWords:
+class TerminationMessage:
     """Why an engine ended.
 
     Attributes:
@@ -70,13 +70,13 @@ class LastWords:
     message: str
 
     @classmethod
-    def of(cls, error: Exception, otherwise: Reason = Reason.ENGINE_DIED) -> LastWords:
+    def of(cls, error: Exception, otherwise: Reason = Reason.ENGINE_DIED) -> TerminationMessage:
         """The reason and message of an error; `otherwise` is the reason where its kind has none."""
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), otherwise)
         return cls(reason, str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}")
 
     @classmethod
-    def parse(cls, text: str) -> LastWords | None:
+    def parse(cls, text: str) -> TerminationMessage | None:
         """Reads what `str` wrote; None where others did."""
         word, separator, message = text.strip().partition(": ")
         if not separator or word not in list(Reason):

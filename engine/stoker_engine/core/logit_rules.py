@@ -34,19 +34,19 @@ class LogitRules:
     presence: float
 
     @classmethod
-    def of(cls, asked: EngineRequest) -> LogitRules | None:
+    def of(cls, spec: EngineRequest) -> LogitRules | None:
         """The rules of a request; None: its logits stay as they are."""
-        params = asked.params
+        params = spec.params
         if params.kind != "generate":
             return None
         end_tokens: tuple[TokenIds, ...] = ()
         if params.min_tokens:
-            eos = () if params.ignore_eos else asked.eos_token_ids
+            eos = () if params.ignore_eos else spec.eos_token_ids
             end_tokens = tuple(ids for ids in (_as_ids(params.stop_token_ids), TokenIds(eos)) if len(ids))
         rules = cls(
             allowed=None if params.allowed_token_ids is None else _as_ids(params.allowed_token_ids),
             end_tokens=end_tokens,
-            bad_words=bad_words_tree(asked.bad_words) if asked.bad_words else None,
+            bad_words=bad_words_tree(spec.bad_words) if spec.bad_words else None,
             bias_tokens=array("q", params.logit_bias),
             biases=array("d", params.logit_bias.values()),
             repetition=params.repetition_penalty,

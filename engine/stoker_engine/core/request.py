@@ -8,7 +8,7 @@ When the last known token is computed, a new one is sampled.
         computed          ──────────────────────┤              computed = 8 → next step computes t8, samples t9
 
 A step may be launched while the one before is still in flight. Then `num_launched` runs ahead of `num_computed`, and a
-token that is being sampled counts as known, though nobody knows which it is (`num_awaited`):
+token that is being sampled counts as known, though nobody knows which it is (`num_inflight_tokens`):
 
         prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8  ?      one is awaited: known = 10
         launched          ──────────────────────────┤          launched = 9, computed = 8
@@ -37,36 +37,36 @@ class Sequence:
 
     Attributes:
         index: which of its request's.
-        key: its place in line; the lowest is served first.
+        sort_key: the sequence with the lowest is served first.
         token_ids: prompt and output so far.
         num_computed: tokens whose keys and values are in the cache.
         num_launched: those that are once all steps in flight have run.
-        num_awaited: tokens that steps in flight sample.
+        num_inflight_tokens: tokens that steps in flight sample.
         num_published: blocks of it that the prefix cache has been offered.
-        life: counts how often it was thrown back to nothing; what a step in flight has of an earlier life is dropped.
+        epoch: incremented at a preemption, an abort or the end; results from an earlier epoch are discarded.
         row: its place in the runner's tables while it runs.
         blocks: for each group of layers, the KV-cache blocks in order; block i holds tokens i × block_size and on.
             `NULL_BLOCK` stands where a window has left one.
         candidates: a beam's offer for the next step, while it waits for the other beams'.
-        is_held: it cannot be scheduled before the step in flight is committed, which decides how it goes on.
+        is_blocked: it cannot be scheduled before the step in flight is committed, which decides how it goes on.
     """
 
     request: Request
     index: int
-    key: tuple[int, ...]
+    sort_key: tuple[int, ...]
     token_ids: list[int]
     num_computed: int = 0
     num_launched: int = 0
-    num_awaited: int = 0
+    num_inflight_tokens: int = 0
     num_published: int = 0
-    life: int = 0
+    epoch: int = 0
     row: int = NO_ROW
     blocks: list[list[int]] = field(default_factory=list)
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     candidates: list[tuple[int, float]] | None = None
-    is_held: bool = False
+    is_blocked: bool = False
 
     @property
     def num_output_tokens(self) -> int:
@@ -81,16 +81,16 @@ class Sequence:
     @property
     def num_known(self) -> int:
         """Tokens known, or awaited."""
-        return len(self.token_ids) + self.num_awaited
+        return len(self.token_ids) + self.num_inflight_tokens
 
     @property
     def num_uncomputed(self) -> int:
         """Known tokens whose keys and values are still to compute; none while it is held, or where what it awaits is
         its last."""
-        if not self.num_awaited:
+        if not self.num_inflight_tokens:
             return len(self.token_ids) - self.num_launched
-        known = len(self.token_ids) + self.num_awaited
-        return 0 if self.is_held or known >= self.request.max_length else known - self.num_launched
+        known = len(self.token_ids) + self.num_inflight_tokens
+        return 0 if self.is_blocked or known >= self.request.max_length else known - self.num_launched
 
     def append(self, token_id: int) -> None:
         """Takes in a newly sampled token; sets `finish_reason` if it ends the sequence."""
@@ -109,7 +109,7 @@ class Request:
     """What was asked for, and what became of it. Owned by the scheduler; others only read it.
 
     Attributes:
-        line: its sequences' place in line, before their index.
+        arrival_key: its sequences' place in line, before their index.
         live: its sequences that are not finished, in order.
         num_started: sequences there have been.
         num_forking: sequences that a step in flight starts.
@@ -125,8 +125,8 @@ class Request:
             cache.
     """
 
-    asked: EngineRequest
-    line: tuple[int, ...]
+    spec: EngineRequest
+    arrival_key: tuple[int, ...]
     live: list[Sequence] = field(default_factory=list)
     num_started: int = 0
     num_forking: int = 0
@@ -144,19 +144,19 @@ class Request:
     wants_prompt_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        asked, params = self.asked, self.asked.params
-        self.id = asked.id
-        self.num_prompt_tokens = len(asked.prompt_token_ids)
-        self.num_sequences = asked.num_sequences
-        self.max_length = self.num_prompt_tokens + asked.max_tokens
+        spec, params = self.spec, self.spec.params
+        self.id = spec.id
+        self.num_prompt_tokens = len(spec.prompt_token_ids)
+        self.num_sequences = spec.num_sequences
+        self.max_length = self.num_prompt_tokens + spec.max_tokens
         self.stop_token_ids = params.stop_token_ids or ()
         # Where there is a grammar, no such token comes that is to be ignored: see `grammar.masks`.
-        ignores_eos = params.ignore_eos and asked.grammar is None
-        self.eos_token_ids = frozenset() if ignores_eos else asked.eos_token_ids
+        ignores_eos = params.ignore_eos and spec.grammar is None
+        self.eos_token_ids = frozenset() if ignores_eos else spec.eos_token_ids
         self.wants_prompt_logprobs = params.kind == "generate" and params.prompt_logprobs is not None
         if params.kind == "beam":
-            self.beams = BeamSearch(params, asked.max_tokens, self.eos_token_ids | frozenset(params.stop_token_ids))
-        self.live = [self.start(asked.prompt_token_ids)]
+            self.beams = BeamSearch(params, spec.max_tokens, self.eos_token_ids | frozenset(params.stop_token_ids))
+        self.live = [self.start(spec.prompt_token_ids)]
 
     @property
     def num_to_fork(self) -> int:
@@ -168,4 +168,4 @@ class Request:
     def start(self, token_ids: list[int]) -> Sequence:
         """A new sequence that knows `token_ids`."""
         index, self.num_started = self.num_started, self.num_started + 1
-        return Sequence(self, index, (*self.line, index), list(token_ids))
+        return Sequence(self, index, (*self.arrival_key, index), list(token_ids))

@@ -12,7 +12,7 @@ from stoker_engine.core.step_report import FinishedRequest, FirstToken, Schedule
 
 
 @dataclass
-class _Life:
+class _Timeline:
     """What happened to one request; seconds on the monotonic clock."""
 
     request: Request
@@ -23,11 +23,11 @@ class _Life:
     lengths: dict[int, int] = field(default_factory=dict)  # tokens of each sequence
 
 
-class Journal:
+class RequestTimelines:
     """Keeps the lives of the requests that are here, and of those that ended since the last report."""
 
     def __init__(self) -> None:
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, _Timeline] = {}
         self._finished: list[FinishedRequest] = []
 
     @property
@@ -37,7 +37,7 @@ class Journal:
 
     def arrived(self, request: Request) -> None:
         """A request came."""
-        self._lives[request.id] = _Life(request)
+        self._lives[request.id] = _Timeline(request)
 
     def scheduled(self, requests: Iterable[Request], now: float) -> None:
         """Requests are scheduled for the first time."""
@@ -46,22 +46,22 @@ class Journal:
 
     def ended(self, request: Request, now: float) -> None:
         """A request ended, for whatever reason."""
-        life = self._lives.pop(request.id)
-        first, last = life.first_token, life.last_token
+        timeline = self._lives.pop(request.id)
+        first, last = timeline.first_token, timeline.last_token
         self._finished.append(
             FinishedRequest(
                 id=request.id,
                 finish_reason=request.finish_reason or FinishReason.ABORT,
-                n=request.asked.num_sequences,
-                max_tokens=request.asked.max_tokens,
+                n=request.spec.num_sequences,
+                max_tokens=request.spec.max_tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_cached_tokens=request.num_cached or 0,
-                num_output_tokens=sum(life.lengths.values()),
-                longest_output=max(life.lengths.values(), default=0),
+                num_output_tokens=sum(timeline.lengths.values()),
+                longest_output=max(timeline.lengths.values(), default=0),
                 num_preemptions=request.num_preemptions,
-                e2e=now - request.asked.arrival_time,
-                queue=None if life.scheduled is None else life.scheduled - request.asked.arrival_time,
-                prefill=None if first is None or life.scheduled is None else first - life.scheduled,
+                e2e=now - request.spec.arrival_time,
+                queue=None if timeline.scheduled is None else timeline.scheduled - request.spec.arrival_time,
+                prefill=None if first is None or timeline.scheduled is None else first - timeline.scheduled,
                 decode=None if first is None or last is None else last - first,
             )
         )
@@ -85,22 +85,22 @@ class Journal:
         ended: dict[str, Request] = {}
         num_new_tokens = 0
         for delta in deltas:
-            life = self._lives[delta.request_id]
+            timeline = self._lives[delta.request_id]
             if count := len(delta.token_ids):
                 num_new_tokens += count
-                index, last_tokens = delta.index, life.last_tokens
+                index, last_tokens = delta.index, timeline.last_tokens
                 if index in last_tokens:
                     inter_token.append(now - last_tokens[index])
-                elif life.first_token is None:
-                    life.first_token = now
-                    asked = life.request.asked
+                elif timeline.first_token is None:
+                    timeline.first_token = now
+                    spec = timeline.request.spec
                     first_tokens.append(
-                        FirstToken(now - asked.arrival_time, life.request.num_prompt_tokens, delta.num_cached_tokens)
+                        FirstToken(now - spec.arrival_time, timeline.request.num_prompt_tokens, delta.num_cached_tokens)
                     )
-                last_tokens[index] = life.last_token = now
-                life.lengths[index] = life.lengths.get(index, 0) + count
-            if delta.finish_reason is not None and not life.request.live:
-                ended[delta.request_id] = life.request
+                last_tokens[index] = timeline.last_token = now
+                timeline.lengths[index] = timeline.lengths.get(index, 0) + count
+            if delta.finish_reason is not None and not timeline.request.live:
+                ended[delta.request_id] = timeline.request
         for request in ended.values():
             self.ended(request, now)
         finished, self._finished = self._finished, []

@@ -53,7 +53,7 @@ class SamplingParams:
         visible_special_tokens: those that stay in the text then: who takes it apart goes by them.
         logprobs: return the log-probability of each output token and of so many likeliest ones (-1: all); of the
             model's own distribution, before anything above changes it.
-        prompt_logprobs: likewise for the prompt's tokens.
+        prompt_logprobs: in the same way for the prompt's tokens.
         truncate_prompt_tokens: keep only so many last tokens of the prompt (-1: as many as the model takes).
         structured_outputs: what the output must look like.
         only_scores: nobody wants the one token of `max_tokens`, so that the prompt may be as long as the model takes.

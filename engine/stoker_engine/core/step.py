@@ -45,7 +45,7 @@ class NewSequence:
     """
 
     row: int
-    asked: EngineRequest
+    spec: EngineRequest
     index: int
     output_token_ids: list[int]
     blocks: list[list[int]]

@@ -24,7 +24,7 @@ from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.check_sharding import refuse_indivisible
 from stoker_engine.exec.dtypes import resolve_dtype
-from stoker_engine.exec.input_batch import Rows
+from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
 from stoker_engine.exec.warm_up import warm_up_steps
@@ -118,7 +118,7 @@ def build_kernels(
             model = Decoder(config, build, _TOKENS)
         specs = memory.layer_caches(config, args.tensor_parallel_size)
         pool = KVCachePool(plan, specs, dtype, device)
-        rows = Rows(_SEQUENCES, 2 * _TOKENS, args.block_size, groups)
+        rows = InputBatch(_SEQUENCES, 2 * _TOKENS, args.block_size, groups)
         inputs_of = InputBuilder(args.block_size, groups, device)
         for step in warm_up_steps(_SEQUENCES, _TOKENS, _TOKENS, len(groups)):
             rows.apply(step)
@@ -146,13 +146,13 @@ class _Pretended:
         self.size = size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         return x
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         return torch.cat([x] * self.size, dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         return x

@@ -40,7 +40,7 @@ class Executor(Protocol):
         """
         ...
 
-    def abandon(self) -> None:
+    def discard_in_flight(self) -> None:
         """Waits for what is launched, and drops it."""
         ...
 
@@ -87,7 +87,7 @@ class LocalExecutor:
         self._launched.popleft()
         return result
 
-    def abandon(self) -> None:
+    def discard_in_flight(self) -> None:
         """See `Executor`."""
         while self._launched:
             self._launched[0].exception()

@@ -22,12 +22,12 @@ from stoker_engine.core.step import KNOWN_ENTRY, TABLE_ENTRY, Fork, NewSequence,
 from stoker_engine.core.token_counts import TokenCounts
 from stoker_engine.grammar.masks import FREE, Mask
 from stoker_engine.grammar.matcher import Matcher
-from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
 
 @dataclass(slots=True)
-class RowState:
+class BatchRow:
     """What a row has beside tokens and blocks.
 
     Attributes:
@@ -50,10 +50,10 @@ class RowState:
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt, in tokens."""
-        return len(self.new.asked.prompt_token_ids)
+        return len(self.new.spec.prompt_token_ids)
 
 
-class Rows:
+class InputBatch:
     """The rows.
 
     Args:
@@ -65,8 +65,8 @@ class Rows:
     Attributes:
         token_ids: int32 [rows, tokens].
         tables: int32 [groups, rows, blocks], `NULL_BLOCK` where there is none.
-        states: of each row that has been begun.
-        asking: rows of which more is asked than the likeliest token, see `RowState`.
+        states: of each row that has been started.
+        asking: rows of which more is asked than the likeliest token, see `BatchRow`.
         wants_prompt_logprobs: rows whose requests ask for them.
         constrained: rows whose requests have a grammar.
     """
@@ -75,7 +75,7 @@ class Rows:
         self.token_ids = np.zeros((num_rows, num_tokens), dtype=np.int32)
         longest = max(-(-num_tokens // block_size), *(group.blocks_per_sequence for group in groups))
         self.tables = np.zeros((len(groups), num_rows, longest), dtype=np.int32)  # the null block is 0
-        self.states: dict[int, RowState] = {}
+        self.states: dict[int, BatchRow] = {}
         self.asking: set[int] = set()
         self.wants_prompt_logprobs: set[int] = set()
         self.constrained: set[int] = set()
@@ -116,7 +116,9 @@ class Rows:
                 if (counts := self.states[row].counts) is not None:
                     counts.add(token_id)
 
-    def choice(self, row: int, position: int, num_samples: int, drafted: list[int], mask: Mask = FREE) -> Choice | None:
+    def choice(
+        self, row: int, position: int, num_samples: int, drafted: list[int], mask: Mask = FREE
+    ) -> SamplingMetadata | None:
         """How the token at `position` is chosen; None: it is the likeliest one.
 
         Args:
@@ -126,21 +128,21 @@ class Rows:
         if row not in self.asking and num_samples == 1:
             return None
         state = self.states[row]
-        asked, prompt = state.new.asked, state.num_prompt_tokens
+        spec, prompt = state.new.spec, state.num_prompt_tokens
         counts = state.counts
         if counts is not None and drafted:
             counts = counts.copy()
             for token_id in drafted:
                 counts.add(token_id)
-        return Choice(
-            params=asked.params,
-            seed=asked.seed + state.index,
+        return SamplingMetadata(
+            params=spec.params,
+            seed=spec.seed + state.index,
             known=self.token_ids[row, :position],  # type: ignore[arg-type]
             num_prompt_tokens=prompt,
             num_samples=num_samples,
             rules=state.rules,
             counts=counts,
-            may_end=asked.params.kind != "generate" or position - prompt >= asked.params.min_tokens,
+            may_end=spec.params.kind != "generate" or position - prompt >= spec.params.min_tokens,
             num_candidates=state.new.num_candidates,
             allowed=mask.allowed,
         )
@@ -148,25 +150,25 @@ class Rows:
     def prompt_positions(self, row: int, start: int, end: int) -> range:
         """Of the positions computed, those whose logits say a prompt token's log-probability that is asked for."""
         state = self.states[row]
-        params = state.new.asked.params
+        params = state.new.spec.params
         if params.kind != "generate" or params.prompt_logprobs is None:
             return range(0)
         return range(max(start, state.num_prompt_logprobs), min(end, state.num_prompt_tokens - 1))
 
     def _begin(self, new: NewSequence) -> None:
-        asked, row = new.asked, new.row
-        prompt, output = asked.prompt_token_ids, new.output_token_ids
+        spec, row = new.spec, new.row
+        prompt, output = spec.prompt_token_ids, new.output_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.token_ids[row, len(prompt) : len(prompt) + len(output)] = output
         self._clear(row, max(map(len, new.blocks)))
         for group, table in enumerate(new.blocks):
             self.tables[group, row, : len(table)] = table
         rules = self._rules_of(new)
-        params = asked.params
+        params = spec.params
         is_plain = params.kind == "generate" and params.temperature == 0 and params.logprobs is None and rules is None
-        is_plain = is_plain and asked.grammar is None
+        is_plain = is_plain and spec.grammar is None
         self._remember(
-            row, RowState(new, new.index, rules, _counts(rules, prompt, output), new.num_prompt_logprobs, is_plain)
+            row, BatchRow(new, new.index, rules, _counts(rules, prompt, output), new.num_prompt_logprobs, is_plain)
         )
 
     def _fork(self, fork: Fork) -> None:
@@ -177,23 +179,23 @@ class Rows:
             table[row, :num_blocks] = table[parent, :num_blocks]
         state = copy.copy(self.states[parent])
         state.index = fork.index
-        state.matcher = None  # the parent goes on with its own
+        state.matcher = None  # the parent continues with its own
         if state.rules is not None:  # the parent may be ahead
-            prompt = state.new.asked.prompt_token_ids
+            prompt = state.new.spec.prompt_token_ids
             state.counts = _counts(state.rules, prompt, self.token_ids[row, len(prompt) : fork.num_tokens].tolist())
         self._remember(row, state)
 
-    def _remember(self, row: int, state: RowState) -> None:
+    def _remember(self, row: int, state: BatchRow) -> None:
         self.states[row] = state
         self.asking.discard(row)
         if not state.is_plain:
             self.asking.add(row)
-        params = state.new.asked.params
+        params = state.new.spec.params
         self.wants_prompt_logprobs.discard(row)
         if params.kind == "generate" and params.prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(row)
         self.constrained.discard(row)
-        if state.new.asked.grammar is not None:
+        if state.new.spec.grammar is not None:
             self.constrained.add(row)
         self._counted.discard(row)
         if state.counts is not None:
@@ -206,9 +208,9 @@ class Rows:
 
     def _rules_of(self, new: NewSequence) -> LogitRules | None:
         """Made once for all the sequences of a request that are here at the same time."""
-        request = new.asked.id, new.asked.arrival_time  # an id may come again once its request has ended
+        request = new.spec.id, new.spec.arrival_time  # an id may come again once its request has ended
         rules = self._rules.get(request)
-        if rules is None and (rules := LogitRules.of(new.asked)) is not None:
+        if rules is None and (rules := LogitRules.of(new.spec)) is not None:
             self._rules[request] = rules
         return rules
 

@@ -14,7 +14,7 @@ import torch
 
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
-from stoker_engine.exec.input_batch import Rows
+from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.parallel.transfer import all_to_device
 from stoker_engine.sizing.cache_groups import CacheGroup
 
@@ -49,7 +49,7 @@ class InputBuilder:
     groups: Sequence[CacheGroup]
     device: torch.device
 
-    def build(self, step: Step, rows: Rows, size: int | None = None) -> Inputs:
+    def build(self, step: Step, rows: InputBatch, size: int | None = None) -> Inputs:
         """The inputs of one step, in the batch's order: decodes first, then chunks.
 
         Args:

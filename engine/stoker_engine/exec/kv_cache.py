@@ -29,8 +29,8 @@ from stoker_engine.exec.kv_views import layer_view
 from stoker_engine.models.loading.kv_scales import LayerScales
 from stoker_engine.parallel.claim_memory import claim_memory
 from stoker_engine.parallel.device import memory_bytes
-from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.rank_groups import Groups
+from stoker_engine.parallel.layout import RankLayout
+from stoker_engine.parallel.rank_groups import RankGroups
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
@@ -69,7 +69,7 @@ def plan_kv_cache(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    groups: Groups | None = None,
+    groups: RankGroups | None = None,
     formats: WeightFormats = ALL_NUMBERS,
 ) -> KVCachePlan:
     """Decides the cache's size by the contract's memory arithmetic.
@@ -86,11 +86,11 @@ def plan_kv_cache(
         ModelError: `--max-model-len` is beyond the model's own.
         ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
-    ranks, layout = (groups or Groups()).engine, Layout.of(args)
+    ranks, layout = (groups or RankGroups()).engine, RankLayout.of(args)
     kv = kv_format(args.kv_cache_dtype, str(dtype))
     cache_groups = memory.model_cache_groups(config, args.block_size, kv, layout.tensor)
     specs = memory.layer_caches(config, layout.tensor)
-    layers = (groups or Groups()).pipeline.stage.layers(len(specs))
+    layers = (groups or RankGroups()).pipeline.stage.layers(len(specs))
     block = memory.kv_block_bytes(memory.stage_cache_groups(cache_groups, layers, specs, kv), args.block_size)
     room = _num_blocks(args, config, dtype, device, layout, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([room])).min())
@@ -198,7 +198,7 @@ def _num_blocks(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    layout: Layout,
+    layout: RankLayout,
     formats: WeightFormats,
 ) -> int:
     numbers = memory.Numbers(

@@ -54,7 +54,7 @@ from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.loading.load_progress import OnProgress
 from stoker_engine.nodes.head import Head
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -111,7 +111,7 @@ class RankExecutor:
         head: Head | None = None,
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        layout = Layout.of(args)
+        layout = RankLayout.of(args)
         supervision = supervision or Supervision()
         self._head, self._on_death, self._on_missing = head, supervision.on_death, supervision.on_missing
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
@@ -123,7 +123,7 @@ class RankExecutor:
         self._is_closing = False
         self._ranks: list[Rank] = []
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
-        self._preparing: dict[int, Future[object]] = {}
+        self._grammar_queue: dict[int, Future[object]] = {}
         self._numbers = itertools.count()
         with ExitStack() as undo:
             undo.callback(self._close)
@@ -176,7 +176,7 @@ class RankExecutor:
             self._num_launched -= 1
             return result
 
-    def abandon(self) -> None:
+    def discard_in_flight(self) -> None:
         """See `Executor`."""
         with suppress(EngineDeadError):  # which the next call raises again
             while self._num_launched:
@@ -190,7 +190,7 @@ class RankExecutor:
         """See `Executor`. The future has nothing: what is compiled stays in the rank, which finds it by the grammar's
         source. Where ranks end it raises what ended them."""
         number, ready = next(self._numbers), Future[object]()
-        self._preparing[number] = ready
+        self._grammar_queue[number] = ready
         self._send(Prepare(number, grammar), [self._answering])
         return ready
 
@@ -256,7 +256,7 @@ class RankExecutor:
         return message
 
     def _wait_started(self, on_progress: OnProgress) -> None:
-        """Waits until all ranks have begun, so that none waits for another whose process is late."""
+        """Waits until all ranks have started, so that none waits for another whose process is late."""
         starting = {rank.connection: rank for rank in self._ranks}
         waited = 0.0
         while starting:
@@ -324,7 +324,7 @@ class RankExecutor:
             self._results.put(None)
 
     def _settle(self, prepared: Prepared) -> None:
-        ready = self._preparing.pop(prepared.number, None)
+        ready = self._grammar_queue.pop(prepared.number, None)
         if ready is not None and ready.set_running_or_notify_cancel():
             if prepared.error is None:
                 ready.set_result(None)
@@ -332,9 +332,9 @@ class RankExecutor:
                 ready.set_exception(GrammarError(prepared.error))
 
     def _fail_preparing(self, error: StokerError | None) -> None:
-        while self._preparing:
+        while self._grammar_queue:
             with suppress(KeyError):  # settled meanwhile
-                _, ready = self._preparing.popitem()
+                _, ready = self._grammar_queue.popitem()
                 if ready.set_running_or_notify_cancel():
                     ready.set_exception(error)
 

@@ -28,14 +28,14 @@ from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine import logs
 from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Lost, Prepare, Prepared, Progress, Setup
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.parallel.processors import Share, take_share
+from stoker_engine.parallel.processors import ProcessorShare, take_share
 
 if TYPE_CHECKING:
     from stoker_engine.contract.engine_args import EngineArgs
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.loading.load_progress import OnProgress
     from stoker_engine.parallel.join import Joined
-    from stoker_engine.parallel.rank_groups import Groups
+    from stoker_engine.parallel.rank_groups import RankGroups
     from stoker_engine.parallel.shm_communicator import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _join(setup: Setup, share: Share) -> Joined:
+def _join(setup: Setup, share: ProcessorShare) -> Joined:
     from stoker_engine.parallel.device import limit_threads
     from stoker_engine.parallel.join import join
 
@@ -94,7 +94,7 @@ def _join(setup: Setup, share: Share) -> Joined:
     return join(setup.rank, setup.layout, setup.rendezvous, setup.timeout_s, _shared_memory(setup, share))
 
 
-def _shared_memory(setup: Setup, share: Share) -> SharedMemory | None:
+def _shared_memory(setup: Setup, share: ProcessorShare) -> SharedMemory | None:
     if setup.region is None:
         return None
     from stoker_engine.kernels.cpu.library import library
@@ -105,7 +105,7 @@ def _shared_memory(setup: Setup, share: Share) -> SharedMemory | None:
     return SharedMemory(setup.region, library())
 
 
-def _load(connection: Connection, args: EngineArgs, groups: Groups, device: int) -> Runner | None:
+def _load(connection: Connection, args: EngineArgs, groups: RankGroups, device: int) -> Runner | None:
     """This rank's part of the model; None where it cannot be served, which has then been reported."""
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.checkpoint import find_checkpoint

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker_engine.core.grammar import Grammar
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -37,7 +37,7 @@ class Setup:
     """
 
     rank: int
-    layout: Layout
+    layout: RankLayout
     rendezvous: str
     timeout_s: float
     neighbours: tuple[int, int]

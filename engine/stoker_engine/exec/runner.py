@@ -11,15 +11,15 @@ import torch
 
 from stoker_common.errors import ArgumentError
 from stoker_engine.attention.backend import GraphBackend
-from stoker_engine.attention.cpu import NativeBackend
-from stoker_engine.attention.external import Served
+from stoker_engine.attention.cpu import CpuBackend
+from stoker_engine.attention.external import AttentionRequirements
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
 from stoker_engine.exec.graphs import DecodeGraphs, capture_all
-from stoker_engine.exec.input_batch import Rows
+from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.exec.step_masks import StepMasks, StepMasksByPlace
@@ -35,11 +35,11 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.loading.load_progress import OnProgress
 from stoker_engine.models.model import StepInputs
 from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
-from stoker_engine.parallel.rank_groups import Groups
+from stoker_engine.parallel.rank_groups import RankGroups
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import greedy, sample
-from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 from stoker_engine.sampling.vocab_parallel_argmax import likeliest
 from stoker_engine.sizing import activations, memory
 from stoker_engine.sizing.kv_format import kv_format
@@ -75,14 +75,14 @@ class Runner:
         args: EngineArgs,
         checkpoint: Checkpoint,
         on_progress: OnProgress = lambda done, total: None,
-        groups: Groups | None = None,
+        groups: RankGroups | None = None,
     ) -> None:
         self.device = resolve_device(args)
         if self.device.type == "cpu":
             limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, checkpoint, self.device)
-        self._groups = groups = groups or Groups()
+        self._groups = groups = groups or RankGroups()
         self._ranks, self._pipeline = groups.tensor, groups.pipeline
         if args.batch_invariant and self.device.type != "cpu" and self._ranks.size > 1:
             raise ArgumentError(
@@ -90,7 +90,7 @@ class Runner:
                 "GPUs that share layers sum in an order that depends on the batch; choose "
                 "--tensor-parallel-size 1, with --pipeline-parallel-size or --data-parallel-size for more GPUs",
             )
-        served = Served(
+        served = AttentionRequirements(
             [layer.attention for layer in self.config.layers],
             self.dtype,
             kv_format(args.kv_cache_dtype, str(self.dtype)).dtype,
@@ -128,7 +128,7 @@ class Runner:
         if args.dtype == "auto" and stored.dtype != self.config.dtype.removeprefix("torch."):
             logger.info("the kernels of CPUs have no %s, hence %s", self.config.dtype, stored.dtype)
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
-        native = isinstance(self._backend, NativeBackend) and isinstance(self.model, Decoder)
+        native = isinstance(self._backend, CpuBackend) and isinstance(self.model, Decoder)
         self._torch_threads = 1 if native else None
         self._rows_at_once = activations.sampler_rows(
             self.config.vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens)
@@ -138,7 +138,7 @@ class Runner:
         self._inputs = InputBuilder(args.block_size, self.plan.groups, self.device)
         self.grammars = Grammars(self.config.vocab_size, self.config.eos_token_ids)
         self._masks = StepMasks(self.grammars)
-        self._rows = self._no_rows(args)
+        self._batch = self._no_rows(args)
         self._graphs: DecodeGraphs | None = None
         if self.device.type != "cpu":
             self._warm_up(args, on_progress)
@@ -146,9 +146,9 @@ class Runner:
                 with torch.inference_mode():
                     self._graphs = self._captured(args, on_progress)
 
-    def _no_rows(self, args: EngineArgs) -> Rows:
+    def _no_rows(self, args: EngineArgs) -> InputBatch:
         num_tokens = self.plan.max_model_len + _SPARE_TOKENS
-        return Rows(args.max_num_seqs, num_tokens, args.block_size, self.plan.groups)
+        return InputBatch(args.max_num_seqs, num_tokens, args.block_size, self.plan.groups)
 
     def _warm_up(self, args: EngineArgs, on_progress: OnProgress) -> None:
         """Has what a device computes with compiled before the first request; what is compiled stays in a cache."""
@@ -160,7 +160,7 @@ class Runner:
                 self.run(step)
                 on_progress(0, 0)
             self._constrain_nothing()
-        self._rows = self._no_rows(args)
+        self._batch = self._no_rows(args)
         logger.info("ran each kernel once in %.1f s, %d of them compiled", time.monotonic() - started, len(compiled))
 
     def _captured(self, args: EngineArgs, on_progress: OnProgress) -> DecodeGraphs | None:
@@ -171,7 +171,7 @@ class Runner:
         if not (alone and of_tokens and isinstance(self._backend, GraphBackend) and isinstance(self.model, Decoder)):
             return None
         most = min(args.max_num_seqs, args.max_num_batched_tokens)
-        blocks = self._rows.tables.shape[2]
+        blocks = self._batch.tables.shape[2]
         graphs = DecodeGraphs(self.model, self._backend, self.plan, self._pool.caches, most, blocks, self.device)
         return graphs if capture_all(graphs, lambda: on_progress(0, 0)) else None
 
@@ -184,18 +184,18 @@ class Runner:
 
     def run(self, step: Step) -> StepResult:
         """Computes a step and samples. Unless there are stages, the tokens of the first child of each sequence are in
-        its row then. One of all ranks has a result, `Groups.samples`."""
+        its row then. One of all ranks has a result, `RankGroups.samples`."""
         with torch.inference_mode(), torch_threads(self._torch_threads):
             started = time.monotonic()
-            self._rows.apply(step)
+            self._batch.apply(step)
             for draft in step.drafts:
                 end = step.starts[draft.place] + step.lengths[draft.place]
-                self._rows.token_ids[step.rows[draft.place], end - len(draft.token_ids) : end] = draft.token_ids
+                self._batch.token_ids[step.rows[draft.place], end - len(draft.token_ids) : end] = draft.token_ids
             self._pool.copy(step.copies)
             graph = self._graphs.find(step) if self._graphs is not None else None
-            inputs = self._inputs.build(step, self._rows, graph.size if graph is not None else None)
+            inputs = self._inputs.build(step, self._batch, graph.size if graph is not None else None)
             plan = self._backend.prepare(inputs.metadata) if graph is None else None
-            masks = self._masks.launch(step, self._rows) if self._groups.samples else None
+            masks = self._masks.launch(step, self._batch) if self._groups.samples else None
             prepared = time.monotonic()
             if graph is not None:
                 hidden = graph.run(inputs)[: len(step.rows)]
@@ -232,7 +232,7 @@ class Runner:
         log-probabilities."""
         if len(inputs.logit_rows) == len(inputs.token_ids) or not self._pipeline.stage.is_last:
             return None
-        return inputs.logit_rows if self._rows.wants_prompt_logprobs.isdisjoint(step.rows) else None
+        return inputs.logit_rows if self._batch.wants_prompt_logprobs.isdisjoint(step.rows) else None
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """This stage's part of the model: see `Model.forward`."""
@@ -252,7 +252,7 @@ class Runner:
         drafts = {draft.place: draft.token_ids for draft in step.drafts}
         if self._is_plain(step):
             return self._draw(logits, [None] * len(logits))
-        choices: list[Choice | None] = []
+        choices: list[SamplingMetadata | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
         for place, (row, start, length, num_samples) in enumerate(shares):
             if num_samples:
@@ -260,7 +260,7 @@ class Runner:
                 position = start + length - len(draft)
                 of_place = masks.get(place, [FREE] * (1 + len(draft)))
                 choices += [
-                    self._rows.choice(row, position + held, num_samples, draft[:held], mask)
+                    self._batch.choice(row, position + held, num_samples, draft[:held], mask)
                     for held, mask in enumerate(of_place)
                 ]
         drawn = iter(self._draw(logits, choices))
@@ -276,12 +276,12 @@ class Runner:
         """Whether each sequence that samples wants its likeliest token, and nothing else."""
         if step.drafts or max(step.num_samples, default=0) != 1:
             return False
-        asking = self._rows.asking
+        asking = self._batch.asking
         if asking.isdisjoint(step.rows):
             return True
         return not any(num and row in asking for row, num in zip(step.rows, step.num_samples, strict=True))
 
-    def _draw(self, logits: torch.Tensor, choices: list[Choice | None]) -> list[Sampled]:
+    def _draw(self, logits: torch.Tensor, choices: list[SamplingMetadata | None]) -> list[Sampled]:
         """By each row of this rank's part of the logits. Other parts are gathered of those rows alone that more is
         asked of than the likeliest token."""
         if self._ranks.size == 1:
@@ -306,18 +306,18 @@ class Runner:
             drafted = {draft.place: len(draft.token_ids) for draft in step.drafts}
             for place, its in zip(places, tokens, strict=True):
                 end = step.starts[place] + step.lengths[place] - drafted.get(place, 0)
-                self._rows.append(step.rows[place], end, its)
+                self._batch.append(step.rows[place], end, its)
             return
         kept = [(place, its[0]) for place, its in zip(places, tokens, strict=True) if its]
         rows = [step.rows[place] for place, _ in kept]
-        self._rows.append_one(rows, [step.starts[p] + step.lengths[p] for p, _ in kept], [token for _, token in kept])
+        self._batch.append_one(rows, [step.starts[p] + step.lengths[p] for p, _ in kept], [token for _, token in kept])
 
     def _from_first_rank(self, tokens: list[list[int]], places: list[int], step: Step) -> list[list[int]]:
         """The tokens of the sequences at `places`; those that are more than likeliest are known to the first rank."""
         asking = [
             index
             for index, place in enumerate(places)
-            if step.num_samples[place] > 1 or step.rows[place] in self._rows.asking
+            if step.num_samples[place] > 1 or step.rows[place] in self._batch.asking
         ]
         if not asking:
             return tokens
@@ -335,14 +335,14 @@ class Runner:
     ) -> dict[int, list[TokenLogprobs] | None]:
         """By place in the batch, of those that ask for it."""
         found: dict[int, list[TokenLogprobs] | None] = {}
-        if self._rows.wants_prompt_logprobs.isdisjoint(step.rows):
+        if self._batch.wants_prompt_logprobs.isdisjoint(step.rows):
             return found
         for place, (row, start, length) in enumerate(zip(step.rows, step.starts, step.lengths, strict=True)):
-            positions = self._rows.prompt_positions(row, start, start + length)
+            positions = self._batch.prompt_positions(row, start, start + length)
             if positions:
                 first = int(inputs.ends[place]) - length - start
                 found[place] = self._prompt_logprobs(hidden, first, row, positions)
-                self._rows.states[row].num_prompt_logprobs = positions.stop
+                self._batch.states[row].num_prompt_logprobs = positions.stop
         return found
 
     def _prompt_logprobs(
@@ -350,7 +350,7 @@ class Runner:
     ) -> list[TokenLogprobs] | None:
         """Of the prompt tokens that follow `positions`, position 0 being flat row `first`; a few rows at a time, so
         that memory never spikes. None where logits are no finite numbers."""
-        params = self._rows.states[row].new.asked.params
+        params = self._batch.states[row].new.spec.params
         assert params.kind == "generate" and params.prompt_logprobs is not None
         found: list[TokenLogprobs] = []
         is_finite = True
@@ -361,7 +361,7 @@ class Runner:
             )
             is_finite = is_finite and bool(to_host(self._kernels.argmax(logits)[1].isfinite().all()))
             if is_finite and self._groups.samples:
-                tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()
+                tokens = self._batch.token_ids[row, start + 1 : stop + 1].tolist()
                 found += token_logprobs(logits, tokens, [params.prompt_logprobs] * len(tokens), self._kernels.logprobs)
         return found if is_finite else None
 

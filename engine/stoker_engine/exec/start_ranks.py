@@ -14,8 +14,8 @@ from stoker_engine.exec.rank_process import RankProcess
 from stoker_engine.exec.remote_rank import RemoteRank
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.nodes.head import Head
-from stoker_engine.nodes.placement import Placement
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.nodes.placement import RankPlacement
+from stoker_engine.parallel.layout import RankLayout
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def _here(
         resolve_device,
     )
 
-    layout, device, placement = Layout.of(args), resolve_device(args), Placement.of(args)
+    layout, device, placement = RankLayout.of(args), resolve_device(args), RankPlacement.of(args)
     check_devices(device, layout.size)
     on_cpu = device.type == "cpu"
     with ExitStack() as files:
@@ -99,7 +99,7 @@ def _on_nodes(
     from stoker_engine.parallel.device import check_devices, resolve_device
     from stoker_engine.parallel.rendezvous import rendezvous_at
 
-    layout, placement, device = Layout.of(args), head.placement, resolve_device(args)
+    layout, placement, device = RankLayout.of(args), head.placement, resolve_device(args)
     ours = placement.ranks_on(0, head.engine)
     if ours:
         check_devices(device, len(ours))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker_engine.core.step import Step
-from stoker_engine.exec.input_batch import Rows
+from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.masks import FREE, Mask, Masks
 from stoker_engine.grammar.matcher import GrammarError, Matcher
@@ -31,7 +31,7 @@ class StepMasks:
         self._masks = Masks(grammars.vocab_size, grammars.eos_token_ids)
         self._thread: ThreadPoolExecutor | None = None
 
-    def launch(self, step: Step, rows: Rows) -> Future[StepMasksByPlace] | None:
+    def launch(self, step: Step, rows: InputBatch) -> Future[StepMasksByPlace] | None:
         """Begins with the masks of a step, whose changes `rows` have taken in; None: nothing in it has a grammar. Until
         they are there, nobody may write into the rows."""
         places = (
@@ -44,7 +44,7 @@ class StepMasks:
         self._thread = self._thread or ThreadPoolExecutor(1, "masks")
         return self._thread.submit(self._find, step, rows, places)
 
-    def _find(self, step: Step, rows: Rows, places: list[int]) -> StepMasksByPlace:
+    def _find(self, step: Step, rows: InputBatch, places: list[int]) -> StepMasksByPlace:
         drafts = {draft.place: draft.token_ids for draft in step.drafts}
         found: StepMasksByPlace = {}
         matchers: list[Matcher] = []
@@ -52,7 +52,7 @@ class StepMasks:
         at: list[tuple[int, int]] = []  # place, and how much of the draft holds
         for place in places:
             row, draft = step.rows[place], drafts.get(place, [])
-            params = rows.states[row].new.asked.params
+            params = rows.states[row].new.spec.params
             found[place] = [FREE] * (1 + len(draft))
             try:
                 matcher = self._matcher(rows, row, step.starts[place] + step.lengths[place] - len(draft))
@@ -75,29 +75,29 @@ class StepMasks:
             found[place][held] = mask
         return found
 
-    def _find_again(self, rows: Rows, row: int, worn: Matcher, drafted: list[int]) -> Mask:
+    def _find_again(self, rows: InputBatch, row: int, worn: Matcher, drafted: list[int]) -> Mask:
         """The mask behind a row's output and some of its draft, whose matcher is worn out."""
         state = rows.states[row]
-        asked, matcher = state.new.asked, state.matcher
-        assert asked.grammar is not None and matcher is not None
+        spec, matcher = state.new.spec, state.matcher
+        assert spec.grammar is not None and matcher is not None
         if matcher.shared is not None:
             start = state.num_prompt_tokens
             known = rows.token_ids[row, start : start + matcher.num_taken]
             try:
-                matcher = state.matcher = self._grammars.begin_again(asked.grammar, worn)
+                matcher = state.matcher = self._grammars.begin_again(spec.grammar, worn)
             except GrammarError as error:
                 return Mask(error=str(error))
             matcher.take(known.tolist())
         if drafted:
             matcher = matcher.copy()
             matcher.take(drafted)
-        return self._masks.compute([matcher], [asked.params.ignore_eos])[0]
+        return self._masks.compute([matcher], [spec.params.ignore_eos])[0]
 
-    def _matcher(self, rows: Rows, row: int, position: int) -> Matcher:
+    def _matcher(self, rows: InputBatch, row: int, position: int) -> Matcher:
         """The row's, which has taken in what its output holds before `position`."""
         state = rows.states[row]
-        assert state.new.asked.grammar is not None
-        matcher = state.matcher = state.matcher or self._grammars.begin(state.new.asked.grammar)
+        assert state.new.spec.grammar is not None
+        matcher = state.matcher = state.matcher or self._grammars.begin(state.new.spec.grammar)
         known = rows.token_ids[row, state.num_prompt_tokens + matcher.num_taken : position]
         matcher.take(known.tolist())
         return matcher

@@ -1,1 +1,1 @@
-"""Models written anew with their weights quantized: what ``stoker quantize`` does."""
+"""Models written again with their weights quantized: what ``stoker quantize`` does."""

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _WAIT_S: Final = 0.01
 
 
-class Preparing:
+class GrammarQueue:
     """The requests, in the order in which they came."""
 
     def __init__(self) -> None:

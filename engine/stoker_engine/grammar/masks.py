@@ -52,11 +52,11 @@ class Masks:
             matchers: a different one for each.
             ignores_eos: whether it does not end before nothing else can come.
         """
-        begun = [matcher for matcher in matchers if matcher.has_begun]
-        allowed = np.zeros((len(begun), self._words), dtype=np.int32)
-        if begun:
-            pairs = [(matcher.matcher, place) for place, matcher in enumerate(begun)]
-            self._threads().unsafe_compute_mask_ptr(pairs, allowed.ctypes.data, self._words * 4, len(begun))
+        started = [matcher for matcher in matchers if matcher.has_begun]
+        allowed = np.zeros((len(started), self._words), dtype=np.int32)
+        if started:
+            pairs = [(matcher.matcher, place) for place, matcher in enumerate(started)]
+            self._threads().unsafe_compute_mask_ptr(pairs, allowed.ctypes.data, self._words * 4, len(started))
         of_begun = iter(allowed)
         return [
             self._mask(matcher, next(of_begun) if matcher.has_begun else None, ignores)

@@ -55,7 +55,7 @@ class Matcher:
     Attributes:
         num_taken: tokens of the output that are taken in.
         matcher: llguidance's.
-        has_begun: whether the grammar has begun; before, any token may come.
+        has_begun: whether the grammar has started; before, any token may come.
     """
 
     def __init__(self, matcher: LLMatcher, beginning: Beginning | None = None, shared: object = None) -> None:
@@ -64,7 +64,7 @@ class Matcher:
         self.num_taken = 0
         self.has_begun = beginning is None
         self._beginning = beginning
-        self._before = b""  # the end of the text before it has begun
+        self._before = b""  # the end of the text before it has started
 
     def take(self, token_ids: Sequence[int]) -> None:
         """Takes in the tokens that come next. One that may not come puts it in error.

@@ -1,6 +1,6 @@
 """Structural tags: free text, within which what stands between tags is constrained. vLLM's two ways to write them.
 
-The first: once one of `triggers` has come, the text goes on with one of the `structures` that begin with it.
+The first: once one of `triggers` has come, the text continues with one of the `structures` that begin with it.
 
     {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": {…}, "end": "</f>"}]}
 

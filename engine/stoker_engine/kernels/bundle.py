@@ -43,8 +43,8 @@ KeepAllowed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 SelectToken = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class MakeProduct(Protocol):
-    """See `Kernels.product`."""
+class MakeLinear(Protocol):
+    """See `Kernels.linear`."""
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
         """The product with this weight and bias."""
@@ -66,8 +66,8 @@ class MakeExperts(Protocol):
         ...
 
 
-class MakeBlockProduct(Protocol):
-    """See `Kernels.block_product`."""
+class MakeQuantLinear(Protocol):
+    """See `Kernels.quant_linear`."""
 
     def __call__(
         self,
@@ -105,31 +105,31 @@ class Panels:
     Attributes:
         fit: whether a matrix can be packed, and is multiplied faster then.
         pack: packs a matrix, in place.
-        product: as `Kernels.product`, of a packed matrix.
+        linear: as `Kernels.linear`, of a packed matrix.
         rows: a packed matrix, and numbers of rows [count] int64 → [count, inner].
     """
 
     fit: Callable[[torch.Tensor], bool]
     pack: Callable[[torch.Tensor], None]
-    product: MakeProduct
+    linear: MakeLinear
     rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class BlockPanels:
-    """Likewise on matrices in blocks [outputs, bytes of a row].
+    """The same on matrices in blocks [outputs, bytes of a row].
 
     Attributes:
         fit: whether a matrix in this format, of rows of so many numbers, can be packed, and is multiplied faster by
             activations of this dtype then.
         pack: packs such a matrix, in place.
-        product: as `Kernels.block_product`, of a packed matrix, and by x in 8 bits (`eight_bits`).
+        linear: as `Kernels.quant_linear`, of a packed matrix, and by x in 8 bits (`eight_bits`).
         rows: as `Kernels.block_rows`, of a packed matrix.
     """
 
     fit: Callable[[torch.Tensor, StoredFormat, int, torch.dtype], bool]
     pack: Callable[[torch.Tensor, StoredFormat, int], None]
-    product: MakeBlockProduct
+    linear: MakeQuantLinear
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
 
 
@@ -138,14 +138,14 @@ class Kernels:
     """The operations. Each is defined by a file of this folder.
 
     Attributes:
-        product: weight [outputs, inner] and bias [outputs] or None → `linear.linear` with them.
-        batched_product: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
-        side_by_side: `side_by_side.side_by_side`.
+        linear: weight [outputs, inner] and bias [outputs] or None → `linear.linear` with them.
+        batched_linear: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
+        concat_linear: `concat_linear.concat_linear`.
         experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size], the activation, and biases
             [experts, 2 × size] and [experts, hidden] or None → `moe.experts` with them.
-        wide_product: as `product`, `moe.wide_product` of it.
+        float32_linear: as `linear`, `moe.float32_linear` of it.
         route: how experts are chosen, and a correction bias [experts] float32 or None → `moe.route` with them.
-        block_product: weight in blocks [outputs, bytes of a row], their format, numbers in a row, activations' dtype,
+        quant_linear: weight in blocks [outputs, bytes of a row], their format, numbers in a row, activations' dtype,
             and bias [outputs] or None → `blocks.block_linear` with them.
         block_experts: gate_up and down projections in blocks, shaped as those of `experts`, the activation and
             activations' dtype → `moe.experts` with them.
@@ -154,26 +154,26 @@ class Kernels:
         add_rms_norm: weight [d], eps → `rms_norm.after_sum` of that norm.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
         activation: what a config states → that activation; raises ModelError where it is not known.
-        act_and_mul: likewise → act(gate) × up of [tokens, 2 × size] with the gates first.
+        act_and_mul: in the same way → act(gate) × up of [tokens, 2 × size] with the gates first.
         apply_rotary: `rotary.apply_rotary`.
-        join_rotated: `rotary.join_rotated`.
-        angles: `rotary.angles`.
+        concat_rotated: `rotary.concat_rotated`.
+        cos_sin: `rotary.cos_sin`.
         argmax: `argmax.argmax`.
         narrow_logits: whether `argmax` takes bfloat16, too: then logits are made float32 only where more is asked for.
         keep_allowed: `token_mask.keep_allowed`.
         select_token: `select_token.select_token`.
         logprobs: `logprobs.logprobs`.
         panels: for weights that are packed once they are loaded; None: rows are multiplied as they are.
-        block_panels: likewise for weights in blocks.
+        block_panels: in the same way for weights in blocks.
     """
 
-    product: MakeProduct
-    batched_product: Callable[[torch.Tensor], Operation]
-    side_by_side: Callable[[Sequence[Operation]], Operation]
+    linear: MakeLinear
+    batched_linear: Callable[[torch.Tensor], Operation]
+    concat_linear: Callable[[Sequence[Operation]], Operation]
     experts: MakeExperts
-    wide_product: MakeProduct
+    float32_linear: MakeLinear
     route: Callable[[MoEConfig, torch.Tensor | None], Route]
-    block_product: MakeBlockProduct
+    quant_linear: MakeQuantLinear
     block_experts: Callable[[BlockStack, BlockStack, Activation, torch.dtype], Experts]
     block_rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, float], Operation]
@@ -182,8 +182,8 @@ class Kernels:
     activation: Callable[[Activation], Operation]
     act_and_mul: Callable[[Activation], Operation]
     apply_rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
-    join_rotated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
-    angles: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
+    concat_rotated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+    cos_sin: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
     argmax: Argmax
     keep_allowed: KeepAllowed
     select_token: SelectToken

@@ -9,6 +9,6 @@ import torch
 from stoker_engine.kernels.bundle import Operation
 
 
-def side_by_side(products: Sequence[Operation]) -> Operation:
+def concat_linear(linears: Sequence[Operation]) -> Operation:
     """[..., inner] → [..., the outputs of all]."""
-    return lambda x: torch.cat([product(x) for product in products], dim=-1)
+    return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)

@@ -34,7 +34,7 @@ def block_of(stored: StoredFormat, inner: int) -> int:
     return next((block for block in _BLOCKS if one or stored.group % block == 0), GROUP)
 
 
-def in_eight_bits(x: torch.Tensor, block: int = GROUP) -> torch.Tensor:
+def int8_activations(x: torch.Tensor, block: int = GROUP) -> torch.Tensor:
     """`x` [..., inner] bfloat16, `inner` a multiple of 32 → what is multiplied, float64; `block` as `block_of` says."""
     groups = x.float().unflatten(-1, (-1, GROUP))
     largest = groups.abs().amax(-1, keepdim=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockProduct, MakeProduct, Operation
+from stoker_engine.kernels.bundle import BlockStack, Experts, MakeLinear, MakeQuantLinear, Operation
 from stoker_engine.parallel.transfer import to_host
 
 
@@ -41,11 +41,11 @@ def route(
     return weights * config.routed_scaling_factor, chosen
 
 
-def wide_product(product: MakeProduct) -> MakeProduct:
+def float32_linear(linear: MakeLinear) -> MakeLinear:
     """Products in float32 of what may have 16 bits: experts whose scores are close must not be chosen by rounding."""
 
     def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-        return lambda x: product(weight.float(), None if bias is None else bias.float())(x.float())
+        return lambda x: linear(weight.float(), None if bias is None else bias.float())(x.float())
 
     return make
 
@@ -68,9 +68,9 @@ def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor
     return grouped.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(-2)  # type: ignore[no-any-return]
 
 
-def each_product(product: MakeProduct, weights: torch.Tensor, biases: torch.Tensor | None = None) -> list[Operation]:
+def grouped_linear(linear: MakeLinear, weights: torch.Tensor, biases: torch.Tensor | None = None) -> list[Operation]:
     """The product with each of `weights` [count, outputs, inner] and `biases` [count, outputs] or None."""
-    return [product(weight, None if biases is None else biases[index]) for index, weight in enumerate(weights)]
+    return [linear(weight, None if biases is None else biases[index]) for index, weight in enumerate(weights)]
 
 
 def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul: Operation) -> Experts:
@@ -109,14 +109,14 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
 
 
 def block_experts(
-    product: MakeBlockProduct, gate_up: BlockStack, down: BlockStack, act_and_mul: Operation, dtype: torch.dtype
+    linear: MakeQuantLinear, gate_up: BlockStack, down: BlockStack, act_and_mul: Operation, dtype: torch.dtype
 ) -> Experts:
     """`experts` with matrices in blocks, of activations of `dtype`."""
 
     def each(stack: BlockStack) -> list[Operation]:
         biases = [None] * len(stack.blocks) if stack.biases is None else stack.biases
         return [
-            product(blocks, stack.stored, stack.inner, dtype, bias)
+            linear(blocks, stack.stored, stack.inner, dtype, bias)
             for blocks, bias in zip(stack.blocks, biases, strict=True)
         ]
 

@@ -3,7 +3,7 @@
     rows      [outputs][inner]                    as checkpoints have them
     panels    [outputs / 16][inner / 2][16][2]    16 rows beside each other, two numbers of each at a time
 
-Matrices in GGUF's blocks likewise, the words of two bytes that their rows are made of:
+Matrices in GGUF's blocks in the same way, the words of two bytes that their rows are made of:
 
     rows      [outputs][words]
     panels    [outputs / 16][words][16]

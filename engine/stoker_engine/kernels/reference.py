@@ -13,22 +13,22 @@ from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.blocks import block_linear, block_rows
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
-from stoker_engine.kernels.concat_linear import side_by_side
+from stoker_engine.kernels.concat_linear import concat_linear
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.logprobs import logprobs
-from stoker_engine.kernels.moe import block_experts, each_product, experts, route, wide_product
+from stoker_engine.kernels.moe import block_experts, experts, float32_linear, grouped_linear, route
 from stoker_engine.kernels.rms_norm import after_sum, rms_norm
-from stoker_engine.kernels.rotary import angles, apply_rotary, join_rotated
+from stoker_engine.kernels.rotary import apply_rotary, concat_rotated, cos_sin
 from stoker_engine.kernels.select_token import select_token
 from stoker_engine.kernels.token_mask import keep_allowed
 
 
-def _product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
     return lambda x: linear(x, weight, bias)
 
 
-def _block_product(
+def _quant_linear(
     blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> Operation:
     return lambda x: block_linear(x, blocks, stored, inner, bias)
@@ -42,22 +42,22 @@ def _experts(
     down_bias: torch.Tensor | None = None,
 ) -> Experts:
     return experts(
-        each_product(_product, gate_up, gate_up_bias), each_product(_product, down, down_bias), act_and_mul(act)
+        grouped_linear(_linear, gate_up, gate_up_bias), grouped_linear(_linear, down, down_bias), act_and_mul(act)
     )
 
 
 def _block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-    return block_experts(_block_product, gate_up, down, act_and_mul(act), dtype)
+    return block_experts(_quant_linear, gate_up, down, act_and_mul(act), dtype)
 
 
 REFERENCE: Final = Kernels(
-    product=_product,
-    batched_product=lambda weight: lambda x: batched_linear(x, weight),
-    side_by_side=side_by_side,
+    linear=_linear,
+    batched_linear=lambda weight: lambda x: batched_linear(x, weight),
+    concat_linear=concat_linear,
     experts=_experts,
-    wide_product=wide_product(_product),
+    float32_linear=float32_linear(_linear),
     route=lambda config, correction_bias: lambda logits: route(logits, config, correction_bias),
-    block_product=_block_product,
+    quant_linear=_quant_linear,
     block_experts=_block_experts,
     block_rows=block_rows,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
@@ -66,8 +66,8 @@ REFERENCE: Final = Kernels(
     activation=activation,
     act_and_mul=act_and_mul,
     apply_rotary=apply_rotary,
-    join_rotated=join_rotated,
-    angles=angles,
+    concat_rotated=concat_rotated,
+    cos_sin=cos_sin,
     argmax=argmax,
     keep_allowed=keep_allowed,
     select_token=select_token,

@@ -16,21 +16,21 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interlea
     rotated, rest = (x, None) if rotary_dim == x.shape[-1] else (x[..., :rotary_dim], x[..., rotary_dim:])
     if interleaved:
         first, second = rotated[..., ::2], rotated[..., 1::2]
-        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-        return turned if rest is None else torch.cat((turned, rest), dim=-1)
+        rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+        return rotated if rest is None else torch.cat((rotated, rest), dim=-1)
     first, second = rotated.chunk(2, dim=-1)
     parts = (first * cos - second * sin, second * cos + first * sin)
     return torch.cat(parts if rest is None else (*parts, rest), dim=-1)
 
 
-def join_rotated(
-    x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+def concat_rotated(
+    x: torch.Tensor, rotated: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
 ) -> torch.Tensor:
-    """Heads of two parts, `x` [tokens, heads, d] and `turned` [tokens, heads, r], the second of which is rotated."""
-    return torch.cat((x, apply_rotary(turned, cos, sin, interleaved)), dim=-1)
+    """Heads of two parts, `x` [tokens, heads, d] and `rotated` [tokens, heads, r], the second of which is rotated."""
+    return torch.cat((x, apply_rotary(rotated, cos, sin, interleaved)), dim=-1)
 
 
-def angles(
+def cos_sin(
     positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin [tokens, 1, pairs] of position × frequency, times `scale`; computed in float32, rounded to `dtype`.

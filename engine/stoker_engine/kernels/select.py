@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from stoker_engine.kernels.bundle import Kernels
-from stoker_engine.kernels.cpu.bundle import native_kernels
-from stoker_engine.kernels.cpu.library import native_library
+from stoker_engine.kernels.cpu.bundle import cpu_kernels
+from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.reference import REFERENCE
 
 #: NVIDIA's oldest GPUs (compute capability) that Triton's kernels are compiled for.
@@ -23,9 +23,9 @@ def select_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bo
     Args:
         batch_invariant: see `attention.select.attention_backend`, which refuses where this cannot be.
     """
-    library = native_library(device, dtype)
+    library = cpu_library(device, dtype)
     if library is not None:
-        return native_kernels(library)
+        return cpu_kernels(library)
     if device.type == "cuda" and lack_of_triton(device) is None:
         from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
         from stoker_engine.kernels.triton.bundle import TRITON

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
-from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusingBackend, HeadNorm, KVCache
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusedKVBackend, HeadNorm, KVCache
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
 from stoker_engine.layers.rotary import Rotation
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class Attention(nn.Module):
@@ -21,7 +21,7 @@ class Attention(nn.Module):
 
     Ranks share the heads. Where there are fewer key and value heads than ranks, several ranks hold the same one.
 
-    Slots: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``; ``prefix.sinks`` [heads], float32.
+    WeightTargets: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``; ``prefix.sinks`` [heads], float32.
 
     Raises:
         ModelError: ranks cannot share the heads.
@@ -46,7 +46,7 @@ class Attention(nn.Module):
             alibi_slopes=None if slopes is None else torch.tensor(slopes[self._query_heads.positions]),
             sinks=None if self.sinks is None else self.sinks.data,
         )
-        hidden = Share.whole(hidden_size)
+        hidden = Shard.whole(hidden_size)
         width, kv_width = self._query_heads.times(config.head_dim), self._kv_heads.times(config.head_dim)
         self.qkv = MergedLinear(build, prefix, hidden, {"q": width, "k": kv_width, "v": kv_width}, config.qkv_bias)
         self.out = MergedLinear(build, prefix, width, {"o": hidden}, config.out_bias)
@@ -56,7 +56,7 @@ class Attention(nn.Module):
             self.full_norm = config.qk_norm.over == "full"
             self.q_norm = _head_norm(build, f"{prefix}.q_norm", config.qk_norm, self._query_heads, config.head_dim)
             self.k_norm = _head_norm(build, f"{prefix}.k_norm", config.qk_norm, self._kv_heads, config.head_dim)
-        self._fusing = build.backend if isinstance(build.backend, FusingBackend) and self.can_be_fused() else None
+        self._fusing = build.backend if isinstance(build.backend, FusedKVBackend) and self.can_be_fused() else None
 
     def can_be_fused(self) -> bool:
         """Whether nothing but a norm of each head comes between the product and the turn."""
@@ -78,27 +78,27 @@ class Attention(nn.Module):
         if self._fusing is not None:
             return self.out(self._fusing.forward_qkv(self.shape, qkv, self.head_norm, rotation, cache, plan))
         value = qkv[:, heads + kv_heads :]
-        turned = qkv[:, : heads + kv_heads]  # queries and keys, which share what comes next
+        rotated = qkv[:, : heads + kv_heads]  # queries and keys, which share what comes next
         if self.q_norm is not None and self.k_norm is not None:
-            turned = self._normalised(turned, self.q_norm, self.k_norm)
+            rotated = self._normalised(rotated, self.q_norm, self.k_norm)
         if self.clip_qkv is not None:
-            turned, value = (part.clamp(-self.clip_qkv, self.clip_qkv) for part in (turned, value))
+            rotated, value = (part.clamp(-self.clip_qkv, self.clip_qkv) for part in (rotated, value))
         if rotation is not None:
-            turned = rotation(turned)
-        attended = self.backend.forward(self.shape, turned[:, :heads], turned[:, heads:], value, cache, plan)
+            rotated = rotation(rotated)
+        attended = self.backend.forward(self.shape, rotated[:, :heads], rotated[:, heads:], value, cache, plan)
         return self.out(attended)
 
     __call__ = forward
 
-    def _normalised(self, turned: torch.Tensor, q_norm: Norm, k_norm: Norm) -> torch.Tensor:
+    def _normalised(self, rotated: torch.Tensor, q_norm: Norm, k_norm: Norm) -> torch.Tensor:
         heads, size = self.shape.num_heads, self.shape.head_dim
-        query, key = turned[:, :heads], turned[:, heads:]
+        query, key = rotated[:, :heads], rotated[:, heads:]
         if self.full_norm:
             normed = self._all_heads(q_norm, query, self._query_heads), self._all_heads(k_norm, key, self._kv_heads)
-            return torch.cat(normed, dim=-1).view(len(turned), -1, size)
+            return torch.cat(normed, dim=-1).view(len(rotated), -1, size)
         return torch.cat((q_norm(query), k_norm(key)), dim=1)
 
-    def _all_heads(self, norm: Norm, x: torch.Tensor, heads: Share) -> torch.Tensor:
+    def _all_heads(self, norm: Norm, x: torch.Tensor, heads: Shard) -> torch.Tensor:
         """`x` [tokens, heads, d], these heads of all, normalised with the others: [tokens, heads × d]."""
         if heads.is_whole:
             return norm(x.flatten(1))
@@ -107,17 +107,17 @@ class Attention(nn.Module):
         every = every[:, :: every.shape[1] // heads.full]  # several ranks may hold the same head
         return norm(every.flatten(1))[:, heads.times(size).positions]
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         slots = {**self.qkv.slots(), **self.out.slots()}
         if self.q_norm is not None and self.k_norm is not None:
             slots.update({**self.q_norm.slots(), **self.k_norm.slots()})
         if self.sinks is not None:
-            slots[f"{self._prefix}.sinks"] = Slot.of(self.sinks.data, self._query_heads)
+            slots[f"{self._prefix}.sinks"] = WeightTarget.of(self.sinks.data, self._query_heads)
         return slots
 
 
-def _head_norm(build: Build, prefix: str, config: QKNormConfig, heads: Share, head_dim: int) -> Norm:
+def _head_norm(build: Build, prefix: str, config: QKNormConfig, heads: Shard, head_dim: int) -> Norm:
     if config.over == "full":
         return make_norm(build, prefix, config.norm, heads.full * head_dim)
     return make_norm(build, prefix, config.norm, head_dim, heads if config.over == "each" else None)

@@ -10,10 +10,10 @@ import torch
 from stoker_common.errors import ModelError
 from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.kernels.bundle import Kernels
-from stoker_engine.parallel.communicator import Alone, Ranks
+from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.quant.unquantized import UNQUANTIZED
-from stoker_engine.quant.weight_target import Share
+from stoker_engine.quant.weight_target import Shard
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.sharding import dealt, every_part_has_some, largest_part, share_of
 
@@ -39,12 +39,12 @@ class Build:
     dtype: torch.dtype
     backend: AttentionBackend
     kernels: Kernels
-    ranks: Ranks = field(default_factory=Alone)
+    ranks: Communicator = field(default_factory=SingleRank)
     linear: Callable[[Sequence[str]], LinearMethod] = _unquantized
     stage: Stage = field(default_factory=Stage)
     whole_experts: bool = False
 
-    def share(self, size: int, multiple: int = 1) -> Share:
+    def share(self, size: int, multiple: int = 1) -> Shard:
         """This rank's share of what can be divided into any parts: columns of an MLP, rows of a vocabulary. Those of
         the first ranks are the largest.
 
@@ -60,13 +60,13 @@ class Build:
         if not every_part_has_some(size, ranks, multiple):
             raise self._indivisible(f"a dimension of {size}, cut at multiples of {multiple}")
         start = rank * each
-        return Share(start, min(each, size - start), size)
+        return Shard(start, min(each, size - start), size)
 
     def widths(self, size: int) -> list[int]:
         """What each rank has of a dimension that `share` deals out one by one."""
         return [share_of(size, self.ranks.size, 1, rank) for rank in range(self.ranks.size)]
 
-    def experts(self, count: int) -> Share:
+    def experts(self, count: int) -> Shard:
         """This rank's share of experts that are dealt whole.
 
         Raises:
@@ -75,9 +75,9 @@ class Build:
         if count < self.ranks.size:
             raise self._indivisible(f"{count} experts")
         mine = dealt(count, self.ranks.size, self.ranks.rank)
-        return Share(mine.start, len(mine), count)
+        return Shard(mine.start, len(mine), count)
 
-    def heads(self, num_heads: int) -> Share:
+    def heads(self, num_heads: int) -> Shard:
         """This rank's share of the query heads.
 
         Raises:
@@ -85,7 +85,7 @@ class Build:
         """
         return self._equal(num_heads, "attention heads")
 
-    def kv_heads(self, num_kv_heads: int) -> Share:
+    def kv_heads(self, num_kv_heads: int) -> Shard:
         """This rank's share of the key and value heads; where they are fewer than the ranks, several ranks hold the
         same one.
 
@@ -94,14 +94,14 @@ class Build:
         """
         ranks = self.ranks.size
         if num_kv_heads < ranks and ranks % num_kv_heads == 0:
-            return Share(self.ranks.rank // (ranks // num_kv_heads), 1, num_kv_heads)
+            return Shard(self.ranks.rank // (ranks // num_kv_heads), 1, num_kv_heads)
         return self._equal(num_kv_heads, "key and value heads")
 
-    def _equal(self, count: int, what: str) -> Share:
+    def _equal(self, count: int, what: str) -> Shard:
         each, rest = divmod(count, self.ranks.size)
         if rest:
             raise self._indivisible(f"{count} {what}")
-        return Share(self.ranks.rank * each, each, count)
+        return Shard(self.ranks.rank * each, each, count)
 
     def _indivisible(self, what: str) -> ModelError:
         return ModelError(

@@ -7,13 +7,13 @@ from torch import nn
 
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import Matrix
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class Embedding(nn.Module):
     """A vector for each token.
 
-    Slots: ``name.weight`` [vocabulary, width].
+    WeightTargets: ``name.weight`` [vocabulary, width].
 
     Attributes:
         rows: the tokens whose vectors are here.
@@ -37,7 +37,7 @@ class Embedding(nn.Module):
 
     __call__ = forward
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         return _slots(self._slot, self.matrix, self.rows, self._width)
 
@@ -45,7 +45,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """A logit for each token of this rank's part of the vocabulary.
 
-    Slots: ``name.weight`` [vocabulary, width], unless it is tied, and ``name.bias``.
+    WeightTargets: ``name.weight`` [vocabulary, width], unless it is tied, and ``name.bias``.
 
     Args:
         tied: the embedding that is the head's matrix as well.
@@ -64,26 +64,26 @@ class Head(nn.Module):
         else:
             self.matrix = tied.matrix
         self.bias = nn.Parameter(torch.empty(self.rows.size, dtype=build.dtype), requires_grad=False) if bias else None
-        self._product = self.matrix.product(None if self.bias is None else self.bias.data)
+        self._linear = self.matrix.linear(None if self.bias is None else self.bias.data)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, width] → [rows, this rank's part of the vocabulary]."""
-        return self._product(x)
+        return self._linear(x)
 
     __call__ = forward
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots = dict[str, Slot]()
+        slots = dict[str, WeightTarget]()
         if not self.is_tied:
             slots.update(_slots(f"{self._name}.weight", self.matrix, self.rows, self._width))
         if self.bias is not None:
-            slots[f"{self._name}.bias"] = Slot.of(self.bias.data, self.rows)
+            slots[f"{self._name}.bias"] = WeightTarget.of(self.bias.data, self.rows)
         return slots
 
 
-def _slots(name: str, matrix: Matrix, rows: Share, width: int) -> dict[str, Slot]:
-    slots = {name: matrix.slot(0, rows, Share.whole(width))}
-    if (columns := matrix.columns_slot(0)) is not None:
+def _slots(name: str, matrix: Matrix, rows: Shard, width: int) -> dict[str, WeightTarget]:
+    slots = {name: matrix.slot(0, rows, Shard.whole(width))}
+    if (columns := matrix.columns_target(0)) is not None:
         slots[f"{name.removesuffix('.weight')}.columns"] = columns
     return slots

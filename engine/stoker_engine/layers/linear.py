@@ -20,15 +20,15 @@ from stoker_common.errors import ModelError
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import LinearMethod, Products
-from stoker_engine.quant.prepack import as_it_stays
+from stoker_engine.quant.prepack import resolve_prepack
 from stoker_engine.quant.segments import merged
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class MergedLinear(nn.Module):
     """y = x Wᵀ + b, with W the concatenation of named parts along the output.
 
-    Slots: ``prefix.part.weight`` and ``prefix.part.bias``, and ``prefix.part.columns`` where a format has such.
+    WeightTargets: ``prefix.part.weight`` and ``prefix.part.bias``, and ``prefix.part.columns`` where a format has such.
 
     Args:
         inputs: what this rank has of x; where that is not all, ranks sum up their results.
@@ -40,7 +40,7 @@ class MergedLinear(nn.Module):
     """
 
     def __init__(
-        self, build: Build, prefix: str, inputs: Share, parts: Mapping[str, Share], bias: bool, reduce: bool = True
+        self, build: Build, prefix: str, inputs: Shard, parts: Mapping[str, Shard], bias: bool, reduce: bool = True
     ) -> None:
         super().__init__()
         self._inputs = inputs
@@ -52,14 +52,14 @@ class MergedLinear(nn.Module):
         stored = [(method, share.size) for method, share in zip(methods, parts.values(), strict=True)]
         self.matrix: Products = merged(stored, inputs.size, build.dtype, build.kernels)
         self.bias = nn.Parameter(torch.empty(size, dtype=build.dtype), requires_grad=False) if bias else None
-        self._product = self._reduced(build) if reduce and not inputs.is_whole else self.matrix.product(self._bias)
+        self._linear = self._reduced(build) if reduce and not inputs.is_whole else self.matrix.linear(self._bias)
 
     @property
-    def product(self) -> Operation:
+    def linear(self) -> Operation:
         """What `forward` computes by, once weights are where they stay."""
-        return as_it_stays(self._product)
+        return resolve_prepack(self._linear)
 
-    def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Share) -> None:
+    def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Shard) -> None:
         for name, method in zip(self._parts, methods, strict=True):
             if method.whole_columns:
                 raise ModelError(
@@ -75,29 +75,29 @@ class MergedLinear(nn.Module):
                 )
 
     def _reduced(self, build: Build) -> Operation:
-        product, bias, all_reduce = self.matrix.product(), self._bias, build.ranks.all_reduce
+        linear, bias, all_reduce = self.matrix.linear(), self._bias, build.ranks.all_reduce
         if bias is None:
-            return lambda x: all_reduce(product(x))
-        return lambda x: all_reduce(product(x)) + bias
+            return lambda x: all_reduce(linear(x))
+        return lambda x: all_reduce(linear(x)) + bias
 
     @property
     def _bias(self) -> torch.Tensor | None:
         return None if self.bias is None else self.bias.data
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         slots, start = {}, 0
         for name, rows in self._parts.items():
             slots[f"{name}.weight"] = self.matrix.slot(start, rows, self._inputs)
-            if (columns := self.matrix.columns_slot(start)) is not None:
+            if (columns := self.matrix.columns_target(start)) is not None:
                 slots[f"{name}.columns"] = columns
             if self.bias is not None:
-                slots[f"{name}.bias"] = Slot.of(self.bias.data[start : start + rows.size], rows)
+                slots[f"{name}.bias"] = WeightTarget.of(self.bias.data[start : start + rows.size], rows)
             start += rows.size
         return slots
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, inputs] → [tokens, sum of the parts]."""
-        return self._product(x)
+        return self._linear(x)
 
     __call__ = forward

@@ -5,7 +5,7 @@ A token leaves one latent c in the cache, from which every head's key and value 
     key of head h    k = [ W_UK,h c ; r ]       r: the rotated part, shared by all heads
     value of head h  v = W_UV,h c
 
-Instead of making them anew for every token seen, the matrices are moved to where there are few tokens (absorption):
+Instead of making them again for every token seen, the matrices are moved to where there are few tokens (absorption):
 
     score    q · k  =  [ W_UK,hᵀ q_nope ; q_rope ] · [ c ; r ]
     result   Σ p v  =  W_UV,h Σ p c
@@ -14,8 +14,8 @@ so attention runs as multi-query attention, one key [c ; r] and one value c for 
 
 Ranks share the heads; the latents are the same everywhere.
 
-Slots: ``q``, or ``q_a``, ``q_a_norm`` and ``q_b``; ``kv_a`` and ``kv_a_norm``; ``k_b`` [heads, qk_nope_head_dim,
-latent] and ``v_b`` [heads, v_head_dim, latent]; ``o``.
+WeightTargets: ``q``, or ``q_a``, ``q_a_norm`` and ``q_b``; ``kv_a`` and ``kv_a_norm``; ``k_b`` [heads,
+qk_nope_head_dim, latent] and ``v_b`` [heads, v_head_dim, latent]; ``o``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
-from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusingBackend, KVCache
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusedKVBackend, KVCache
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
 from stoker_engine.layers.rotary import Rotation
 from stoker_engine.quant.method import Matrix
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class LatentAttention(nn.Module):
@@ -55,23 +55,23 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.config, self._prefix = config, prefix
         self.backend = build.backend
-        self._fusing = build.backend if isinstance(build.backend, FusingBackend) else None
+        self._fusing = build.backend if isinstance(build.backend, FusedKVBackend) else None
         self._heads = heads = build.heads(num_heads)
         cache = config.cache
         self.shape = AttentionShape(heads.size, 1, cache.head_dim, cache.value_head_dim, scale)
-        hidden, latent, rank = Share.whole(hidden_size), config.kv_lora_rank, config.q_lora_rank
-        bottlenecks = {"kv_a": Share.whole(cache.head_dim)}
+        hidden, latent, rank = Shard.whole(hidden_size), config.kv_lora_rank, config.q_lora_rank
+        bottlenecks = {"kv_a": Shard.whole(cache.head_dim)}
         self.q_a_norm = None
         if rank is not None:
-            bottlenecks = {"q_a": Share.whole(rank), **bottlenecks}
+            bottlenecks = {"q_a": Shard.whole(rank), **bottlenecks}
             self.q_a_norm = RMSNorm(build, f"{prefix}.q_a_norm", rank, eps)
         self.bottlenecks = MergedLinear(build, prefix, hidden, bottlenecks, bias)
         self.kv_a_norm = RMSNorm(build, f"{prefix}.kv_a_norm", latent, eps)
         queries = {"q" if rank is None else "q_b": heads.times(config.qk_head_dim)}
-        self.query = MergedLinear(build, prefix, hidden if rank is None else Share.whole(rank), queries, False)
+        self.query = MergedLinear(build, prefix, hidden if rank is None else Shard.whole(rank), queries, False)
         self._absorb = self._per_head(build, "k_b", latent, config.qk_nope_head_dim)  # W_UKᵀ
         self._make_value = self._per_head(build, "v_b", config.v_head_dim, latent)  # W_UV
-        self.absorb, self.make_value = self._absorb.batched_product(), self._make_value.batched_product()
+        self.absorb, self.make_value = self._absorb.batched_linear(), self._make_value.batched_linear()
         self.out = MergedLinear(build, prefix, heads.times(config.v_head_dim), {"o": hidden}, bias)
 
     def _per_head(self, build: Build, name: str, outputs: int, inner: int) -> Matrix:
@@ -85,7 +85,9 @@ class LatentAttention(nn.Module):
         if self._fusing is not None:
             q_weight = None if self.q_a_norm is None else self.q_a_norm.weight.data
             of_kv = self.kv_a_norm
-            queried = self._fusing.store_latent(rows, q_weight, of_kv.weight.data, of_kv.eps, rotation, cache, plan)
+            queried = self._fusing.mla_rope_and_cache(
+                rows, q_weight, of_kv.weight.data, of_kv.eps, rotation, cache, plan
+            )
             query = self._queries(x if self.q_a_norm is None else queried, rotation)
             return self._output(self._fusing.attend(self.shape, query, cache, plan))
         config = self.config
@@ -107,13 +109,13 @@ class LatentAttention(nn.Module):
 
     __call__ = forward
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         slots = self.kv_a_norm.slots()
         if self.q_a_norm is not None:
             slots.update(self.q_a_norm.slots())
         for linear in (self.bottlenecks, self.query, self.out):
             slots.update(linear.slots())
-        slots[f"{self._prefix}.k_b.weight"] = self._absorb.stack_slot(self._heads).transpose(1, 2)
-        slots[f"{self._prefix}.v_b.weight"] = self._make_value.stack_slot(self._heads)
+        slots[f"{self._prefix}.k_b.weight"] = self._absorb.stack_target(self._heads).transpose(1, 2)
+        slots[f"{self._prefix}.v_b.weight"] = self._make_value.stack_target(self._heads)
         return slots

@@ -8,13 +8,13 @@ from torch import nn
 from stoker_engine.architectures.decoder_config import MLPConfig
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class MLP(nn.Module):
     """down(act(gate(x)) × up(x)), or down(act(up(x))).
 
-    Slots: ``prefix.gate``, ``prefix.up`` and ``prefix.down``.
+    WeightTargets: ``prefix.gate``, ``prefix.up`` and ``prefix.down``.
 
     Raises:
         ModelError: the activation is not computed here, or ranks cannot share the block.
@@ -23,7 +23,7 @@ class MLP(nn.Module):
     def __init__(self, build: Build, prefix: str, config: MLPConfig, hidden_size: int) -> None:
         super().__init__()
         inner = build.share(config.size, build.linear([f"{prefix}.down.weight"]).column_multiple)
-        hidden = Share.whole(hidden_size)
+        hidden = Shard.whole(hidden_size)
         parts = {"gate": inner, "up": inner} if config.gated else {"up": inner}
         self.up = MergedLinear(build, prefix, hidden, parts, config.bias)
         self.down = MergedLinear(build, prefix, inner, {"down": hidden}, config.bias)
@@ -36,6 +36,6 @@ class MLP(nn.Module):
 
     __call__ = forward
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         return {**self.up.slots(), **self.down.slots()}

@@ -1,6 +1,6 @@
 """The mixture-of-experts layer, in place of a decoder layer's MLP.
 
-Slots: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, up, down}.{weight, bias}``,
+WeightTargets: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, up, down}.{weight, bias}``,
 ``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32: it decides
 between scores that may be close.
 
@@ -21,7 +21,7 @@ from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.quant.method import Matrix, Products
 from stoker_engine.quant.segments import merged
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class MoE(nn.Module):
@@ -37,21 +37,21 @@ class MoE(nn.Module):
     def __init__(self, build: Build, prefix: str, config: MoEConfig, hidden_size: int, act: Activation) -> None:
         super().__init__()
         self.config, self._prefix, self._ranks = config, prefix, build.ranks
-        self._hidden, experts = Share.whole(hidden_size), range(config.num_experts)
+        self._hidden, experts = Shard.whole(hidden_size), range(config.num_experts)
         self.router = _empty(config.num_experts, hidden_size, dtype=build.dtype)
         self.router_bias = _empty(config.num_experts, dtype=build.dtype) if config.router_bias else None
         self.correction_bias = _empty(config.num_experts, dtype=torch.float32) if config.correction_bias else None
         correction = None if self.correction_bias is None else self.correction_bias.data
         router_bias = None if self.router_bias is None else self.router_bias.data
-        self._router = build.kernels.wide_product(self.router.data, router_bias)
+        self._router = build.kernels.float32_linear(self.router.data, router_bias)
         self._route = build.kernels.route(config, correction)
         gate, up, down = (
             build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts]) for part in ("gate", "up", "down")
         )
         if build.whole_experts:
-            self._ours, self._inner = build.experts(config.num_experts), Share.whole(config.intermediate_size)
+            self._ours, self._inner = build.experts(config.num_experts), Shard.whole(config.intermediate_size)
         else:
-            self._ours = Share.whole(config.num_experts)
+            self._ours = Shard.whole(config.num_experts)
             self._inner = build.share(config.intermediate_size, down.column_multiple)
         if down.whole_columns and not self._inner.is_whole:
             raise ModelError(
@@ -79,7 +79,7 @@ class MoE(nn.Module):
             self._act = build.kernels.act_and_mul(act)
         if config.shared_gate:
             self.shared_gate = _empty(1, hidden_size, dtype=build.dtype)
-            self._shared_gate = build.kernels.product(self.shared_gate.data)
+            self._shared_gate = build.kernels.linear(self.shared_gate.data)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
@@ -96,14 +96,14 @@ class MoE(nn.Module):
         shared = self.shared_down(self._act(self.shared_gate_up(x)))
         return shared if self.shared_gate is None else sigmoid(self._shared_gate(x)).to(x.dtype) * shared
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         prefix = self._prefix
-        slots = {f"{prefix}.router.weight": Slot.whole(self.router.data)}
+        slots = {f"{prefix}.router.weight": WeightTarget.whole(self.router.data)}
         if self.router_bias is not None:
-            slots[f"{prefix}.router.bias"] = Slot.whole(self.router_bias.data)
+            slots[f"{prefix}.router.bias"] = WeightTarget.whole(self.router_bias.data)
         if self.correction_bias is not None:
-            slots[f"{prefix}.router.correction_bias"] = Slot.whole(self.correction_bias.data)
+            slots[f"{prefix}.router.correction_bias"] = WeightTarget.whole(self.correction_bias.data)
         elsewhere = {part: slot.emptied() for part, slot in self._expert_slots(0).items()}
         for expert in range(self._ours.full):
             here = self._ours.start <= expert < self._ours.stop
@@ -113,10 +113,10 @@ class MoE(nn.Module):
             slots.update(self.shared_gate_up.slots())
             slots.update(self.shared_down.slots())
         if self.shared_gate is not None:
-            slots[f"{prefix}.shared_gate.weight"] = Slot.whole(self.shared_gate.data)
+            slots[f"{prefix}.shared_gate.weight"] = WeightTarget.whole(self.shared_gate.data)
         return slots
 
-    def _expert_slots(self, index: int) -> dict[str, Slot]:
+    def _expert_slots(self, index: int) -> dict[str, WeightTarget]:
         """Those of one expert, the one that is here as number `index`."""
         hidden, inner = self._hidden, self._inner
         slots = {
@@ -126,12 +126,12 @@ class MoE(nn.Module):
         }
         if self.gate_up_bias is not None and self.down_bias is not None:
             gate, up = self.gate_up_bias.data[index].split(inner.size)
-            slots["gate.bias"], slots["up.bias"] = Slot.of(gate, inner), Slot.of(up, inner)
-            slots["down.bias"] = Slot.whole(self.down_bias.data[index])
+            slots["gate.bias"], slots["up.bias"] = WeightTarget.of(gate, inner), WeightTarget.of(up, inner)
+            slots["down.bias"] = WeightTarget.whole(self.down_bias.data[index])
         orders = {
-            "gate": self.gate_up.columns_slot(0, index),
-            "up": self.gate_up.columns_slot(inner.size, index),
-            "down": self.down.columns_slot(0, index),
+            "gate": self.gate_up.columns_target(0, index),
+            "up": self.gate_up.columns_target(inner.size, index),
+            "down": self.down.columns_target(0, index),
         }
         return slots | {f"{part}.columns": slot for part, slot in orders.items() if slot is not None}
 

@@ -8,7 +8,7 @@ from torch import nn
 from stoker_engine.architectures.decoder_config import NormConfig
 from stoker_engine.kernels.rms_norm import after_sum
 from stoker_engine.layers.build import Build
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class RMSNorm(nn.Module):
@@ -33,9 +33,9 @@ class RMSNorm(nn.Module):
         """The sum of two [tokens, size], and its norm."""
         return self._sum_and_norm(x, added)
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        return {self._name: Slot.whole(self.weight.data)}
+        return {self._name: WeightTarget.whole(self.weight.data)}
 
 
 class LayerNorm(nn.Module):
@@ -47,7 +47,7 @@ class LayerNorm(nn.Module):
             normalised here; None: one set.
     """
 
-    def __init__(self, build: Build, prefix: str, config: NormConfig, size: int, heads: Share | None = None) -> None:
+    def __init__(self, build: Build, prefix: str, config: NormConfig, size: int, heads: Shard | None = None) -> None:
         super().__init__()
         dtype = torch.float32 if config.wide else build.dtype
         shape = (size,) if heads is None else (heads.full, size)
@@ -64,7 +64,7 @@ class LayerNorm(nn.Module):
         self._sum_and_norm = after_sum(self._norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] → [..., size], or [..., heads, size] likewise."""
+        """[..., size] → [..., size], or [..., heads, size] in the same way."""
         return self._norm(x)
 
     __call__ = forward
@@ -73,24 +73,24 @@ class LayerNorm(nn.Module):
         """See `RMSNorm`."""
         return self._sum_and_norm(x, added)
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         slots = {}
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):
             if parameter is None:
                 continue
             if parameter.dim() == 1:
-                slots[f"{self._prefix}.{name}"] = Slot.whole(parameter.data)
+                slots[f"{self._prefix}.{name}"] = WeightTarget.whole(parameter.data)
             else:
                 rows = enumerate(parameter.data)
-                slots.update({f"{self._prefix}.{head}.{name}": Slot.whole(row) for head, row in rows})
+                slots.update({f"{self._prefix}.{head}.{name}": WeightTarget.whole(row) for head, row in rows})
         return slots
 
 
 Norm = RMSNorm | LayerNorm
 
 
-def make_norm(build: Build, prefix: str, config: NormConfig, size: int, heads: Share | None = None) -> Norm:
+def make_norm(build: Build, prefix: str, config: NormConfig, size: int, heads: Shard | None = None) -> Norm:
     """The norm that `config` describes."""
     if config.kind == "rms":
         assert config.weight and not config.bias and heads is None, "a root-mean-square norm has one weight"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker_engine.architectures.rope_config import RopeParameters
-from stoker_engine.attention.backend import Angles
+from stoker_engine.attention.backend import RopeCosSin
 from stoker_engine.kernels.bundle import Kernels
 
 
@@ -69,7 +69,7 @@ def _yarn(rope: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation(Angles):
+class Rotation(RopeCosSin):
     """A step's angles, and what turns by them."""
 
     kernels: Kernels
@@ -78,15 +78,15 @@ class Rotation(Angles):
         """Rotates `x` [tokens, heads, head_dim]; see `kernels.rotary.apply_rotary`."""
         return self.kernels.apply_rotary(x, self.cos, self.sin, self.interleaved)
 
-    def joined(self, x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
-        """See `kernels.rotary.join_rotated`."""
-        return self.kernels.join_rotated(x, turned, self.cos, self.sin, self.interleaved)
+    def joined(self, x: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
+        """See `kernels.rotary.concat_rotated`."""
+        return self.kernels.concat_rotated(x, rotated, self.cos, self.sin, self.interleaved)
 
 
 class Rotary:
     """The angles of a step's positions, for each kind of rotary embedding in a model.
 
-    Computed anew each step, once for all layers: tables for every position of a long context would take hundreds
+    Computed again each step, once for all layers: tables for every position of a long context would take hundreds
     of megabytes, to save microseconds.
 
     Args:
@@ -113,5 +113,5 @@ class Rotary:
         return [self._rotation(positions, rope, each) for rope, each in self._frequencies]
 
     def _rotation(self, positions: torch.Tensor, rope: RopeParameters, frequencies: torch.Tensor) -> Rotation:
-        cos, sin = self.kernels.angles(positions, frequencies, rope.attention_factor, self.dtype)
+        cos, sin = self.kernels.cos_sin(positions, frequencies, rope.attention_factor, self.dtype)
         return Rotation(cos, sin, rope.interleaved, self.kernels)

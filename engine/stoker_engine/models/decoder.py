@@ -3,7 +3,7 @@
 The batch is flat: [tokens, hidden], all sequences end to end. Nothing here knows where one ends. The parts and how
 they join are drawn in `architectures.decoder_config`.
 
-Slots, which a family's weight names map to the checkpoint's:
+WeightTargets, which a family's weight names map to the checkpoint's:
 
     embed  embed_norm  positions  project_in  project_out  final_norm  lm_head         each .weight and, if any, .bias
     layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
@@ -44,10 +44,10 @@ from stoker_engine.layers.moe import MoE
 from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
 from stoker_engine.layers.rotary import Rotary, Rotation
 from stoker_engine.models.model import StepInputs
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
-class Stream(NamedTuple):
+class ResidualStream(NamedTuple):
     """The residual stream: the sum of the two. It is taken where it is needed, together with the norm of it.
 
     Attributes:
@@ -86,12 +86,12 @@ class DecoderLayer(nn.Module):
         self.mlp = _mlp(build, prefix, config, layer)
         self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
 
-    def parts(self, angles: int | None) -> LayerParts | None:
+    def parts(self, cos_sin: int | None) -> LayerParts | None:
         """What the layer is computed from, once all weights are where they stay; None: a backend cannot compute it as a
         whole.
 
         Args:
-            angles: the kind by which it turns.
+            cos_sin: the kind by which it turns.
         """
         attention, mlp = self.attention, self.mlp
         norms = {name: getattr(self, name) for name in self.norms}
@@ -106,12 +106,12 @@ class DecoderLayer(nn.Module):
             multiplier=self.multiplier,
             shape=attention.shape,
             head_norm=attention.head_norm,
-            qkv=attention.qkv.product,
-            out=attention.out.product,
-            up=mlp.up.product,
-            down=mlp.down.product,
+            qkv=attention.qkv.linear,
+            out=attention.out.linear,
+            up=mlp.up.linear,
+            down=mlp.down.linear,
             rotary_dim=0 if self._rope is None else self._rope.rotary_dim,
-            angles=angles,
+            cos_sin=cos_sin,
             interleaved=self._rope is not None and self._rope.interleaved,
             activation=mlp.config.act,
             gated=mlp.config.gated,
@@ -119,12 +119,12 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        stream: Stream,
+        stream: ResidualStream,
         rotation: Rotation | None,
         plan: AttentionPlan,
         cache: KVCache,
         rows: torch.Tensor | None = None,
-    ) -> Stream:
+    ) -> ResidualStream:
         """The residual stream, before the layer → behind it.
 
         Args:
@@ -135,22 +135,24 @@ class DecoderLayer(nn.Module):
         if rows is not None:
             x, normed, attended = x[rows], normed[rows], attended[rows]
             if not len(rows):
-                return Stream(x)
+                return ResidualStream(x)
         if self.kind == "parallel":
-            return Stream(x + attended, self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x)))
+            return ResidualStream(x + attended, self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x)))
         if self.kind == "post-norm":
-            _, x = Stream(x, attended).normed(self.post_attention_norm)
-            _, x = Stream(x, self.mlp(x)).normed(self.post_mlp_norm)
-            return Stream(x)
-        x, normed = Stream(x, self._weighted(_maybe(self.post_attention_norm, attended))).normed(self.pre_mlp_norm)
-        return Stream(x, self._weighted(_maybe(self.post_mlp_norm, self.mlp(normed))))
+            _, x = ResidualStream(x, attended).normed(self.post_attention_norm)
+            _, x = ResidualStream(x, self.mlp(x)).normed(self.post_mlp_norm)
+            return ResidualStream(x)
+        x, normed = ResidualStream(x, self._weighted(_maybe(self.post_attention_norm, attended))).normed(
+            self.pre_mlp_norm
+        )
+        return ResidualStream(x, self._weighted(_maybe(self.post_mlp_norm, self.mlp(normed))))
 
     __call__ = forward
 
     def _weighted(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.multiplier == 1.0 else x * self.multiplier
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         slots = {**self.attention.slots(), **self.mlp.slots()}
         for name in self.norms:
@@ -215,7 +217,7 @@ class Decoder(nn.Module):
         )
         self.project_in = self.project_out = None
         if width != hidden:
-            narrow, wide = Share.whole(width), Share.whole(hidden)
+            narrow, wide = Shard.whole(width), Shard.whole(hidden)
             if stage.is_first:
                 self.project_in = MergedLinear(build, "", narrow, {"project_in": wide}, False)
             if stage.is_last:
@@ -234,11 +236,11 @@ class Decoder(nn.Module):
         self._angles = [None if layer.rope is None else ropes.index(layer.rope) for layer in self.layer_configs]
         self.runs = [LayerRun(0, layers)]
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """Every place that a checkpoint must fill, by slot name; see above."""
-        slots = dict[str, Slot]()
+        slots = dict[str, WeightTarget]()
         if self.positions is not None:
-            slots["positions.weight"] = Slot.whole(self.positions.data)
+            slots["positions.weight"] = WeightTarget.whole(self.positions.data)
         parts = (self.embed, self.lm_head, self.embed_norm, self.final_norm, self.project_in, self.project_out)
         for part in parts:
             if part is not None:
@@ -256,8 +258,8 @@ class Decoder(nn.Module):
             return
         layers = [layer for run in self.runs for layer in run.layers]
         parts: list[LayerParts | None] = []
-        for layer, angles in zip(layers, self._angles, strict=True):
-            its = layer.parts(angles)
+        for layer, cos_sin in zip(layers, self._angles, strict=True):
+            its = layer.parts(cos_sin)
             parts.append(its if its is not None and backend.takes(its) else None)
         self.runs = []
         for _, places in groupby(range(len(layers)), lambda place: parts[place] is None):
@@ -268,16 +270,16 @@ class Decoder(nn.Module):
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.forward`."""
-        stream = Stream(self._embedded(inputs) if hidden is None else hidden)
+        stream = ResidualStream(self._embedded(inputs) if hidden is None else hidden)
         rotations = self.rotary.at(inputs.positions)
         for run in self.runs:
             caches, rows = inputs.caches[run.places], inputs.rows if run is self.runs[-1] else None
             if run.whole is not None:
                 x = stream.x if stream.added is None else stream.x + stream.added
-                stream = Stream(run.whole(x, rotations, inputs.attention, caches, rows))
+                stream = ResidualStream(run.whole(x, rotations, inputs.attention, caches, rows))
                 continue
-            for layer, angles, cache in zip(run.layers, self._angles[run.places], caches, strict=True):
-                rotation = None if angles is None else rotations[angles]
+            for layer, cos_sin, cache in zip(run.layers, self._angles[run.places], caches, strict=True):
+                rotation = None if cos_sin is None else rotations[cos_sin]
                 wanted = rows if layer is run.layers[-1] else None
                 stream = layer(stream, rotation, inputs.attention, cache, wanted)
         _, x = stream.normed(self.final_norm)

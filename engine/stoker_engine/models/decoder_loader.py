@@ -21,7 +21,7 @@ from stoker_engine.models.loading.weights import load_weights
 from stoker_engine.parallel.huge_pages import collapse_pages, use_huge_pages
 from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.prepack import Packable
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.weight_formats import WeightFormats
 
@@ -115,7 +115,7 @@ class _Watched:
         self.progress.tick()
         return self.source.read(name, part, stored)
 
-    def read_into(self, name: str, slot: Slot) -> None:
+    def read_into(self, name: str, slot: WeightTarget) -> None:
         """See `WeightSource`."""
         self.progress.tick()
         self.source.read_into(name, slot)

@@ -314,8 +314,8 @@ def _fix_rotary(module: nn.Module, max_model_len: int) -> None:
 
     def forward(x: torch.Tensor, position_ids: torch.Tensor, **rest: Any) -> tuple[torch.Tensor, ...]:
         last = position_ids.new_full((*position_ids.shape[:-1], 1), max_model_len - 1)
-        turned = whole(x, torch.cat((position_ids, last), dim=-1), **rest)
-        return tuple(part[..., :-1, :] for part in turned)
+        rotated = whole(x, torch.cat((position_ids, last), dim=-1), **rest)
+        return tuple(part[..., :-1, :] for part in rotated)
 
     module.forward = forward
 

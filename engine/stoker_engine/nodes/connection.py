@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 1 << 16
 UNREACHABLE_S: Final = 4
 
 
-class Line:
+class NodeConnection:
     """A connection; takes `sock` over. Several threads may send.
 
     Attributes:

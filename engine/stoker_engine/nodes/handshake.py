@@ -14,7 +14,7 @@ import hmac
 import os
 from typing import Final
 
-from stoker_engine.nodes.connection import Line
+from stoker_engine.nodes.connection import NodeConnection
 
 #: The variable of the environment that holds the key, the same on all nodes.
 VARIABLE: Final = "STOKER_NODE_KEY"
@@ -37,7 +37,7 @@ def node_key() -> bytes:
     return os.environ.get(VARIABLE, "").encode()
 
 
-def greet_node(line: Line, key: bytes) -> None:
+def greet_node(connection: NodeConnection, key: bytes) -> None:
     """The head's part.
 
     Raises:
@@ -45,25 +45,25 @@ def greet_node(line: Line, key: bytes) -> None:
         EOFError, OSError: it has ended.
     """
     ours = os.urandom(_NUMBER_BYTES)
-    line.send_bytes(_GREETING + ours)
-    answer = line.receive_bytes()
+    connection.send_bytes(_GREETING + ours)
+    answer = connection.receive_bytes()
     theirs, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
     if len(answer) != _NUMBER_BYTES + 32:
         raise NoNodeError("it does not answer as a node does")
     if not hmac.compare_digest(proof, _proof(key, b"node", ours + theirs)):
-        line.send_bytes(_WRONG)
+        connection.send_bytes(_WRONG)
         raise WrongKeyError
-    line.send_bytes(_proof(key, b"head", ours + theirs))
+    connection.send_bytes(_proof(key, b"head", ours + theirs))
 
 
-def greet_head(line: Line, key: bytes) -> None:
+def greet_head(connection: NodeConnection, key: bytes) -> None:
     """A node's part; raises what `greet_node` does."""
-    greeting = line.receive_bytes()
+    greeting = connection.receive_bytes()
     if not greeting.startswith(_GREETING) or len(greeting) != len(_GREETING) + _NUMBER_BYTES:
         raise NoNodeError("it does not greet as a head does")
     theirs, ours = greeting.removeprefix(_GREETING), os.urandom(_NUMBER_BYTES)
-    line.send_bytes(ours + _proof(key, b"node", theirs + ours))
-    if not hmac.compare_digest(line.receive_bytes(), _proof(key, b"head", theirs + ours)):
+    connection.send_bytes(ours + _proof(key, b"node", theirs + ours))
+    if not hmac.compare_digest(connection.receive_bytes(), _proof(key, b"head", theirs + ours)):
         raise WrongKeyError
 
 

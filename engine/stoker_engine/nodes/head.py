@@ -21,11 +21,11 @@ from typing import Any, Final
 from stoker_common.errors import ArgumentError, EngineDeadError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.nodes.addresses import listen
-from stoker_engine.nodes.connection import Line, reset_on_close
+from stoker_engine.nodes.connection import NodeConnection, reset_on_close
 from stoker_engine.nodes.handshake import VARIABLE, WrongKeyError, greet_node, node_key
 from stoker_engine.nodes.node import Node
-from stoker_engine.nodes.node_info import Hello
-from stoker_engine.nodes.placement import Placement
+from stoker_engine.nodes.node_info import NodeInfo
+from stoker_engine.nodes.placement import RankPlacement
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +68,9 @@ class Head:
         self, args: EngineArgs, model: Path, engine: int = 0, on_waiting: Callable[[str], None] = lambda _: None
     ) -> None:
         assert args.master_addr is not None
-        self.placement, self.engine, self.address = Placement.of(args), engine, args.master_addr
+        self.placement, self.engine, self.address = RankPlacement.of(args), engine, args.master_addr
         self._timeout_s = args.distributed_timeout_seconds
-        self._hello = Hello.of(args, model)
+        self._hello = NodeInfo.of(args, model)
         self._key = node_key()
         self._expected = [node for node in self.placement.nodes_of(engine) if node != 0]
         self._on_waiting = on_waiting
@@ -104,7 +104,7 @@ class Head:
         """
         if args.node_rank:
             raise ArgumentError("--node-rank", "node 0 runs the engine; run `stoker serve … --headless` on the others")
-        return cls(args, model, engine, on_waiting) if Placement.of(args).nodes_of(engine) != range(1) else None
+        return cls(args, model, engine, on_waiting) if RankPlacement.of(args).nodes_of(engine) != range(1) else None
 
     def nodes(self, on_progress: Callable[[], None] = lambda: None) -> dict[int, Node]:
         """Waits until all nodes that have ranks of this engine are there.
@@ -203,25 +203,25 @@ class Head:
 
     def _greet(self, sock: socket.socket) -> None:
         """Learns who that is, and serves it."""
-        line: Line | None = None
+        connection: NodeConnection | None = None
         try:
-            line = Line(sock)
-            line.wait_at_most(_GREETING_S)
-            greet_node(line, self._key)
-            hello = line.receive()
+            connection = NodeConnection(sock)
+            connection.wait_at_most(_GREETING_S)
+            greet_node(connection, self._key)
+            info = connection.receive()
             self._has_greeted(sock)
-            if "rank" in hello:
-                self._take_rank(line, int(hello["node"]), int(hello["rank"]))
+            if "rank" in info:
+                self._take_rank(connection, int(info["node"]), int(info["rank"]))
             else:
-                self._take_node(line, int(hello["node"]), str(hello.get("path")), Hello.read(hello))
+                self._take_node(connection, int(info["node"]), str(info.get("path")), NodeInfo.read(info))
         except WrongKeyError:
-            assert line is not None
-            logger.warning("%s has another key, and is not taken in; set the same %s", line.address, VARIABLE)
-            line.close()
+            assert connection is not None
+            logger.warning("%s has another key, and is not taken in; set the same %s", connection.address, VARIABLE)
+            connection.close()
         except Exception as error:  # whatever somebody may send
             logger.info("a connection that was no node's ended: %s: %s", type(error).__name__, error)
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
             else:
                 sock.close()
         finally:
@@ -231,48 +231,48 @@ class Head:
         with self._greeting:
             self._greetings.pop(sock, None)
 
-    def _take_node(self, line: Line, number: int, model: str, hello: Hello) -> None:
-        name = f"node {number} ({line.address})"
-        refusal = self._hello.refusal(hello, name)
+    def _take_node(self, connection: NodeConnection, number: int, model: str, info: NodeInfo) -> None:
+        name = f"node {number} ({connection.address})"
+        refusal = self._hello.refusal(info, name)
         if refusal is None and number not in self._expected:
             refusal = ArgumentError("--node-rank", f"{name} has no ranks of engine {self.engine}")
         if refusal is not None:
-            self._refuse(line, name, refusal)
+            self._refuse(connection, name, refusal)
             return
-        node = Node(number, line, model)
+        node = Node(number, connection, model)
         with self._news:
             if self._closed:  # nobody would end it any more
-                line.close()
+                connection.close()
                 return
             there = self._nodes.get(number)
             if there is not None and (self._complete or there.gone is None):
-                line.send(later=f"{there.name} is there already")
-                line.close()
+                connection.send(later=f"{there.name} is there already")
+                connection.close()
                 return
-            line.send(welcome=True)  # before whoever waits for the node sends it orders
-            line.wait_at_most(0)
+            connection.send(welcome=True)  # before whoever waits for the node sends it orders
+            connection.wait_at_most(0)
             self._nodes[number] = node
             self._news.notify_all()
         logger.info("%s is there", name)
         node.listen()
 
-    def _refuse(self, line: Line, name: str, refusal: ArgumentError) -> None:
+    def _refuse(self, connection: NodeConnection, name: str, refusal: ArgumentError) -> None:
         """Says why, to the node and to whoever waits for it."""
         logger.error("%s is not taken in: %s", name, refusal)
-        line.send(refused=refusal.message, argument=refusal.argument)
-        line.close()
+        connection.send(refused=refusal.message, argument=refusal.argument)
+        connection.close()
         with self._news:
             self._refused = refusal
             self._news.notify_all()
 
-    def _take_rank(self, line: Line, number: int, rank: int) -> None:
+    def _take_rank(self, connection: NodeConnection, number: int, rank: int) -> None:
         node = self._nodes.get(number)
         if node is None or not node.awaits(rank):
-            line.send(refused=f"nobody waits for rank {rank} of node {number}", argument="")
-            line.close()
+            connection.send(refused=f"nobody waits for rank {rank} of node {number}", argument="")
+            connection.close()
             return
-        line.send(welcome=True)
-        sock = line.release()
+        connection.send(welcome=True)
+        sock = connection.release()
         reset_on_close(sock)
         node.deliver(rank, sock)
 

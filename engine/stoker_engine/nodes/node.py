@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_common.errors import EngineDeadError
-from stoker_engine.nodes.connection import UNREACHABLE_S, Line
+from stoker_engine.nodes.connection import UNREACHABLE_S, NodeConnection
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Node:
 
     Args:
         number: its own.
-        line: to it.
+        connection: to it.
         model: where it has the model's files.
 
     Attributes:
@@ -53,10 +53,10 @@ class Node:
         gone: why it is not there any more.
     """
 
-    def __init__(self, number: int, line: Line, model: str) -> None:
-        self.name, self.model = f"node {number} ({line.address})", model
+    def __init__(self, number: int, connection: NodeConnection, model: str) -> None:
+        self.name, self.model = f"node {number} ({connection.address})", model
         self.gone: str | None = None
-        self._line = line
+        self._line = connection
         self._ranks: dict[int, RankState] = {}
         self._news = threading.Condition()
 

@@ -32,7 +32,7 @@ _MAY_DIFFER: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Hello:
+class NodeInfo:
     """A node.
 
     Attributes:
@@ -46,7 +46,7 @@ class Hello:
     model: str
 
     @classmethod
-    def of(cls, args: EngineArgs, model: Path) -> Hello:
+    def of(cls, args: EngineArgs, model: Path) -> NodeInfo:
         """This node's, whose model is at `model`."""
         arguments = {
             field.name: str(getattr(args, field.name))
@@ -56,7 +56,7 @@ class Hello:
         return cls(version("stoker"), arguments, _digest(model))
 
     @classmethod
-    def read(cls, message: dict[str, Any]) -> Hello:
+    def read(cls, message: dict[str, Any]) -> NodeInfo:
         """Another node's, from a message; what it lacks is empty."""
         arguments = message.get("arguments")
         return cls(
@@ -65,7 +65,7 @@ class Hello:
             str(message.get("model", "")),
         )
 
-    def refusal(self, other: Hello, name: str) -> ArgumentError | None:
+    def refusal(self, other: NodeInfo, name: str) -> ArgumentError | None:
         """What keeps this head from taking in a node; `name` is the node's."""
         if other.version != self.version:
             versions = f"{name} has Stoker {other.version or 'of no version'}, and node 0 has {self.version}"

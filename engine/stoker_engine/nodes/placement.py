@@ -17,7 +17,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankPlacement:
     """Where ranks are.
 
     Attributes:
@@ -31,7 +31,7 @@ class Placement:
     size: int = 1
 
     @classmethod
-    def of(cls, args: EngineArgs) -> Placement:
+    def of(cls, args: EngineArgs) -> RankPlacement:
         """What `args` ask for."""
         return cls(args.nnodes, args.data_parallel_size, args.tensor_parallel_size * args.pipeline_parallel_size)
 

@@ -16,7 +16,7 @@ class RankLostError(RuntimeError):
     """Another rank is gone, or did not come to an operation in time."""
 
 
-class Ranks(Protocol):
+class Communicator(Protocol):
     """A group of ranks that share each layer's work (tensor parallelism, Shoeybi et al., 2019).
 
     Attributes:
@@ -45,20 +45,20 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """One rank, which waits for nobody."""
 
     rank = 0
     size = 1
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         return x
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         return x

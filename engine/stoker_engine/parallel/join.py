@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_engine.parallel.communicator import Alone, Ranks
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.communicator import Communicator, SingleRank
+from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.parallel.process_pipeline import ProcessPipeline
-from stoker_engine.parallel.rank_groups import Groups
-from stoker_engine.parallel.shm_communicator import MAX_RANKS, SharedMemory, SharedRanks
+from stoker_engine.parallel.rank_groups import RankGroups
+from stoker_engine.parallel.shm_communicator import MAX_RANKS, SharedMemory, ShmCommunicator
 from stoker_engine.parallel.torch_communicator import World
 
 
@@ -22,13 +22,13 @@ class Joined:
         groups: those it works with.
     """
 
-    groups: Groups
+    groups: RankGroups
     _world: World
 
     def settle(self) -> None:
         """All ranks have loaded. What steps do not need is given up: gloo's thread wakes up a hundred times a second,
         also while nobody asks for anything."""
-        if isinstance(self.groups.tensor, SharedRanks) and self.groups.pipeline.stage.count == 1:
+        if isinstance(self.groups.tensor, ShmCommunicator) and self.groups.pipeline.stage.count == 1:
             self.close()
 
     def close(self) -> None:
@@ -36,7 +36,9 @@ class Joined:
         self._world.close()
 
 
-def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: SharedMemory | None = None) -> Joined:
+def join(
+    rank: int, layout: RankLayout, rendezvous: str, timeout_s: float, shared: SharedMemory | None = None
+) -> Joined:
     """Waits until all ranks of an engine have come.
 
     Args:
@@ -53,16 +55,16 @@ def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: S
     engine = world.ranks([list(range(layout.size))])
     tensor = _tensor_group(rank, layout, timeout_s, world, engine, shared)
     if layout.pipeline == 1:
-        return Joined(Groups(tensor, engine=engine), world)
+        return Joined(RankGroups(tensor, engine=engine), world)
     members, group = world.group_of(layout.pipelines())
-    return Joined(Groups(tensor, ProcessPipeline(members, rank, group), engine), world)
+    return Joined(RankGroups(tensor, ProcessPipeline(members, rank, group), engine), world)
 
 
 def _tensor_group(
-    rank: int, layout: Layout, timeout_s: float, world: World, engine: Ranks, shared: SharedMemory | None
-) -> Ranks:
+    rank: int, layout: RankLayout, timeout_s: float, world: World, engine: Communicator, shared: SharedMemory | None
+) -> Communicator:
     if layout.tensor == 1:
-        return Alone()
+        return SingleRank()
     if shared is None or layout.tensor > MAX_RANKS:
         return world.ranks(layout.tensor_groups())
     library = shared.library
@@ -70,4 +72,4 @@ def _tensor_group(
     is_everywhere = bool(engine.all_gather(torch.tensor([library is not None])).all())
     if library is None or not is_everywhere:
         return world.ranks(layout.tensor_groups())
-    return SharedRanks(layout.place_of(rank), layout.tensor, shared.fd, timeout_s, library, shared.spin_us)
+    return ShmCommunicator(layout.place_of(rank), layout.tensor, shared.fd, timeout_s, library, shared.spin_us)

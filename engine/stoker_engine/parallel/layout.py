@@ -17,7 +17,7 @@ from stoker_engine.sizing.weight_sizes import Sharding
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """The ranks of one engine.
 
     Attributes:
@@ -31,7 +31,7 @@ class Layout:
     expert: bool = False
 
     @classmethod
-    def of(cls, args: EngineArgs) -> Layout:
+    def of(cls, args: EngineArgs) -> RankLayout:
         """What `args` ask for."""
         return cls(args.tensor_parallel_size, args.pipeline_parallel_size, args.enable_expert_parallel)
 

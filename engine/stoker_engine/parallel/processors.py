@@ -73,7 +73,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Share:
+class ProcessorShare:
     """What one of several processes computes on.
 
     Attributes:
@@ -87,18 +87,18 @@ class Share:
     is_crowded: bool
 
 
-def deal(machine: Machine, count: int) -> list[Share]:
+def deal(machine: Machine, count: int) -> list[ProcessorShare]:
     """Deals a machine's processors among `count` processes that compute at the same time."""
     if count > machine.time:
-        return [Share(machine.allowed, 1, True)] * count
+        return [ProcessorShare(machine.allowed, 1, True)] * count
     each = machine.time // count
     return [
-        Share(processors, min(each, machine.num_cores(processors) // sharers), False)
+        ProcessorShare(processors, min(each, machine.num_cores(processors) // sharers), False)
         for processors, sharers in _places(machine, count)
     ]
 
 
-def take_share(count: int, number: int, on_cpu: bool) -> Share:
+def take_share(count: int, number: int, on_cpu: bool) -> ProcessorShare:
     """The share of one of `count` processes of this machine. The first one warns where there are too few processors.
 
     Args:
@@ -126,7 +126,7 @@ def crowding(machine: Machine, count: int) -> str | None:
     )
 
 
-def bind(share: Share) -> None:
+def bind(share: ProcessorShare) -> None:
     """Has this thread, and those that it starts from now on, run on the processors of `share`; where the system does
     not allow that, they run where they did."""
     try:

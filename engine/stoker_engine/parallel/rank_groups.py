@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from stoker_engine.parallel.communicator import Alone, Ranks
+from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.sizing.pipeline_stages import Stage
 
 
@@ -44,7 +44,7 @@ class OneStage:
 
 
 @dataclass(frozen=True)
-class Groups:
+class RankGroups:
     """The ranks that compute a model together, as one of them sees them.
 
     Attributes:
@@ -53,9 +53,9 @@ class Groups:
         engine: all of them; only while the model loads.
     """
 
-    tensor: Ranks = field(default_factory=Alone)
+    tensor: Communicator = field(default_factory=SingleRank)
     pipeline: Pipeline = field(default_factory=OneStage)
-    engine: Ranks = field(default_factory=Alone)
+    engine: Communicator = field(default_factory=SingleRank)
 
     @property
     def samples(self) -> bool:

@@ -82,8 +82,8 @@ class SharedMemory:
     spin_us: float = 50.0
 
 
-class SharedRanks:
-    """See `parallel.communicator.Ranks`; tensors are on the CPU. One thread uses it at a time.
+class ShmCommunicator:
+    """See `parallel.communicator.Communicator`; tensors are on the CPU. One thread uses it at a time.
 
     Args:
         rank: this one's number.
@@ -115,7 +115,7 @@ class SharedRanks:
         self._widths = (ctypes.c_long * size)()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`.
+        """See `Communicator`.
 
         Raises:
             RankLostError: another rank did not come in time, or does something else.
@@ -128,8 +128,8 @@ class SharedRanks:
         return x
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Ranks`. Ranks ask each other for their widths, in a microsecond: who would be wrong would read past what
-        others bring.
+        """See `Communicator`. Ranks ask each other for their widths, in a microsecond: who would be wrong would read
+        past what others bring.
 
         Raises:
             RankLostError: another rank did not come in time, or does something else.
@@ -144,7 +144,7 @@ class SharedRanks:
         return out
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`.
+        """See `Communicator`.
 
         Raises:
             RankLostError: another rank did not come in time, or does something else.

@@ -28,15 +28,16 @@ _BACKENDS: Final = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 _NARROW: Final = (torch.bfloat16, torch.float16)
 
 
-class ProcessRanks:
-    """See `parallel.communicator.Ranks`: some of the processes of a `World`."""
+class TorchCommunicator:
+    """See `parallel.communicator.Communicator`: some of the processes of a `World`."""
 
     def __init__(self, members: Sequence[int], rank: int, group: distributed.ProcessGroup) -> None:
         self.rank, self.size = members.index(rank), len(members)
         self._first, self._group = members[0], group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`. Accelerators add up as NCCL does: the order, and so the last bit, depends on the size of `x`."""
+        """See `Communicator`. Accelerators add up as NCCL does: the order, and so the last bit, depends on the size of
+        `x`."""
         if x.is_cuda:
             x = x.contiguous()
             with self._waiting("all_reduce"):
@@ -49,14 +50,14 @@ class ProcessRanks:
         return total.to(x.dtype)
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Ranks`. What is narrower than others' travels with zeros."""
+        """See `Communicator`. What is narrower than others' travels with zeros."""
         widths = widths or [x.shape[-1]] * self.size
         x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
         parts = self._gather(x, "all_gather").unbind()
         return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         x = x.contiguous()
         if x.numel():
             with self._waiting("broadcast"):
@@ -91,7 +92,7 @@ class World:
 
     def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
-        self._made: list[ProcessRanks] = []
+        self._made: list[TorchCommunicator] = []
         place, timeout = urlsplit(rendezvous), timedelta(seconds=timeout_s)
         with waiting(rank, size, "joining the others"):
             if place.scheme == "tcp":
@@ -107,10 +108,10 @@ class World:
                 store = FileStore(place.path, size)
             distributed.init_process_group(_BACKENDS, store=store, rank=rank, world_size=size, timeout=timeout)
 
-    def ranks(self, groups: Sequence[Sequence[int]]) -> ProcessRanks:
+    def ranks(self, groups: Sequence[Sequence[int]]) -> TorchCommunicator:
         """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""
         ours, group = self.group_of(groups)
-        self._made.append(ProcessRanks(ours, self.rank, group))
+        self._made.append(TorchCommunicator(ours, self.rank, group))
         return self._made[-1]
 
     def group_of(self, groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], distributed.ProcessGroup]:

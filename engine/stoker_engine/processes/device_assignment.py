@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker_common.errors import ArgumentError
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.nodes.placement import Placement
+from stoker_engine.nodes.placement import RankPlacement
 from stoker_engine.parallel.processors import take_share
 
 #: What CUDA reads, and ROCm too, once, when it starts.
@@ -25,7 +25,7 @@ def keep_to_own_part(args: EngineArgs, engine: int) -> None:
     Raises:
         ArgumentError: there are accelerators, and fewer than all engines together need.
     """
-    placement = Placement.of(args)
+    placement = RankPlacement.of(args)
     here = placement.engines_on(0)
     if len(here) == 1 or engine not in here:
         return

@@ -13,7 +13,7 @@ What an engine has seen is kept by the contract's block-hash chain, over chunks 
 prompt costs few hashes: as many chunks an engine as its KV cache holds, those used longest ago forgotten first, as the
 engine itself does. It is a guess at what the engine still holds: a wrong one costs time, never an answer.
 
-SGLang's cache-aware router and NVIDIA Dynamo's weigh prefixes against load likewise.
+SGLang's cache-aware router and NVIDIA Dynamo's weigh prefixes against load in the same way.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from stoker_common.errors import EngineDeadError, EngineStuckError
 from stoker_common.subprocesses.death import Died, cause_of_death, is_stopped, process_state
 from stoker_common.subprocesses.lifeline import parent_for_child
 from stoker_common.subprocesses.oom_kills import oom_kills
-from stoker_engine.processes.heartbeat import Phase, StatusWord
+from stoker_engine.processes.heartbeat import Heartbeat, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class EngineProcess:
         step_timeout: float = 300.0,
         engine: int | None = None,
     ) -> None:
-        self.status = StatusWord()
+        self.status = Heartbeat()
         self.status.enter(Phase.STARTING)
         self._socket, theirs = socket.socketpair()
         self._connection = Connection(os.dup(self._socket.fileno()))

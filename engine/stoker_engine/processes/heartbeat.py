@@ -42,11 +42,11 @@ PHASE_WORDS: Final = {
 }
 
 
-class StatusWord:
+class Heartbeat:
     """A phase and its beginning (seconds on the monotonic clock, which all processes of a machine share).
 
     Args:
-        fd: of the memory, from another process's `StatusWord`; None makes it.
+        fd: of the memory, from another process's `Heartbeat`; None makes it.
     """
 
     def __init__(self, fd: int | None = None) -> None:

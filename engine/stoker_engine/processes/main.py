@@ -34,7 +34,7 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.nodes.head import Head
 from stoker_engine.processes.device_assignment import keep_to_own_part
-from stoker_engine.processes.heartbeat import Phase, StatusWord
+from stoker_engine.processes.heartbeat import Heartbeat, Phase
 from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
-    status = StatusWord(word)
+    status = Heartbeat(word)
     status.enter(Phase.STARTING)
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
 def _load(
     connection: Connection,
     inbox: Inbox,
-    status: StatusWord,
+    status: Heartbeat,
     supervision: Supervision,
     at_end: list[Callable[[], None]],
 ) -> Engine | None:
@@ -122,7 +122,7 @@ def _load(
     return engine
 
 
-def _run(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWord) -> None:
+def _run(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
     while True:
         _take(engine, connection, inbox, status)
         outputs = engine.step()
@@ -130,7 +130,7 @@ def _run(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWor
             _send(connection, status, outputs)
 
 
-def _take(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWord) -> None:
+def _take(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
     """Empties the inbox, sleeping on it while there is no work. Only that sleep is idle: the rest is the step's."""
     while True:
         has_work = engine.has_work
@@ -154,7 +154,7 @@ def _take(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWo
             raise _unexpected(message)
 
 
-def _add(engine: Engine, connection: Connection, status: StatusWord, request: EngineRequest) -> None:
+def _add(engine: Engine, connection: Connection, status: Heartbeat, request: EngineRequest) -> None:
     try:
         engine.add(request)
     except EngineDeadError:
@@ -166,12 +166,12 @@ def _add(engine: Engine, connection: Connection, status: StatusWord, request: En
         _send(connection, status, StepOutputs(failed, None))
 
 
-def _tell_missing(connection: Connection, status: StatusWord, ranks: Sequence[int]) -> None:
+def _tell_missing(connection: Connection, status: Heartbeat, ranks: Sequence[int]) -> None:
     _send(connection, status, Missing(tuple(ranks)))
     status.enter(Phase.LOADING)
 
 
-def _send(connection: Connection, status: StatusWord, message: Any) -> None:
+def _send(connection: Connection, status: Heartbeat, message: Any) -> None:
     """Waits while the pipe is full, for a server that does not read."""
     status.enter(Phase.SENDING)
     try:

@@ -25,10 +25,10 @@ from typing import Any, Final
 from stoker_common.errors import ArgumentError, EngineDeadError, ModelError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.models.hub.locate import locate_model
-from stoker_engine.nodes.connection import Line
+from stoker_engine.nodes.connection import NodeConnection
 from stoker_engine.nodes.handshake import VARIABLE, NoNodeError, WrongKeyError, greet_head, node_key
-from stoker_engine.nodes.node_info import Hello
-from stoker_engine.nodes.placement import Placement
+from stoker_engine.nodes.node_info import NodeInfo
+from stoker_engine.nodes.placement import RankPlacement
 from stoker_engine.processes.node_engine import PROGRAM, NodeEngine
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class NodeAgent:
 
     def __init__(self, args: EngineArgs, log_format: str = "text", program: Sequence[str] = PROGRAM) -> None:
         self._args, self._program, self._log_format = args, program, log_format
-        self._placement = Placement.of(args)
+        self._placement = RankPlacement.of(args)
         self._stop, self._because = threading.Event(), ""
         self._wake, self._wake_end = socket.socketpair()
         self._contact = time.monotonic()  # when a head was last there
@@ -122,8 +122,8 @@ class NodeAgent:
         try:
             while True:
                 try:
-                    line = self._reach(engine, model, failed)
-                    if line is None or self._obey(engine, line):
+                    connection = self._reach(engine, model, failed)
+                    if connection is None or self._obey(engine, connection):
                         return
                     failed = None
                     logger.error("the head of engine %d is gone, and its ranks here are ended", engine)
@@ -136,11 +136,11 @@ class NodeAgent:
             self._errors.append(error)
             self.stop(f"another engine cannot be served: {error}")
 
-    def _obey(self, engine: int, line: Line) -> bool:
+    def _obey(self, engine: int, connection: NodeConnection) -> bool:
         """See `NodeEngine.obey`."""
         self._in_touch.add(engine)
         try:
-            ranks = NodeEngine(line, partial(self._dial_rank, engine), self._log_format, self._program)
+            ranks = NodeEngine(connection, partial(self._dial_rank, engine), self._log_format, self._program)
             return ranks.obey(self._wake_end, self._on_contact)
         finally:
             self._in_touch.discard(engine)
@@ -150,10 +150,10 @@ class NodeAgent:
         self._contact = time.monotonic()
         return self._because if self._stop.is_set() else None
 
-    def _dial_rank(self, engine: int, rank: int) -> Line:
+    def _dial_rank(self, engine: int, rank: int) -> NodeConnection:
         return self._dial(engine, {"node": self._args.node_rank, "rank": rank})
 
-    def _reach(self, engine: int, model: Path, failed: ArgumentError | ModelError | None) -> Line | None:
+    def _reach(self, engine: int, model: Path, failed: ArgumentError | ModelError | None) -> NodeConnection | None:
         """A line to the head of an engine that has taken this node in; None after `stop`.
 
         Args:
@@ -164,14 +164,14 @@ class NodeAgent:
             EngineDeadError: it cannot be reached for too long.
         """
         said = time.monotonic()
-        hello = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(Hello.of(self._args, model))}
+        info = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(NodeInfo.of(self._args, model))}
         while not self._stop.is_set():
             if failed is not None:
                 self._stop.wait(_RETRY_S)
                 if not self._in_touch:
                     raise failed
             try:
-                return self._dial(engine, hello)
+                return self._dial(engine, info)
             except (OSError, EOFError, ValueError, NoNodeError) as error:
                 why = str(error) or "it hung up"
             now = time.monotonic()
@@ -187,7 +187,7 @@ class NodeAgent:
             self._stop.wait(_RETRY_S)
         return None
 
-    def _dial(self, engine: int, hello: dict[str, Any]) -> Line:
+    def _dial(self, engine: int, info: dict[str, Any]) -> NodeConnection:
         """A connection to the head of an engine.
 
         Raises:
@@ -195,21 +195,21 @@ class NodeAgent:
             OSError, EOFError, ValueError, NoNodeError: there is no head, or not yet.
         """
         address = (str(self._args.master_addr), self._args.master_port + engine)
-        line = Line(socket.create_connection(address, _GREETING_S))
+        connection = NodeConnection(socket.create_connection(address, _GREETING_S))
         try:
-            line.wait_at_most(_GREETING_S)
-            greet_head(line, node_key())
-            line.send(**hello)
-            answer = line.receive()
+            connection.wait_at_most(_GREETING_S)
+            greet_head(connection, node_key())
+            connection.send(**info)
+            answer = connection.receive()
             if "refused" in answer:
                 raise ArgumentError(str(answer.get("argument")), f"node 0 says: {answer['refused']}")
             if "later" in answer:
                 raise NoNodeError(str(answer["later"]))
-            line.wait_at_most(0)
+            connection.wait_at_most(0)
         except WrongKeyError:
-            line.close()
+            connection.close()
             raise ArgumentError(VARIABLE, f"node 0 at {address[0]}:{address[1]} has another key") from None
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return line
+        return connection

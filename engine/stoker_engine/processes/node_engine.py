@@ -22,7 +22,7 @@ from typing import Any, Final
 from stoker_common.errors import ModelError, StokerError
 from stoker_common.subprocesses.death import is_stopped, process_state
 from stoker_common.subprocesses.oom_kills import oom_kills
-from stoker_engine.nodes.connection import Line
+from stoker_engine.nodes.connection import NodeConnection
 from stoker_engine.nodes.handshake import NoNodeError
 
 logger = logging.getLogger(__name__)
@@ -48,22 +48,26 @@ class _Started:
 
 
 class NodeEngine:
-    """Ranks, none at first; takes `line` over.
+    """Ranks, none at first; takes `connection` over.
 
     Args:
-        line: to the head, which has taken this node in.
+        connection: to the head, which has taken this node in.
         dial: connects to the head for a rank.
         log_format: of the ranks' logs; see `logs.configure`.
         program: interpreter arguments of what runs as a rank; tests bring their own.
     """
 
     def __init__(
-        self, line: Line, dial: Callable[[int], Line], log_format: str, program: Sequence[str] = PROGRAM
+        self,
+        connection: NodeConnection,
+        dial: Callable[[int], NodeConnection],
+        log_format: str,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
-        self._line, self._dial, self._log_format, self._program = line, dial, log_format, program
+        self._line, self._dial, self._log_format, self._program = connection, dial, log_format, program
         self._ranks: dict[int, _Started] = {}
         self._poll = select.poll()
-        self._poll.register(line.fileno(), select.POLLIN)
+        self._poll.register(connection.fileno(), select.POLLIN)
 
     def obey(self, wake: socket.socket, on_contact: Callable[[], str | None]) -> bool:
         """Does what the head says, in the thread that calls this, with whose end the ranks are killed too. At its end

@@ -17,8 +17,8 @@ from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import Products
-from stoker_engine.quant.prepack import PackedLater
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.prepack import LazyPrepack
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class BlockMatrix(nn.Module):
@@ -52,37 +52,37 @@ class BlockMatrix(nn.Module):
             self._panels.pack(self.blocks.data, self.stored, self.inner)
             self.is_packed = True
 
-    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """See `Matrix`."""
         matrix = self.blocks.data if index is None else self.blocks.data[index]
-        return Slot.of(matrix[first : first + rows.size], rows, columns, stored=self.stored)
+        return WeightTarget.of(matrix[first : first + rows.size], rows, columns, stored=self.stored)
 
-    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+    def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
         """See `Matrix`."""
         if self.columns is None:
             return None
-        return Slot.whole(self.columns.data if index is None else self.columns.data[index])
+        return WeightTarget.whole(self.columns.data if index is None else self.columns.data[index])
 
-    def stack_slot(self, stack: Share) -> Slot:
+    def stack_target(self, stack: Shard) -> WeightTarget:
         """See `Matrix`."""
-        shares = stack, Share.whole(self.blocks.shape[1]), Share.whole(self.inner)
-        return Slot.of(self.blocks.data, *shares, stored=self.stored)
+        shares = stack, Shard.whole(self.blocks.shape[1]), Shard.whole(self.inner)
+        return WeightTarget.of(self.blocks.data, *shares, stored=self.stored)
 
-    def product(self, bias: torch.Tensor | None = None) -> Operation:
+    def linear(self, bias: torch.Tensor | None = None) -> Operation:
         """See `Matrix`."""
-        return self._product(self.blocks.data, None if self.columns is None else self.columns.data, bias)
+        return self._linear(self.blocks.data, None if self.columns is None else self.columns.data, bias)
 
-    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
+    def linears(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Matrix`."""
         none = [None] * len(self.blocks)
         columns = none if self.columns is None else self.columns.data
         each = zip(self.blocks.data, columns, none if biases is None else biases, strict=True)
-        return [self._product(blocks, order, bias) for blocks, order, bias in each]
+        return [self._linear(blocks, order, bias) for blocks, order, bias in each]
 
-    def batched_product(self) -> Operation:
+    def batched_linear(self) -> Operation:
         """See `Matrix`."""
-        products = self.products()
-        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(products)], dim=1)
+        linears = self.linears()
+        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(linears)], dim=1)
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Matrix`."""
@@ -103,21 +103,21 @@ class BlockMatrix(nn.Module):
         if isinstance(down, BlockMatrix) and self.columns is None and down.columns is None:
             stacks = self._stack(biases), down._stack(down_biases)
             return self.kernels.block_experts(*stacks, act, self.dtype)
-        return experts(self.products(biases), down.products(down_biases), self.kernels.act_and_mul(act))
+        return experts(self.linears(biases), down.linears(down_biases), self.kernels.act_and_mul(act))
 
     def _stack(self, biases: torch.Tensor | None) -> BlockStack:
         return BlockStack(self.blocks.data, self.stored, self.inner, biases)
 
-    def _product(
+    def _linear(
         self, blocks: torch.Tensor, columns: torch.Tensor | None, bias: torch.Tensor | None = None
     ) -> Operation:
         matrix = blocks, self.stored, self.inner, self.dtype, bias
-        product = self.kernels.block_product(*matrix)
+        linear = self.kernels.quant_linear(*matrix)
         if self._panels is not None:
-            product = PackedLater(self, product, self._panels.product(*matrix))
+            linear = LazyPrepack(self, linear, self._panels.linear(*matrix))
         if columns is None:
-            return product
-        return lambda x: product(x.index_select(-1, columns))
+            return linear
+        return lambda x: linear(x.index_select(-1, columns))
 
 
 @dataclass(frozen=True)

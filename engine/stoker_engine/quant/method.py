@@ -16,13 +16,13 @@ import torch
 
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class Products(Protocol):
     """This rank's share of one matrix [outputs, inner], or of several of the same shape (experts)."""
 
-    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """Where a weight goes.
 
         Args:
@@ -32,16 +32,16 @@ class Products(Protocol):
         """
         ...
 
-    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+    def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
         """Where the order of a weight's columns goes, if it is stored in one of its own: int32 [inner], the column at
         each position. The arguments are those of `slot`."""
         ...
 
-    def product(self, bias: torch.Tensor | None = None) -> Operation:
+    def linear(self, bias: torch.Tensor | None = None) -> Operation:
         """[..., inner] → [..., outputs], see `kernels.linear`."""
         ...
 
-    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
+    def linears(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """The product with each of several; `biases`: [count, outputs]."""
         ...
 
@@ -63,9 +63,9 @@ class Products(Protocol):
 
 
 class Matrix(Products, Protocol):
-    """Likewise, stored in one way throughout."""
+    """The same, stored in one way throughout."""
 
-    def stack_slot(self, stack: Share) -> Slot:
+    def stack_target(self, stack: Shard) -> WeightTarget:
         """Where a weight [stack.full, outputs, inner] goes that holds several matrices, these `stack` among them.
 
         Raises:
@@ -73,7 +73,7 @@ class Matrix(Products, Protocol):
         """
         ...
 
-    def batched_product(self) -> Operation:
+    def batched_linear(self) -> Operation:
         """[tokens, count, inner] → [tokens, count, outputs]: each of several with its own, `kernels.batched_linear`."""
         ...
 

@@ -25,14 +25,14 @@ class Packable(Protocol):
         ...
 
 
-class PackedLater:
+class LazyPrepack:
     """The product with a matrix, before it is packed and after."""
 
     def __init__(self, matrix: Packable, of_rows: Operation, of_panels: Operation) -> None:
         self._matrix, self._of_rows, self._of_panels = matrix, of_rows, of_panels
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Products.product`."""
+        """See `Products.linear`."""
         return self._of_panels(x) if self._matrix.is_packed else self._of_rows(x)
 
     @property
@@ -41,23 +41,23 @@ class PackedLater:
         return self._of_panels if self._matrix.is_packed else self._of_rows
 
 
-class PackedSideBySide:
+class LazyPrepackConcat:
     """Products with matrices of which each may be packed later; their results lie side by side."""
 
-    def __init__(self, products: Sequence[Operation], kernels: Kernels) -> None:
-        self._products, self._kernels = products, kernels
-        self._before = kernels.side_by_side(products)
+    def __init__(self, linears: Sequence[Operation], kernels: Kernels) -> None:
+        self._linears, self._kernels = linears, kernels
+        self._before = kernels.concat_linear(linears)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Products.product`."""
+        """See `Products.linear`."""
         return self._before(x)
 
     @property
     def now(self) -> Operation:
-        """See `PackedLater.now`."""
-        return self._kernels.side_by_side([as_it_stays(product) for product in self._products])
+        """See `LazyPrepack.now`."""
+        return self._kernels.concat_linear([resolve_prepack(linear) for linear in self._linears])
 
 
-def as_it_stays(product: Operation) -> Operation:
+def resolve_prepack(linear: Operation) -> Operation:
     """A product with matrices that are packed by now, or never will be."""
-    return product.now if isinstance(product, PackedLater | PackedSideBySide) else product
+    return linear.now if isinstance(linear, LazyPrepack | LazyPrepackConcat) else linear

@@ -12,8 +12,8 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import LinearMethod, Matrix, Products
-from stoker_engine.quant.prepack import PackedSideBySide
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.prepack import LazyPrepackConcat
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 def merged(
@@ -46,27 +46,27 @@ class Segments(nn.Module):
             if isinstance(matrix, nn.Module):
                 self.add_module(str(index), matrix)
 
-    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """See `Products`."""
         matrix, start = self._at(first)
         return matrix.slot(first - start, rows, columns, index)
 
-    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+    def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
         """See `Products`."""
         matrix, start = self._at(first)
-        return matrix.columns_slot(first - start, index)
+        return matrix.columns_target(first - start, index)
 
-    def product(self, bias: torch.Tensor | None = None) -> Operation:
+    def linear(self, bias: torch.Tensor | None = None) -> Operation:
         """See `Products`."""
         biases = [None] * len(self._sizes) if bias is None else bias.split(self._sizes)
-        products = [matrix.product(each) for matrix, each in zip(self.matrices, biases, strict=True)]
-        return PackedSideBySide(products, self._kernels)
+        linears = [matrix.linear(each) for matrix, each in zip(self.matrices, biases, strict=True)]
+        return LazyPrepackConcat(linears, self._kernels)
 
-    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
+    def linears(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Products`."""
         parts = [None] * len(self._sizes) if biases is None else biases.split(self._sizes, dim=1)
-        each = [matrix.products(part) for matrix, part in zip(self.matrices, parts, strict=True)]
-        return [self._kernels.side_by_side(products) for products in zip(*each, strict=True)]
+        each = [matrix.linears(part) for matrix, part in zip(self.matrices, parts, strict=True)]
+        return [self._kernels.concat_linear(linears) for linears in zip(*each, strict=True)]
 
     def experts(
         self,
@@ -76,7 +76,7 @@ class Segments(nn.Module):
         down_biases: torch.Tensor | None = None,
     ) -> Experts:
         """See `Products`."""
-        return experts(self.products(biases), down.products(down_biases), self._kernels.act_and_mul(act))
+        return experts(self.linears(biases), down.linears(down_biases), self._kernels.act_and_mul(act))
 
     def _at(self, row: int) -> tuple[Matrix, int]:
         """The segment that holds that row, and its own first row."""

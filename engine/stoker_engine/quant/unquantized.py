@@ -9,10 +9,10 @@ from torch import nn
 
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
-from stoker_engine.kernels.moe import each_product, experts
+from stoker_engine.kernels.moe import experts, grouped_linear
 from stoker_engine.quant.method import Products
-from stoker_engine.quant.prepack import PackedLater
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.prepack import LazyPrepack
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class UnquantizedMatrix(nn.Module):
@@ -41,33 +41,33 @@ class UnquantizedMatrix(nn.Module):
             self._panels.pack(matrix)
         self.is_packed = True
 
-    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """See `Matrix`."""
         matrix = self.weight.data if index is None else self.weight.data[index]
-        return Slot.of(matrix[first : first + rows.size], rows, columns)
+        return WeightTarget.of(matrix[first : first + rows.size], rows, columns)
 
-    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+    def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
         """See `Matrix`."""
         return None
 
-    def stack_slot(self, stack: Share) -> Slot:
+    def stack_target(self, stack: Shard) -> WeightTarget:
         """See `Matrix`."""
-        return Slot.of(self.weight.data, stack, *map(Share.whole, self.weight.shape[1:]))
+        return WeightTarget.of(self.weight.data, stack, *map(Shard.whole, self.weight.shape[1:]))
 
-    def product(self, bias: torch.Tensor | None = None) -> Operation:
+    def linear(self, bias: torch.Tensor | None = None) -> Operation:
         """See `Matrix`."""
-        return self._product(self.weight.data, bias)
+        return self._linear(self.weight.data, bias)
 
-    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
+    def linears(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Matrix`."""
-        return each_product(self._product, self.weight.data, biases)
+        return grouped_linear(self._linear, self.weight.data, biases)
 
-    def batched_product(self) -> Operation:
+    def batched_linear(self) -> Operation:
         """See `Matrix`."""
         if self._panels is None:
-            return self.kernels.batched_product(self.weight.data)
-        products = self.products()
-        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(products)], dim=1)
+            return self.kernels.batched_linear(self.weight.data)
+        linears = self.linears()
+        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(linears)], dim=1)
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Matrix`."""
@@ -85,12 +85,12 @@ class UnquantizedMatrix(nn.Module):
         """See `Matrix`."""
         if isinstance(down, UnquantizedMatrix) and self._panels is None and down._panels is None:
             return self.kernels.experts(self.weight.data, down.weight.data, act, biases, down_biases)
-        return experts(self.products(biases), down.products(down_biases), self.kernels.act_and_mul(act))
+        return experts(self.linears(biases), down.linears(down_biases), self.kernels.act_and_mul(act))
 
-    def _product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
         """The product with one matrix, before it is packed and after."""
-        of_rows = self.kernels.product(weight, bias)
-        return of_rows if self._panels is None else PackedLater(self, of_rows, self._panels.product(weight, bias))
+        of_rows = self.kernels.linear(weight, bias)
+        return of_rows if self._panels is None else LazyPrepack(self, of_rows, self._panels.linear(weight, bias))
 
 
 class Unquantized:

@@ -16,7 +16,7 @@ from stoker_engine.architectures.stored_formats import StoredFormat
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """What one rank holds of a dimension: positions `start` … `start + size - 1` of `full`."""
 
     start: int
@@ -24,7 +24,7 @@ class Share:
     full: int
 
     @classmethod
-    def whole(cls, size: int) -> Share:
+    def whole(cls, size: int) -> Shard:
         """All of a dimension."""
         return cls(0, size, size)
 
@@ -43,13 +43,13 @@ class Share:
         """Its positions in the whole."""
         return slice(self.start, self.stop)
 
-    def times(self, size: int) -> Share:
+    def times(self, size: int) -> Shard:
         """Of a dimension in which each position is `size` positions: a head's rows, say."""
-        return Share(self.start * size, self.size * size, self.full * size)
+        return Shard(self.start * size, self.size * size, self.full * size)
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class WeightTarget:
     """One weight's place in the model.
 
     Attributes:
@@ -66,12 +66,12 @@ class Slot:
     stored: StoredFormat | None = None
 
     @classmethod
-    def whole(cls, tensor: torch.Tensor) -> Slot:
+    def whole(cls, tensor: torch.Tensor) -> WeightTarget:
         """A slot for a weight that this rank holds all of."""
         return cls(tensor, tensor.shape)
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, *shares: Share, stored: StoredFormat | None = None) -> Slot:
+    def of(cls, tensor: torch.Tensor, *shares: Shard, stored: StoredFormat | None = None) -> WeightTarget:
         """A slot for these shares of a weight's dimensions."""
         full_shape = torch.Size(share.full for share in shares)
         whole = all(share.is_whole for share in shares)
@@ -87,20 +87,20 @@ class Slot:
         """Whether nothing of the weight is here."""
         return not self.tensor.numel()
 
-    def emptied(self) -> Slot:
+    def emptied(self) -> WeightTarget:
         """A slot for a weight like this one, of which nothing is here."""
         _, *rest = self.shard or tuple(slice(0, size) for size in self.full_shape)
-        return Slot(self.tensor[:0], self.full_shape, (slice(0, 0), *rest), self.stored)
+        return WeightTarget(self.tensor[:0], self.full_shape, (slice(0, 0), *rest), self.stored)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's share of `whole`, a tensor of `full_shape`; a view."""
         return whole if self.shard is None else whole[self.shard]
 
-    def transpose(self, first: int, second: int) -> Slot:
+    def transpose(self, first: int, second: int) -> WeightTarget:
         """The same place, for a weight that files hold with these two dimensions swapped."""
         assert self.stored is None, "a block is part of a row"
         order = list(range(len(self.full_shape)))
         order[first], order[second] = second, first
         shape = torch.Size(self.full_shape[dim] for dim in order)
         shard = None if self.shard is None else tuple(self.shard[dim] for dim in order)
-        return Slot(self.tensor.transpose(first, second), shape, shard)
+        return WeightTarget(self.tensor.transpose(first, second), shape, shard)

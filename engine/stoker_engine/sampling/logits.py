@@ -2,8 +2,8 @@
 
     allowed_token_ids → bad_words → min_tokens → logit_bias → repetition, frequency and presence penalties
 
-What no grammar goes on with is taken out before (`sampler`). Each step touches only the rows that ask for it, and of a
-row only the tokens it is about.
+What no grammar continues with is taken out before (`sampler`). Each step touches only the rows that ask for it, and of
+a row only the tokens it is about.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.parallel.transfer import to_device, to_host
-from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
 #: Tokens of a set that are written one by one; more of them by a mask over the vocabulary.
 _FEW = 1000
 
-_Rows = list[tuple[int, Choice, LogitRules]]
+_Rows = list[tuple[int, SamplingMetadata, LogitRules]]
 
 
-def process_logits(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
+def process_logits(logits: torch.Tensor, choices: list[SamplingMetadata]) -> torch.Tensor:
     """Applies its rules to each row.
 
     Args:

@@ -23,14 +23,14 @@ from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.draw import Draw, draw
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
-from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
 #: In place of a token where there is none to be had.
 _NONE: Final = -1
 
 
 def sample(
-    logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, kernels: Kernels
+    logits: torch.Tensor, choices: Sequence[SamplingMetadata | None], rows_at_once: int, kernels: Kernels
 ) -> list[Sampled]:
     """Samples each row.
 
@@ -62,7 +62,7 @@ def _possible(tokens: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 
 
 def _sample(
-    logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, kernels: Kernels
+    logits: torch.Tensor, choices: Sequence[SamplingMetadata | None], rows_at_once: int, kernels: Kernels
 ) -> list[Sampled]:
     best, largest = kernels.argmax(logits)
     if all(choice is None for choice in choices):
@@ -93,7 +93,7 @@ def _sample(
 
 def _choose(
     logits: torch.Tensor,
-    choices: list[Choice],
+    choices: list[SamplingMetadata],
     best: torch.Tensor,
     largest: torch.Tensor,
     rows_at_once: int,
@@ -150,7 +150,7 @@ def _choose(
     return sampled
 
 
-def _constrained(logits: torch.Tensor, choices: list[Choice], kernels: Kernels) -> torch.Tensor:
+def _constrained(logits: torch.Tensor, choices: list[SamplingMetadata], kernels: Kernels) -> torch.Tensor:
     """What grammars leave; in place, unless somebody asks for what was there."""
     masks = [(row, c.allowed) for row, c in enumerate(choices) if c.allowed is not None]
     if not masks:

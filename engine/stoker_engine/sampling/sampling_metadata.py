@@ -13,7 +13,7 @@ from stoker_engine.core.token_counts import TokenCounts
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplingMetadata:
     """One row, and how to choose by it.
 
     Attributes:
@@ -24,7 +24,7 @@ class Choice:
         counts: the tokens it holds, where they are penalised.
         may_end: whether it has the tokens that it must have before it ends (min_tokens).
         num_candidates: of a beam: how many likeliest next tokens are wanted.
-        allowed: int32 [words], a bit for each token that its grammar goes on with; None: it has none.
+        allowed: int32 [words], a bit for each token that its grammar continues with; None: it has none.
     """
 
     params: RequestParams

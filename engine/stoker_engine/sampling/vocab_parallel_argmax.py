@@ -11,10 +11,12 @@ from __future__ import annotations
 import torch
 
 from stoker_engine.kernels.bundle import Argmax
-from stoker_engine.parallel.communicator import Ranks
+from stoker_engine.parallel.communicator import Communicator
 
 
-def likeliest(logits: torch.Tensor, first: int, ranks: Ranks, argmax: Argmax) -> tuple[torch.Tensor, torch.Tensor]:
+def likeliest(
+    logits: torch.Tensor, first: int, ranks: Communicator, argmax: Argmax
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.argmax.argmax`, of all ranks' parts together; the same on all of them.
 
     Args:

@@ -14,7 +14,7 @@ from stoker_engine.core.request import NO_ROW, Sequence
 from stoker_engine.core.step import Fork, NewSequence
 
 
-class RowChanges:
+class BatchChanges:
     """Hands out rows, and collects what changes in them from step to step.
 
     Args:
@@ -87,7 +87,7 @@ def _new(row: int, sequence: Sequence) -> NewSequence:
     request = sequence.request
     return NewSequence(
         row=row,
-        asked=request.asked,
+        spec=request.spec,
         index=sequence.index,
         output_token_ids=sequence.output_token_ids,
         blocks=[list(table) for table in sequence.blocks],

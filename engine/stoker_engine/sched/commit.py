@@ -12,7 +12,7 @@ from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.request import NO_ROW, Request, Sequence
 from stoker_engine.core.step import Sampled, StepResult
 from stoker_engine.sched.scheduled import Scheduled
-from stoker_engine.sched.sequence_queues import Lineup
+from stoker_engine.sched.sequence_queues import SequenceQueues
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ CORRUPTED: Final = (
 )
 
 
-def commit(lineup: Lineup, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
+def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
     """Takes in the result of the first step in flight: its tokens are computed, and sampling sequences have new
     ones.
 
@@ -31,15 +31,15 @@ def commit(lineup: Lineup, scheduled: Scheduled, result: StepResult) -> list[Tok
         What is new. Sequences with a `finish_reason` are gone from here, blocks freed.
     """
     step = scheduled.step
-    deltas = _fail_corrupted(lineup, scheduled, result) if result.is_corrupted else []
-    lineup.kv.prefix_cache.computed(step.number)
+    deltas = _fail_corrupted(queues, scheduled, result) if result.is_corrupted else []
+    queues.kv.prefix_cache.computed(step.number)
     searching: dict[Request, None] = {}
     drafts = {draft.place: len(draft.token_ids) for draft in step.drafts}
     sampled = iter(result.sampled)
-    shares = zip(scheduled.sequences, scheduled.lives, step.starts, step.lengths, step.num_samples, strict=True)
-    for place, (sequence, life, start, length, num_samples) in enumerate(shares):
+    shares = zip(scheduled.sequences, scheduled.epochs, step.starts, step.lengths, step.num_samples, strict=True)
+    for place, (sequence, epoch, start, length, num_samples) in enumerate(shares):
         drawn = next(sampled) if num_samples else None
-        if sequence.life != life:
+        if sequence.epoch != epoch:
             continue
         sequence.num_computed = start + length
         if result.prompt_logprobs:
@@ -48,50 +48,50 @@ def commit(lineup: Lineup, scheduled: Scheduled, result: StepResult) -> list[Tok
             continue
         if drawn.error is not None:
             logger.error("request %s: %s", sequence.request.id, drawn.error)
-            deltas += _fail(lineup, sequence.request, drawn.error)
+            deltas += _fail(queues, sequence.request, drawn.error)
             continue
         if sequence.request.beams is not None:
             sequence.candidates = drawn.candidates
             searching[sequence.request] = None
             continue
         if place in drafts:
-            _judge_draft(sequence, drafts[place], drawn)
-        deltas += _take(lineup, sequence, drawn)
+            _accept_draft(sequence, drafts[place], drawn)
+        deltas += _take(queues, sequence, drawn)
         if place in drafts and sequence.finish_reason is None:
-            lineup.kv.trim(sequence)
+            queues.kv.trim(sequence)
     for request in searching:
         if request.live and all(beam.candidates is not None for beam in request.live):
-            deltas += _advance_beams(lineup, request)
+            deltas += _advance_beams(queues, request)
     return deltas
 
 
-def _judge_draft(sequence: Sequence, num_drafted: int, drawn: Sampled) -> None:
+def _accept_draft(sequence: Sequence, num_drafted: int, drawn: Sampled) -> None:
     """Keeps of a draft what the model drew itself."""
     [held] = drawn.token_ids
     sequence.num_computed -= num_drafted - (len(held) - 1)
     sequence.num_launched = sequence.num_computed
 
 
-def _take(lineup: Lineup, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
+def _take(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
     """Gives `sequence` its new tokens; the first time, the request's other sequences fork from it."""
-    sequence.num_awaited -= 1
-    sequence.is_held = False
+    sequence.num_inflight_tokens -= 1
+    sequence.is_blocked = False
     children = drawn.token_ids
     if len(children) == 1:
-        return [_grow(lineup, sequence, children[0], drawn.logprobs[0] if drawn.logprobs else None)]
+        return [_grow(queues, sequence, children[0], drawn.logprobs[0] if drawn.logprobs else None)]
     sequence.request.num_forking = 0
-    family = [sequence, *(lineup.fork(sequence) for _ in children[1:])]
+    family = [sequence, *(queues.fork(sequence) for _ in children[1:])]
     deltas = []
     for index, (member, token_ids) in enumerate(zip(family, children, strict=True)):
         logprobs = drawn.logprobs[index] if drawn.logprobs else None
-        deltas.append(_grow(lineup, member, token_ids, logprobs, forked=member is not sequence))
+        deltas.append(_grow(queues, member, token_ids, logprobs, forked=member is not sequence))
         if member is not sequence:
-            lineup.rows.write(member)
+            queues.rows.write(member)
     return deltas
 
 
 def _grow(
-    lineup: Lineup,
+    queues: SequenceQueues,
     sequence: Sequence,
     token_ids: list[int],
     logprobs: list[TokenLogprobs] | None,
@@ -112,10 +112,10 @@ def _grow(
             logprobs = None if logprobs is None else logprobs[:count]
             break
     if not forked:
-        lineup.rows.sampled(sequence, len(token_ids))
-    lineup.kv.computed(sequence)
+        queues.rows.sampled(sequence, len(token_ids))
+    queues.kv.computed(sequence)
     if sequence.finish_reason is not None:
-        lineup.end(sequence, sequence.finish_reason)
+        queues.end(sequence, sequence.finish_reason)
     return TokenDelta(
         request.id,
         sequence.index,
@@ -128,45 +128,45 @@ def _grow(
     )
 
 
-def _fail_corrupted(lineup: Lineup, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
+def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
     """Ends requests whose logits are no numbers. Nobody is to find in the prefix cache what they computed, and who
-    already shares what this step or a later one was to compute begins anew."""
+    already shares what this step or a later one was to compute starts again."""
     corrupted: dict[Request, None] = {}
     sampled = iter(result.sampled)
-    shares = zip(scheduled.sequences, scheduled.lives, scheduled.step.num_samples, strict=True)
-    for place, (sequence, life, num_samples) in enumerate(shares):
+    shares = zip(scheduled.sequences, scheduled.epochs, scheduled.step.num_samples, strict=True)
+    for place, (sequence, epoch, num_samples) in enumerate(shares):
         drawn = next(sampled) if num_samples else None
         is_corrupted = result.prompt_logprobs.get(place, ()) is None or (drawn is not None and drawn.is_corrupted)
-        if is_corrupted and sequence.life == life:
+        if is_corrupted and sequence.epoch == epoch:
             corrupted[sequence.request] = None
-    wrong = {block for request in corrupted for s in request.live for block in lineup.kv.forget(s)}
+    wrong = {block for request in corrupted for s in request.live for block in queues.kv.forget(s)}
     deltas = []
     for request in corrupted:
         logger.error("request %s: %s", request.id, CORRUPTED)
-        lineup.num_corrupted += 1
-        deltas += _fail(lineup, request, CORRUPTED)
+        queues.num_corrupted += 1
+        deltas += _fail(queues, request, CORRUPTED)
     # Who has ended meanwhile may have been one of them, or have shared what they computed.
-    cache = lineup.kv.prefix_cache
+    cache = queues.kv.prefix_cache
     wrong |= cache.forget_pending(lambda owner: isinstance(owner, Sequence) and owner.row == NO_ROW)
-    while sharers := [s for s in lineup.running if not wrong.isdisjoint(itertools.chain.from_iterable(s.blocks))]:
+    while sharers := [s for s in queues.running if not wrong.isdisjoint(itertools.chain.from_iterable(s.blocks))]:
         for sequence in sharers:
-            lineup.give_back(sequence)
+            queues.requeue(sequence)
         wrong = cache.forget_pending(sharers.__contains__)
     return deltas
 
 
-def _fail(lineup: Lineup, request: Request, error: str) -> list[TokenDelta]:
+def _fail(queues: SequenceQueues, request: Request, error: str) -> list[TokenDelta]:
     """Ends a request that cannot go on."""
     unfinished = [sequence.index for sequence in request.live]
     if request.beams is not None:
-        unfinished = list(range(request.asked.num_sequences))
+        unfinished = list(range(request.spec.num_sequences))
     else:
-        unfinished += range(request.num_started, request.asked.num_sequences)
-    lineup.finish(request.id, FinishReason.ERROR)
+        unfinished += range(request.num_started, request.spec.num_sequences)
+    queues.finish(request.id, FinishReason.ERROR)
     return [TokenDelta(request.id, index, [], FinishReason.ERROR, error=error) for index in unfinished]
 
 
-def _advance_beams(lineup: Lineup, request: Request) -> list[TokenDelta]:
+def _advance_beams(queues: SequenceQueues, request: Request) -> list[TokenDelta]:
     """Every beam has made its offer: the best go on, by forks of their parents."""
     assert request.beams is not None
     beams = request.live
@@ -177,17 +177,17 @@ def _advance_beams(lineup: Lineup, request: Request) -> list[TokenDelta]:
     children = []
     for following_beam in following:
         parent = beams[following_beam.parent]
-        child = lineup.fork(parent) if following_beam.parent in heirs else parent
+        child = queues.fork(parent) if following_beam.parent in heirs else parent
         heirs.setdefault(following_beam.parent, child)
         children.append(child)
     for child, following_beam in zip(children, following, strict=True):
         child.token_ids = [*known[following_beam.parent], following_beam.token_id]
-        lineup.rows.write(child)
+        queues.rows.write(child)
     for beam in beams:
         beam.candidates = None
-        if beam in lineup.parked and beam in children:
-            lineup.parked.remove(beam)
-            lineup.waiting.add(beam)
+        if beam in queues.blocked_beams and beam in children:
+            queues.blocked_beams.remove(beam)
+            queues.waiting.add(beam)
     if not following:
         deltas = [
             TokenDelta(
@@ -200,9 +200,9 @@ def _advance_beams(lineup: Lineup, request: Request) -> list[TokenDelta]:
             )
             for index, beam in enumerate(request.beams.finished)
         ]
-        lineup.finish(request.id, deltas[0].finish_reason or FinishReason.STOP)
+        queues.finish(request.id, deltas[0].finish_reason or FinishReason.STOP)
         return deltas
     for beam in [beam for beam in beams if beam not in children]:
-        lineup.end(beam, FinishReason.STOP)
+        queues.end(beam, FinishReason.STOP)
     request.live = children
     return []

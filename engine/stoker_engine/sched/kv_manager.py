@@ -227,7 +227,7 @@ class KVManager:
         for sequence in live:
             for table, group in zip(sequence.blocks, self._groups, strict=False):
                 assert self._table_length(group, sequence.num_launched) <= len(table)
-                assert len(table) <= self._table_length(group, sequence.num_known) or sequence.is_held
+                assert len(table) <= self._table_length(group, sequence.num_known) or sequence.is_blocked
                 assert NULL_BLOCK not in table[self._first_seen(sequence.num_computed, group.sliding_window) :]
 
     def _first_seen(self, num_computed: int, window: int | None) -> int:
@@ -330,6 +330,6 @@ class KVManager:
         full = num_tokens // self.block_size
         while len(chain) < full:
             start = len(chain) * self.block_size
-            parent = chain[-1] if chain else root_hash(sequence.request.asked.cache_salt)
+            parent = chain[-1] if chain else root_hash(sequence.request.spec.cache_salt)
             chain.append(block_hash(parent, sequence.token_ids[start : start + self.block_size]))
         return chain

@@ -16,12 +16,12 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.request import Sequence
 
 
-def place_in_line(policy: SchedulingPolicy, asked: EngineRequest, arrival: int) -> tuple[int, ...]:
+def arrival_key(policy: SchedulingPolicy, spec: EngineRequest, arrival: int) -> tuple[int, ...]:
     """The place of the request that came as number `arrival`."""
-    return (asked.priority, arrival) if policy == "priority" else (arrival,)
+    return (spec.priority, arrival) if policy == "priority" else (arrival,)
 
 
-class WaitingLine:
+class WaitingQueue:
     """Sequences that wait, in line."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class WaitingLine:
 
     def add(self, sequence: Sequence) -> None:
         """Takes its place."""
-        bisect.insort(self._sequences, sequence, key=lambda waiting: waiting.key)
+        bisect.insort(self._sequences, sequence, key=lambda waiting: waiting.sort_key)
 
     def first(self) -> Sequence:
         """Who is admitted next."""

@@ -4,7 +4,7 @@ A key is a group of layers and a block hash, which names the block's tokens and 
 
     pending    a step in flight computes it. It may be shared already: steps run in order, and within a step each layer
                writes all keys before it attends. If what computes it turns out to be wrong, it is forgotten, and
-               whoever shares it has to begin anew.
+               whoever shares it has to start again.
     computed   its content is there
 """
 

@@ -15,7 +15,7 @@ class Scheduled:
 
     Attributes:
         sequences: of the batch, in its order.
-        lives: each one's `Sequence.life` at that time; if it is another one later, its result is dropped.
+        epochs: each one's `Sequence.epoch` at that time; if it is another one later, its result is dropped.
         admitted: requests that had not been scheduled before.
         num_prompt_tokens: how many of its tokens are of prompts.
         work: what it costs time by.
@@ -23,7 +23,7 @@ class Scheduled:
 
     step: Step
     sequences: list[Sequence]
-    lives: list[int]
+    epochs: list[int]
     admitted: list[Request]
     num_prompt_tokens: int
     work: StepWork

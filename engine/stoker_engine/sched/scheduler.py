@@ -6,7 +6,7 @@ waiting ones, and a prompt that runs lets those in that wait before it in line. 
 beside other sequences' new tokens, a prefix hit is a sequence that starts with computed tokens, and a preempted
 sequence is one whose computed tokens went back to zero.
 
-A sequence is in one of these states (`lineup` moves it from one to another):
+A sequence is in one of these states (`queues` moves it from one to another):
 
     state      row, blocks   leaves it when
     waiting    no            there is room: running
@@ -17,7 +17,7 @@ A sequence is in one of these states (`lineup` moves it from one to another):
 Steps may be in flight, launched and not yet committed. `schedule` may be called then, and looks ahead: what is in
 flight counts as computed, a token being sampled as known. What cannot be foreseen waits for `commit`: forks, beams, and
 how much of a draft holds; in a pipeline, whose stages must be told of it, each sampled token. An end is not foreseen
-either, nor an abort or a request whose numbers are none: a sequence has *lives* (`Sequence.life`), and what comes for
+either, nor an abort or a request whose numbers are none: a sequence has *lives* (`Sequence.epoch`), and what comes for
 one that is over is dropped.
 
 When blocks run out, the last in line gives its blocks back and waits (preemption by recompute), once nothing is in
@@ -38,7 +38,7 @@ from stoker_engine.core.step import Draft, Step, StepResult
 from stoker_engine.sched.commit import commit
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduled import Scheduled
-from stoker_engine.sched.sequence_queues import Lineup
+from stoker_engine.sched.sequence_queues import SequenceQueues
 from stoker_engine.sched.step_budget import PromptLimits, StepBudget
 from stoker_engine.sched.step_cost import StepCost, StepWork
 
@@ -46,7 +46,7 @@ from stoker_engine.sched.step_cost import StepCost, StepWork
 MAX_DRAFT: Final = 8
 
 
-class Scheduler(Lineup):
+class Scheduler(SequenceQueues):
     """Decides each step's batch. `schedule`, launch the step, collect its result, `commit` it; and again.
 
     Args:
@@ -96,7 +96,7 @@ class Scheduler(Lineup):
         if self._must_commit and self.num_in_flight:
             return None
         self._must_commit = False
-        self.running.sort(key=lambda sequence: sequence.key)  # forks join at the end
+        self.running.sort(key=lambda sequence: sequence.sort_key)  # forks join at the end
         budget = StepBudget(
             self.running,
             self.max_num_batched_tokens,
@@ -155,13 +155,13 @@ class Scheduler(Lineup):
         self._cost.observe(scheduled.work, seconds)
         return commit(self, scheduled, result)
 
-    def abandon(self) -> None:
+    def discard_in_flight(self) -> None:
         """No step in flight has run to its end, and the runner's rows are not to be trusted: all sequences that run
-        begin anew."""
+        start again."""
         self.num_in_flight = 0
         self.kv.prefix_cache.forget_pending()
         for sequence in list(self.running):
-            self.give_back(sequence)
+            self.requeue(sequence)
         self.kv.take_copies()
         self.kv.take_table_changes()
 
@@ -183,7 +183,7 @@ class Scheduler(Lineup):
             starts.append(start)
             if start < request.num_prompt_tokens:
                 num_prompt_tokens += min(end, request.num_prompt_tokens) - start
-            if end < len(sequence.token_ids) + sequence.num_awaited:
+            if end < len(sequence.token_ids) + sequence.num_inflight_tokens:
                 num_samples.append(0)
             elif request.beams is not None:
                 num_samples.append(1)
@@ -191,11 +191,11 @@ class Scheduler(Lineup):
                 forks = request.num_to_fork if request.num_started < request.num_sequences else 0
                 request.num_forking += forks
                 num_samples.append(1 + forks)
-                sequence.num_awaited += 1
+                sequence.num_inflight_tokens += 1
                 # A state that is ahead cannot be shared.
-                sequence.is_held = self._num_batches > 1 or (forks > 0 and self.kv.has_states)
+                sequence.is_blocked = self._num_batches > 1 or (forks > 0 and self.kv.has_states)
                 if sequence in drafts:
-                    sequence.is_held = True
+                    sequence.is_blocked = True
                     of_drafts.append(Draft(place, drafts[sequence]))
                     length += len(drafts[sequence])
             lengths.append(length)
@@ -215,7 +215,7 @@ class Scheduler(Lineup):
             **self.rows.take(),
         )
         work = StepWork(work_tokens, num_pairs, step.num_tokens - work_tokens)
-        return Scheduled(step, sequences, [sequence.life for sequence in sequences], admitted, num_prompt_tokens, work)
+        return Scheduled(step, sequences, [sequence.epoch for sequence in sequences], admitted, num_prompt_tokens, work)
 
     def _drafts(self, shares: dict[Sequence, int], tokens_left: int) -> dict[Sequence, list[int]]:
         """What may follow sequences that decode, as far as it fits the budget, the blocks and the request."""
@@ -225,7 +225,7 @@ class Scheduler(Lineup):
             return drafts
         for sequence, num_tokens in shares.items():
             request = sequence.request
-            is_last = num_tokens == 1 and not sequence.num_awaited and sequence.num_uncomputed == 1
+            is_last = num_tokens == 1 and not sequence.num_inflight_tokens and sequence.num_uncomputed == 1
             most = min(MAX_DRAFT, tokens_left, request.max_length - sequence.num_known - 1)
             if not is_last or request.beams is not None or request.num_to_fork or most < 1:
                 continue
@@ -237,7 +237,7 @@ class Scheduler(Lineup):
 
     def _is_overtaken(self, sequence: Sequence) -> bool:
         """Whether somebody who waits is before this prompt in line, and so is computed first."""
-        return len(self.waiting) > 0 and self.waiting.first().key < sequence.key
+        return len(self.waiting) > 0 and self.waiting.first().sort_key < sequence.sort_key
 
     def _admit(self, budget: StepBudget, shares: dict[Sequence, int], admitted: list[Request], place: int) -> bool:
         """Lets in the first who waits, as number `place` of the running ones. False: there is no room."""

@@ -7,24 +7,24 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.request import NO_ROW, Request, Sequence
 from stoker_engine.core.step_report import SchedulerStats
-from stoker_engine.sched.batch_changes import RowChanges
+from stoker_engine.sched.batch_changes import BatchChanges
 from stoker_engine.sched.kv_manager import KVManager
-from stoker_engine.sched.policy import WaitingLine, place_in_line
+from stoker_engine.sched.policy import WaitingQueue, arrival_key
 
 
-class Lineup:
+class SequenceQueues:
     """All requests and their sequences.
 
     Args:
         kv: the KV-cache blocks.
         max_num_seqs: most sequences that run.
         policy: who is served first.
-        tells_sampled: see `RowChanges`.
+        tells_sampled: see `BatchChanges`.
 
     Attributes:
         running: sequences that hold blocks, in line.
         waiting: those that hold none, in line.
-        parked: preempted beams that wait for the others of their search, and need no blocks until then.
+        blocked_beams: preempted beams that wait for the others of their search, and need no blocks until then.
         requests: by id.
         rows: the running sequences' places in the runner's tables.
         num_preemptions: how often blocks were taken from a sequence that ran.
@@ -37,21 +37,21 @@ class Lineup:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
-        self.waiting = WaitingLine()
-        self.parked: list[Sequence] = []
+        self.waiting = WaitingQueue()
+        self.blocked_beams: list[Sequence] = []
         self.requests: dict[str, Request] = {}
-        self.rows = RowChanges(max_num_seqs, tells_sampled)
+        self.rows = BatchChanges(max_num_seqs, tells_sampled)
         self.num_preemptions = 0
         self.num_corrupted = 0
         self._policy = policy
         self._num_arrived = 0
 
-    def add(self, asked: EngineRequest) -> Request:
+    def add(self, spec: EngineRequest) -> Request:
         """Takes in a new request."""
-        assert asked.id not in self.requests, f"request {asked.id} is already here"
-        request = Request(asked, place_in_line(self._policy, asked, self._num_arrived))
+        assert spec.id not in self.requests, f"request {spec.id} is already here"
+        request = Request(spec, arrival_key(self._policy, spec, self._num_arrived))
         self._num_arrived += 1
-        self.requests[asked.id] = request
+        self.requests[spec.id] = request
         self.waiting.add(request.live[0])
         return request
 
@@ -76,7 +76,7 @@ class Lineup:
         """A snapshot for the metrics."""
         return SchedulerStats(
             num_running=len(self.running),
-            num_waiting=len(self.waiting) + len(self.parked),
+            num_waiting=len(self.waiting) + len(self.blocked_beams),
             kv_cache_usage=self.kv.usage,
             prefix_cache_queries=self.kv.queries,
             prefix_cache_hits=self.kv.hits,
@@ -87,7 +87,7 @@ class Lineup:
     def check(self) -> None:
         """Asserts that requests, queues, rows and blocks balance."""
         live = [sequence for request in self.requests.values() for sequence in request.live]
-        assert len(live) == len(self.running) + len(self.waiting) + len(self.parked)
+        assert len(live) == len(self.running) + len(self.waiting) + len(self.blocked_beams)
         assert all(request.live for request in self.requests.values())
         assert all(sequence.row == NO_ROW or sequence in self.running for sequence in live)
         self.rows.check(self.running)
@@ -114,28 +114,28 @@ class Lineup:
     def preempt(self) -> Sequence:
         """Takes the blocks of the last in line."""
         victim = self.running[-1]
-        self.give_back(victim)
+        self.requeue(victim)
         victim.num_preemptions += 1
         victim.request.num_preemptions += 1
         self.num_preemptions += 1
         return victim
 
-    def give_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """`sequence`, which runs, has computed nothing any more, and waits."""
         self.running.remove(sequence)
         self._reset(sequence)
         if sequence.candidates is None:
             self.waiting.add(sequence)
         else:
-            self.parked.append(sequence)
+            self.blocked_beams.append(sequence)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Takes a sequence out, and its request with the last one."""
         sequence.finish_reason = reason
         if sequence.row != NO_ROW:
             self.running.remove(sequence)
-        elif sequence in self.parked:
-            self.parked.remove(sequence)
+        elif sequence in self.blocked_beams:
+            self.blocked_beams.remove(sequence)
         else:
             self.waiting.remove(sequence)
         self._reset(sequence)
@@ -148,7 +148,7 @@ class Lineup:
         """Takes row and blocks, and drops what is in flight."""
         self.kv.free(sequence)
         self.rows.release(sequence)
-        sequence.life += 1
-        sequence.num_awaited = 0
-        sequence.is_held = False
+        sequence.epoch += 1
+        sequence.num_inflight_tokens = 0
+        sequence.is_blocked = False
         sequence.request.num_forking = 0  # while sequences are forking off this one, it is the only one

@@ -13,8 +13,8 @@ class UnavailableError(RequestError):
     retry_after_s = 5
 
 
-class NotBegunError(UnavailableError):
-    """The same, and nothing of the request was begun: whatever it asks for, another server may be asked for it."""
+class NotStartedError(UnavailableError):
+    """The same, and nothing of the request was started: whatever it asks for, another server may be asked for it."""
 
 
 class UnauthorizedError(RequestError):

@@ -23,8 +23,9 @@ SAMPLER_LOGITS: Final = 2**20
 #: vocabulary, and kernels are compiled for what lies there.
 _ROWS_TOGETHER: Final = 4
 
-#: Vectors of the hidden size that each token has while a layer's widest part is computed, likewise where attention and
-#: MLP stand beside each other, between the two parts, where devices have little of either, and while tokens are drawn.
+#: Vectors of the hidden size that each token has while a layer's widest part is computed, in the same way where
+#: attention and MLP stand beside each other, between the two parts, where devices have little of either, and while
+#: tokens are drawn.
 _VECTORS: Final = 5
 _VECTORS_IF_PARALLEL: Final = 7
 _VECTORS_BETWEEN: Final = 7
@@ -66,7 +67,7 @@ def activation_bytes(
 def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:
     """What a token has in the wider one of a layer's two parts, beside vectors of the hidden size."""
     attention, moe = layer.attention, layer.moe
-    angles = 0 if layer.rope is None else 3 * attention.head_dim
+    cos_sin = 0 if layer.rope is None else 3 * attention.head_dim
     if (latent := attention.latent) is not None:
         # Queries, queries in the latent's numbers, and results in them; and the bottlenecks, which are not shared.
         of_heads = attention.num_heads * (latent.qk_head_dim + latent.cache.head_dim + latent.kv_lora_rank)
@@ -76,12 +77,12 @@ def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:
     if moe is None:
         size = layer.mlp.size // split.tensor
         results = 1 + layer.mlp.bias  # which is added to what all devices' parts are together
-        return angles + max(mixing, (2 + layer.mlp.gated) * size, size + results * hidden)
+        return cos_sin + max(mixing, (2 + layer.mlp.gated) * size, size + results * hidden)
     chosen = moe.num_experts_per_tok
     experts = chosen * moe.intermediate_size // (1 if split.expert > 1 else split.tensor)
     routed = max(3 * experts, experts + (chosen + 1) * hidden)
     shared = 3 * moe.shared_intermediate_size // split.tensor + hidden
-    return angles + max(mixing, routed, shared)
+    return cos_sin + max(mixing, routed, shared)
 
 
 def _mixing_numbers(attention: AttentionConfig, tensor: int) -> int:

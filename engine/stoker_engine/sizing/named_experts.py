@@ -41,8 +41,8 @@ class NamedExperts:
                 found[None if layer is None else int(layer[1])] |= set(map(int, _NUMBER.findall(part)))
         everywhere = found.pop(None, set())
         # A number in a pattern may be the first digit of longer ones (``2[0-9]``).
-        begun = {number * tens for number in everywhere for tens in (1, 10, 100)}
-        return cls(frozenset(begun), {layer: frozenset(named) for layer, named in found.items() if layer is not None})
+        started = {number * tens for number in everywhere for tens in (1, 10, 100)}
+        return cls(frozenset(started), {layer: frozenset(named) for layer, named in found.items() if layer is not None})
 
     def __call__(self, layer: int, count: int) -> Iterable[int]:
         """Those of `layer`, of its `count` experts, that stand for all: one that is named, and others beside it."""

@@ -51,7 +51,7 @@ def render(
         tools: JSON schemas of the functions the model may call.
         documents: what it may cite.
         add_generation_prompt: end with the beginning of the assistant's answer.
-        continue_final_message: leave the last message open, so that the model goes on with it.
+        continue_final_message: leave the last message open, so that the model continues with it.
         variables: whatever else the template knows.
 
     Raises:

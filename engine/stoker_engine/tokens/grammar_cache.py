@@ -18,7 +18,7 @@ from stoker_engine.core.structured_outputs import StructuredOutputs
 _MOST: Final = 16 * 2**20
 
 
-class KeptGrammars:
+class GrammarCache:
     """Grammars, and refusals, for one event loop. Each is compiled once: those who wait for it get it."""
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class StopStrings:
             end, _, stop = min(ends)
             emitted, self._held = self._held[: before + end - (0 if self._include else len(stop))], ""
             return emitted, stop
-        split = len(self._held) - max(each.begun for each in self._watches)
+        split = len(self._held) - max(each.started for each in self._watches)
         emitted, self._held = self._held[:split], self._held[split:]
         return emitted, None
 
@@ -56,31 +56,31 @@ class _Watch:
     """Watches for one stop string.
 
     Attributes:
-        begun: how many of its characters the text ends with, as its beginning.
+        started: how many of its characters the text ends with, as its beginning.
     """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
-        self.begun = 0
+        self.started = 0
 
     def add(self, text: str, watch: bool) -> int:
         """Where in `text` the stop string is first completed: the position after it; 0: nowhere."""
         stop, borders = self.stop, _borders(self.stop)
-        position, begun = 0, self.begun
+        position, started = 0, self.started
         while position < len(text):
-            if not begun:  # nearly always: then the search is the string's own
+            if not started:  # nearly always: then the search is the string's own
                 position = text.find(stop[0], position)
                 if position < 0:
                     break
-            while begun and stop[begun] != text[position]:
-                begun = borders[begun - 1]
-            begun += stop[begun] == text[position]
+            while started and stop[started] != text[position]:
+                started = borders[started - 1]
+            started += stop[started] == text[position]
             position += 1
-            if begun == len(stop):
+            if started == len(stop):
                 if watch:
                     return position
-                begun = borders[-1]
-        self.begun = begun
+                started = borders[-1]
+        self.started = started
         return 0
 
 

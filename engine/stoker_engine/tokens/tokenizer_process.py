@@ -1,7 +1,7 @@
 """The tokenizer's process as the server sees it: jobs in, answers out, never holding up the event loop.
 
 Jobs wait in lanes by their size, each of which has a worker of its own: what is small never waits for what is large.
-A job that nobody waits for any more is not begun, or ended with its worker; the next one gets a new worker. Lanes of
+A job that nobody waits for any more is not started, or ended with its worker; the next one gets a new worker. Lanes of
 larger jobs, whose workers have grown, begin each with a new one too, so that memory goes back to the system.
 
     lane         jobs, one at a time
@@ -9,7 +9,7 @@ larger jobs, whose workers have grown, begin each with a new one too, so that me
     medium       up to 1 MiB
     large        more
     untrusted    a template that came with a request, with limits on time and memory
-    grammars     what outputs must look like, likewise; they are short, and only so many may wait
+    grammars     what outputs must look like, in the same way; they are short, and only so many may wait
     slow         those that did not become one in that time
 """
 
@@ -49,7 +49,7 @@ from stoker_engine.grammar.limits import (
     QUICK_S,
 )
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.tokens.grammar_cache import KeptGrammars
+from stoker_engine.tokens.grammar_cache import GrammarCache
 from stoker_engine.tokens.tokenizer_worker import ANSWER, FORK, HELLO, JOB
 from stoker_engine.tokens.vocabulary import Vocabulary
 
@@ -163,7 +163,7 @@ class TokenizerProcess:
             "grammars": _Lane(QUICK_S, fork=compiles, most=MOST_WAITING),
             "slow": _Lane(COMPILE_TIMEOUT_S, fork=compiles, most=MOST_SLOW),
         }
-        self._grammars = KeptGrammars()
+        self._grammars = GrammarCache()
         self._workers: set[_Worker] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

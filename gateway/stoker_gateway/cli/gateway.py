@@ -18,7 +18,7 @@ from stoker_gateway import logs
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.registry.addresses import usable
-from stoker_gateway.registry.model_registry import Directory, Endpoint, cluster_name
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, cluster_name
 from stoker_gateway.registry.named_servers import NamedServers, addresses_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     command = read(argv)
     from stoker_gateway.runtime import supervisor
 
-    return ended(supervisor.run(command.settings, command.directory, argv))
+    return ended(supervisor.run(command.settings, command.model_registry, argv))
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Command:
     """What a command line says.
 
     Attributes:
-        directory: what is served; None: the cluster says it.
+        model_registry: what is served; None: the cluster says it.
         keys: of clients.
         namespace: of clients' keys in the cluster.
         names: the directory's servers by host; None: none of them is a name.
     """
 
     settings: GatewaySettings
-    directory: Directory | None
+    model_registry: ModelRegistry | None
     keys: KeyFile | None
     namespace: str | None
     names: NamedServers | None = None
@@ -69,8 +69,8 @@ def read(argv: list[str]) -> Command:
         parser.error("--billing-log is empty; give it a file, or - for standard output")
     cluster_flags.check(parser, options)
     names = None if options.kubernetes else _named(options.endpoint)
-    directory = None if names is None else _directory(names.servers(), options.session_header)
-    fail_open = _fail_open(parser, options, directory) if options.picker_failure_mode == "fail-open" else None
+    model_registry = None if names is None else _directory(names.servers(), options.session_header)
+    fail_open = _fail_open(parser, options, model_registry) if options.picker_failure_mode == "fail-open" else None
     logs.configure(options.log_format)
     from stoker_gateway.keys.errors import KeyManifestError
     from stoker_gateway.keys.key_file import KeyFile
@@ -98,19 +98,21 @@ def read(argv: list[str]) -> Command:
         fail_open=fail_open,
         allowed_origins=tuple(options.allowed_origins),
     )
-    return Command(settings, directory, keys, options.namespace if options.kubernetes else None, names)
+    return Command(settings, model_registry, keys, options.namespace if options.kubernetes else None, names)
 
 
-def _fail_open(parser: argparse.ArgumentParser, options: argparse.Namespace, directory: Directory | None) -> str:
+def _fail_open(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, model_registry: ModelRegistry | None
+) -> str:
     """The one cluster there is. Where there may be more, nobody but the picker knows which a request is for."""
     why = "--picker-failure-mode fail-open lets requests through unread"
-    if directory is None:
+    if model_registry is None:
         parser.error(f"{why}, but a cluster's need keys; leave it out with --kubernetes")
     if options.keys is not None:
         parser.error(f"{why}, but --keys lets nobody in without a key; leave out one of them")
-    clusters = {endpoint.cluster for endpoint in directory.endpoints.values()}
+    clusters = {endpoint.cluster for endpoint in model_registry.endpoints.values()}
     if len(clusters) > 1:
-        names = ", ".join(sorted(directory.endpoints))
+        names = ", ".join(sorted(model_registry.endpoints))
         parser.error(f"{why}, so they must all be for one model, not for {names}; serve one --endpoint NAME")
     return clusters.pop()
 
@@ -225,8 +227,8 @@ def _named(endpoints: list[tuple[str, str]]) -> NamedServers:
     return NamedServers({name: tuple(each) for name, each in hosts.items()})
 
 
-def _directory(servers: dict[str, tuple[str, ...]], session_header: str | None) -> Directory:
-    return Directory(
+def _directory(servers: dict[str, tuple[str, ...]], session_header: str | None) -> ModelRegistry:
+    return ModelRegistry(
         {
             name: Endpoint(name, cluster_name(name), known, session_header, created=int(time.time()))
             for name, known in servers.items()

@@ -15,7 +15,7 @@ from stoker_gateway.runtime import process
 
 async def _run(folder: Path, again: bool, command: gateway.Command) -> int:
     cluster = None if command.namespace is None else cluster_flags.cluster(command.namespace)
-    await process.run(command.settings, folder, command.directory, command.keys, cluster, again, command.names)
+    await process.run(command.settings, folder, command.model_registry, command.keys, cluster, again, command.names)
     return 0
 
 

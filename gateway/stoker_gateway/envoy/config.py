@@ -31,7 +31,7 @@ from stoker_gateway.protocol.envoy_headers import (
     USAGE_HEADER,
 )
 from stoker_gateway.registry.addresses import EVERY
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
 Config = dict[str, Any]
 
@@ -85,9 +85,9 @@ def bootstrap(settings: EnvoySettings) -> Config:
     }
 
 
-def clusters(directory: Directory, settings: EnvoySettings) -> Config:
+def clusters(model_registry: ModelRegistry, settings: EnvoySettings) -> Config:
     """The clusters' file: one for each endpoint."""
-    return _resources(_cluster(endpoint, settings) for endpoint in directory.endpoints.values())
+    return _resources(_cluster(endpoint, settings) for endpoint in model_registry.endpoints.values())
 
 
 def servers(endpoint: Endpoint) -> Config:
@@ -474,7 +474,7 @@ def _to_server(settings: EnvoySettings) -> Config:
         "timeout": "0s",
         "idle_timeout": _seconds(settings.idle_s),
         "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
-        # Only while no byte of an answer came (then Envoy itself no longer repeats), or where nothing was begun.
+        # Only while no byte of an answer came (then Envoy itself no longer repeats), or where nothing was started.
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,retriable-headers",
             # An answer says so itself: a request that a server died of must not be brought to the next one.

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from stoker_gateway.envoy import config
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 
 _CLUSTERS: Final = "cluster_manager.cds.version_text"
 
@@ -33,7 +33,7 @@ class EnvoyFiles:
         if settings.tls is not None:
             _replace(settings.certificate_file, config.certificate(settings.tls))
 
-    def write(self, directory: Directory, *earlier: Directory) -> None:
+    def write(self, model_registry: ModelRegistry, *earlier: ModelRegistry) -> None:
         """Has Envoy know this directory, and nothing else.
 
         Args:
@@ -43,7 +43,7 @@ class EnvoyFiles:
             OSError: a file cannot be written; what Envoy knows is between what it knew and this.
         """
         settings = self._settings
-        known = _all(directory, *earlier)
+        known = _all(model_registry, *earlier)
         named = {settings.servers_file(endpoint.cluster): endpoint for endpoint in known.endpoints.values()}
         for path, endpoint in named.items():
             if self._written.get(path) != endpoint.servers:
@@ -69,15 +69,15 @@ class EnvoyFiles:
         return {name for name, version in self._versions.items() if read.get(name) != version}
 
 
-def _all(directory: Directory, *earlier: Directory) -> Directory:
+def _all(model_registry: ModelRegistry, *earlier: ModelRegistry) -> ModelRegistry:
     """All models and servers of some directories."""
-    known = dict(directory.endpoints)
+    known = dict(model_registry.endpoints)
     for each in earlier:
         for name, endpoint in each.endpoints.items():
             before = known.setdefault(name, endpoint)
             if before.servers != endpoint.servers:
                 known[name] = replace(before, servers=tuple(dict.fromkeys((*before.servers, *endpoint.servers))))
-    return Directory(known)
+    return ModelRegistry(known)
 
 
 def _servers_version(cluster: str) -> str:

@@ -28,7 +28,7 @@ _ANTHROPIC_TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LocalReply:
     """An HTTP response.
 
     Attributes:
@@ -40,7 +40,7 @@ class Answer:
     body: bytes
 
 
-def error_answer(error: RequestError, path: str, request_id: str | None = None) -> Answer:
+def error_answer(error: RequestError, path: str, request_id: str | None = None) -> LocalReply:
     """The answer that reports `error` to whoever asked for `path`.
 
     Args:
@@ -66,12 +66,12 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     return _json(error.status, {"error": said}, headers)
 
 
-def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> Answer:
+def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> LocalReply:
     """The answer of ``/v1/models``, in OpenAI's shape."""
     return _json(200, {"object": "list", "data": [_card(each, cards) for each in endpoints]})
 
 
-def model_answer(endpoint: Endpoint, cards: ModelCards) -> Answer:
+def model_answer(endpoint: Endpoint, cards: ModelCards) -> LocalReply:
     """The answer of ``/v1/models/{name}``."""
     return _json(200, _card(endpoint, cards))
 
@@ -98,6 +98,6 @@ def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
-def _json(status: int, body: dict[str, Any], headers: Iterable[tuple[str, str]] = ()) -> Answer:
+def _json(status: int, body: dict[str, Any], headers: Iterable[tuple[str, str]] = ()) -> LocalReply:
     """ASCII, because a message may quote anything."""
-    return Answer(status, (("content-type", "application/json"), *headers), json.dumps(body).encode())
+    return LocalReply(status, (("content-type", "application/json"), *headers), json.dumps(body).encode())

@@ -25,7 +25,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.type.v3 import http_status_pb2
 
-from stoker_gateway.ext_proc.answers import Answer
+from stoker_gateway.ext_proc.answers import LocalReply
 from stoker_gateway.protocol.envoy_headers import (
     CLUSTER,
     DESTINATION,
@@ -148,7 +148,7 @@ class Exchange:
         else:
             raise ProtocolError("trailers came without a body")
 
-    def answer(self, answer: Answer) -> ext_proc.ProcessingResponse:
+    def answer(self, answer: LocalReply) -> ext_proc.ProcessingResponse:
         """What answers the request in the servers' stead."""
         return ext_proc.ProcessingResponse(
             immediate_response=ext_proc.ImmediateResponse(

@@ -50,7 +50,7 @@ class ModelRequest:
             holds a response knows the beginning.
         size: bytes of that text.
         session: what the body says that keeps requests together.
-        previous_response_id: the answer that is gone on with, which one server has.
+        previous_response_id: the answer that is continued, which one server has.
         request_id: what the answer is to be called.
         prompt_tokens: of the prompt, estimated.
         answer_tokens: that the answers may have.

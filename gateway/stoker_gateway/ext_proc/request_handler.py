@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from stoker_common.errors import NotFoundError, RequestError
 from stoker_gateway.ext_proc import credentials, rate_reservation
-from stoker_gateway.ext_proc.answers import REQUEST_ID, Answer, model_answer, models_answer
+from stoker_gateway.ext_proc.answers import REQUEST_ID, LocalReply, model_answer, models_answer
 from stoker_gateway.ext_proc.body_reader import BodyReader
 from stoker_gateway.ext_proc.errors import (
     MediaTypeError,
@@ -36,7 +36,7 @@ from stoker_gateway.ext_proc.metrics import PickerMetrics
 from stoker_gateway.ext_proc.model_cards import ModelCards
 from stoker_gateway.ext_proc.request import ModelRequest
 from stoker_gateway.ext_proc.request_limits import RequestLimits
-from stoker_gateway.ext_proc.request_queue import RETRY_AFTER_S, WaitingLine
+from stoker_gateway.ext_proc.request_queue import RETRY_AFTER_S, RequestQueue
 from stoker_gateway.ext_proc.response_holders import Holder, ResponseHolders
 from stoker_gateway.ext_proc.server_keys import ServerKeys
 from stoker_gateway.keys.key import Key
@@ -44,18 +44,18 @@ from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter, LocalLimiter
 from stoker_gateway.protocol.envoy_headers import ESTIMATE, GRANT, KEY, MODEL, PICK
 from stoker_gateway.protocol.paths import FORMS, MODELS, POSTED, RESPONSES, SCHEMA, response_id
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: When who was refused for what somebody must mend had better come again, in seconds.
+#: Retry-After, in seconds, for errors that an administrator must fix.
 _REFUSED_S: Final = 5.0
 #: Seconds of reading a body from which on they count as waiting: the proxy waits only so long for both.
 _READ_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestHead:
     """A request's head.
 
     Attributes:
@@ -70,7 +70,7 @@ class Asked:
     subset: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, exchange: Exchange) -> Asked:
+    def of(cls, exchange: Exchange) -> RequestHead:
         """The head that a proxy sent."""
         path = exchange.header(":path").partition("?")[0]
         return cls(exchange.header(":method"), path, exchange.header, exchange.subset)
@@ -82,11 +82,11 @@ class Asked:
         return given if REQUEST_ID.fullmatch(given) else None
 
 
-class Decider:
+class RequestHandler:
     """Decides about requests. Used from one event loop.
 
     Args:
-        directory: which models there are.
+        model_registry: which models there are.
         pickers: of their servers, by served name; whoever has them keeps them informed, and calls `wake`.
         clock: seconds.
         keyring: the keys there are; None: anyone may use all models, and credentials pass through.
@@ -96,7 +96,7 @@ class Decider:
 
     def __init__(
         self,
-        directory: Directory,
+        model_registry: ModelRegistry,
         pickers: Mapping[str, EndpointPicker],
         limits: RequestLimits,
         metrics: PickerMetrics,
@@ -115,27 +115,27 @@ class Decider:
         self._holders = ResponseHolders()
         self._cards = ModelCards()
         self._server_keys = ServerKeys(clock)
-        self._directory = Directory()
+        self._directory = ModelRegistry()
         self._pickers: Mapping[str, EndpointPicker] = {}
-        self._lines: dict[str, WaitingLine] = {}
-        self.update(directory, pickers)
+        self._lines: dict[str, RequestQueue] = {}
+        self.update(model_registry, pickers)
 
-    def update(self, directory: Directory, pickers: Mapping[str, EndpointPicker]) -> None:
+    def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
         """These are all models there are, from now on. Who waits for one that is gone is refused."""
         before, self._lines = self._lines, {}
-        for name in directory.endpoints:
+        for name in model_registry.endpoints:
             if name in before and self._pickers[name] is pickers[name]:
                 self._lines[name] = before.pop(name)
             else:
                 limits = self._limits
-                self._lines[name] = WaitingLine(pickers[name], limits.max_waiting, limits.max_wait_s, self._clock)
+                self._lines[name] = RequestQueue(pickers[name], limits.max_waiting, limits.max_wait_s, self._clock)
                 self._metrics.queue_length.labels(name).set_function(self._lines[name].__len__)
         for name, line in before.items():
             line.close()
-            if name not in directory.endpoints:
+            if name not in model_registry.endpoints:
                 self._metrics.forget(name)
-        self._directory, self._pickers = directory, dict(pickers)
-        servers = {server for endpoint in directory.endpoints.values() for server in endpoint.servers}
+        self._directory, self._pickers = model_registry, dict(pickers)
+        servers = {server for endpoint in model_registry.endpoints.values() for server in endpoint.servers}
         self._cards.keep(servers)
         self._server_keys.keep(servers)
 
@@ -159,7 +159,7 @@ class Decider:
             line.close()
         await self._reader.close()
 
-    def at_once(self, asked: Asked) -> Answer | None:
+    def at_once(self, asked: RequestHead) -> LocalReply | None:
         """The answer, where a request's head is enough for one.
 
         Raises:
@@ -186,7 +186,7 @@ class Decider:
             _check_kind(asked)
         return None
 
-    async def decide(self, asked: Asked, body: bytes) -> tuple[str, Route]:
+    async def decide(self, asked: RequestHead, body: bytes) -> tuple[str, Route]:
         """The model, and the servers for a request that `at_once` says nothing of.
 
         Raises:
@@ -195,7 +195,7 @@ class Decider:
         key = self._key(asked)  # it may have been revoked while the body came
         if asked.path == SCHEMA:
             endpoint = self._first_endpoint(key)
-            request, ask = ModelRequest(endpoint.name), Ask(subset=asked.subset)
+            request, ask = ModelRequest(endpoint.name), RoutingRequest(subset=asked.subset)
             return endpoint.name, await self._route(asked, endpoint, request, ask, key, self._clock())
         if asked.path not in POSTED:
             return await self._to_holder(asked, key)
@@ -222,7 +222,7 @@ class Decider:
         """Why a body is refused."""
         return TooLargeError(f"the request body is larger than {self._limits.max_body_bytes} bytes")
 
-    def _key(self, asked: Asked) -> Key | None:
+    def _key(self, asked: RequestHead) -> Key | None:
         return None if self._keyring is None else credentials.key_of(self._keyring, asked.header, self._wall())
 
     def _endpoint(self, model: str, key: Key | None) -> Endpoint:
@@ -243,16 +243,16 @@ class Decider:
             raise NotFoundError("no model is served here")
         return endpoint
 
-    async def _to_holder(self, asked: Asked, key: Key | None) -> tuple[str, Route]:
+    async def _to_holder(self, asked: RequestHead, key: Key | None) -> tuple[str, Route]:
         name = unquote(response_id(asked.path) or "")
         holder = self._holders.of(_whose(asked, key), name)
         if holder is None:
             raise NotFoundError(f"no response {name[:200]!r} is known here", "response_id")
-        ask = Ask(held_by=holder.server, subset=asked.subset)
+        ask = RoutingRequest(held_by=holder.server, subset=asked.subset)
         began, request = self._clock(), ModelRequest(holder.model)
         return holder.model, await self._route(asked, self._endpoint(holder.model, key), request, ask, key, began)
 
-    async def _to_server(self, asked: Asked, request: ModelRequest, key: Key | None, began: float) -> Route:
+    async def _to_server(self, asked: RequestHead, request: ModelRequest, key: Key | None, began: float) -> Route:
         endpoint = self._endpoint(request.model, key)
         session, held_by = request.session, None
         if endpoint.session_header is not None:
@@ -260,7 +260,7 @@ class Decider:
         if request.previous_response_id is not None:
             holder = self._holders.of(_whose(asked, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
-        ask = Ask(request.chain, request.size, session, held_by, asked.subset)
+        ask = RoutingRequest(request.chain, request.size, session, held_by, asked.subset)
         route = await self._route(asked, endpoint, request, ask, key, began)
         if asked.path == RESPONSES:
             holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
@@ -269,7 +269,13 @@ class Decider:
         return route
 
     async def _route(
-        self, asked: Asked, endpoint: Endpoint, request: ModelRequest, ask: Ask, key: Key | None, began: float
+        self,
+        asked: RequestHead,
+        endpoint: Endpoint,
+        request: ModelRequest,
+        ask: RoutingRequest,
+        key: Key | None,
+        began: float,
     ) -> Route:
         if endpoint.refusal is not None:
             raise UnavailableError(f"the model {endpoint.name!r} gets no requests: {endpoint.refusal}", _REFUSED_S)
@@ -290,7 +296,9 @@ class Decider:
         servers, authorization = self._server_keys.alike(endpoint, pick.servers)
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
-    async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, key: Key | None, began: float) -> Pick:
+    async def _pick(
+        self, asked: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, began: float
+    ) -> Pick:
         line = self._lines[endpoint.name]
         choice = line.at_once(ask)
         now = self._clock()
@@ -319,7 +327,7 @@ class Decider:
         return choice
 
 
-def _check_kind(asked: Asked) -> None:
+def _check_kind(asked: RequestHead) -> None:
     encoding, kind = asked.header("content-encoding").strip().lower(), asked.header("content-type")
     if encoding not in ("", "identity"):
         raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, or no encoding")
@@ -329,6 +337,6 @@ def _check_kind(asked: Asked) -> None:
         raise MediaTypeError("this path takes a JSON object, sent as Content-Type: application/json, and no form")
 
 
-def _whose(asked: Asked, key: Key | None) -> str:
+def _whose(asked: RequestHead, key: Key | None) -> str:
     """Whose a request is, and its responses."""
     return credentials.digest_of(asked.header) if key is None else key.id

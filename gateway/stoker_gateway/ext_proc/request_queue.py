@@ -16,17 +16,17 @@ from typing import Final
 from stoker_common.errors import RequestError
 from stoker_gateway.scheduling.fair_queue import FairQueue
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 #: Seconds between looks for who has waited too long.
 _TICK_S: Final = 0.1
-#: When who was not let in had better come again.
+#: Retry-After, in seconds, for requests that were not let in.
 RETRY_AFTER_S: Final = 1.0
 #: What a request wants that any server may get: no subset, no holder.
 _ANY: Final = (None, None)
 
 
-class WaitingLine:
+class RequestQueue:
     """The line before one endpoint. Used from one event loop.
 
     Args:
@@ -45,7 +45,7 @@ class WaitingLine:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def at_once(self, ask: Ask) -> Pick | Refusal | None:
+    def at_once(self, ask: RoutingRequest) -> Pick | Refusal | None:
         """The choice, where nobody has to wait for it; None if this request has to."""
         if self:
             return None
@@ -53,7 +53,7 @@ class WaitingLine:
         return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
 
     async def turn(
-        self, ask: Ask, key: str, priority: int = 0, check: Callable[[], object] = lambda: None
+        self, ask: RoutingRequest, key: str, priority: int = 0, check: Callable[[], object] = lambda: None
     ) -> Pick | Refusal:
         """Waits for the choice.
 
@@ -120,10 +120,10 @@ class _Waiting:
 
     Args:
         ask: for what.
-        check: whether it may go on; see `WaitingLine.turn`.
+        check: whether it may go on; see `RequestQueue.turn`.
     """
 
-    def __init__(self, ask: Ask, check: Callable[[], object]) -> None:
+    def __init__(self, ask: RoutingRequest, check: Callable[[], object]) -> None:
         self.ask = ask
         self.check = check
         self.choice: asyncio.Future[Pick | Refusal] = asyncio.get_running_loop().create_future()

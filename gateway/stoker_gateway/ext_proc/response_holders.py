@@ -50,7 +50,7 @@ class ResponseHolders:
         return len(self._holders)
 
     def sent(self, owner: str, holder: Holder, pick: int, request_id: str | None, asked_id: str | None) -> str:
-        """A request was sent whose response may be gone on with.
+        """A request was sent whose response may be continued.
 
         Args:
             owner: whose it is.

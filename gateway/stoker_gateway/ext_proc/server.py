@@ -30,12 +30,12 @@ from stoker_gateway.ext_proc.errors import (
 )
 from stoker_gateway.ext_proc.exchange import Exchange, Progress, ProtocolError, Route
 from stoker_gateway.ext_proc.metrics import PickerMetrics
-from stoker_gateway.ext_proc.request_handler import Asked, Decider
+from stoker_gateway.ext_proc.request_handler import RequestHandler, RequestHead
 from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.scheduling.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class PickerServer:
     """Answers a proxy that asks where requests go. Lives in one event loop.
 
     Args:
-        directory: which models there are.
+        model_registry: which models there are.
         pickers: of their servers, by served name.
         limits: to what is taken in.
         registry: for metrics.
@@ -71,7 +71,7 @@ class PickerServer:
 
     def __init__(
         self,
-        directory: Directory,
+        model_registry: ModelRegistry,
         pickers: Mapping[str, EndpointPicker],
         limits: RequestLimits | None = None,
         registry: CollectorRegistry | None = None,
@@ -81,7 +81,9 @@ class PickerServer:
     ) -> None:
         self._limits = limits or RequestLimits()
         self._metrics = PickerMetrics(registry or CollectorRegistry())
-        self._decider = Decider(directory, pickers, self._limits, self._metrics, clock, keyring, limiter=limiter)
+        self._decider = RequestHandler(
+            model_registry, pickers, self._limits, self._metrics, clock, keyring, limiter=limiter
+        )
         self._health = health.HealthServicer()
         limit = self._limits.max_body_bytes + _MESSAGE_OVERHEAD
         options = [
@@ -146,9 +148,9 @@ class PickerServer:
         await self._server.stop(grace_s)
         await self._decider.close()
 
-    def update(self, directory: Directory, pickers: Mapping[str, EndpointPicker]) -> None:
+    def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
         """These are all models there are, from now on."""
-        self._decider.update(directory, pickers)
+        self._decider.update(model_registry, pickers)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """These are all keys there are, for all requests from now on; None: anyone may use all models."""
@@ -181,7 +183,7 @@ class PickerServer:
 class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     """Envoy's service."""
 
-    def __init__(self, decider: Decider, limits: RequestLimits, metrics: PickerMetrics) -> None:
+    def __init__(self, decider: RequestHandler, limits: RequestLimits, metrics: PickerMetrics) -> None:
         self._decider = decider
         self._limits = limits
         self._metrics = metrics
@@ -209,13 +211,13 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             self._metrics.requests.labels(outcome.model, outcome.word).inc()
 
     async def _decide(self, exchange: Exchange, context: Any, outcome: _Outcome) -> None:
-        asked: Asked | None = None
+        asked: RequestHead | None = None
         while (message := await context.read()) is not grpc.aio.EOF:
             progress = exchange.receive(message)
             if progress is Progress.MORE:
                 continue
             if asked is None:
-                asked = Asked.of(exchange)
+                asked = RequestHead.of(exchange)
                 outcome.path, outcome.request_id = asked.path, asked.request_id
                 if not self.ready:
                     raise UnavailableError("the gateway does not know yet which models there are; try again")

@@ -26,7 +26,7 @@ _MEDIA: Final = frozenset(
 MOST_MEDIUM_TOKENS: Final = 1024
 #: What the APIs call the most tokens of an answer. Of several, the largest counts.
 _MOST_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-#: How many answers there are, or are tried. Likewise.
+#: How many answers there are, or are tried. The same.
 _NUMBER_NAMES: Final = ("n", "best_of")
 #: What larger numbers count as. No server takes those.
 _MOST_TOKENS: Final = 2**31

@@ -29,7 +29,7 @@ class KeyFile:
     """The keys of a file.
 
     Args:
-        path: where it is; a link is followed, each time anew.
+        path: where it is; a link is followed, each time again.
 
     Raises:
         KeyManifestError: it cannot be read.

@@ -9,7 +9,7 @@ from typing import Final
 from stoker_gateway.kubernetes.facts import EndpointFacts, SliceFacts
 from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Name
-from stoker_gateway.registry.model_registry import Directory, Endpoint, cluster_name
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, cluster_name
 
 #: Why an endpoint's requests are refused, in words for clients: they say nothing of whose it is.
 NO_CREDENTIAL: Final = "the gateway cannot read the key that its servers want; who runs it can see why in the log"
@@ -21,7 +21,7 @@ def make(
     slices: Iterable[SliceFacts],
     credentials: Mapping[Name, str],
     history: KeyHistory,
-) -> Directory:
+) -> ModelRegistry:
     """The directory. A served name that several endpoints have belongs to the oldest.
 
     Args:
@@ -50,7 +50,7 @@ def make(
                     refusal,
                     tuple(each or "" for each in authorizations[1:]),
                 )
-    return Directory(made)
+    return ModelRegistry(made)
 
 
 def _servers(slices: Iterable[SliceFacts]) -> dict[Name, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from stoker_gateway.kubernetes.api import Api
 from stoker_gateway.kubernetes.credentials import Credentials
 from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Kind, Name, Watch
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 
 #: Seconds between two times that changes are told, at least.
 PERIOD_S: Final = 0.2
@@ -70,7 +70,7 @@ class ClusterWatch:
         age_gauge(registry).set_function(lambda: max(each.age_s() for each in watches))
 
     async def watch(
-        self, tell_directory: Callable[[Directory], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
+        self, tell_directory: Callable[[ModelRegistry], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
         """Watches for ever. Tells first when everything has been listed once: keys, and then the directory.
 
@@ -91,9 +91,9 @@ class ClusterWatch:
             self._credentials.stop()
 
     async def _tell(
-        self, tell_directory: Callable[[Directory], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
+        self, tell_directory: Callable[[ModelRegistry], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
-        directory: Directory | None = None
+        model_registry: ModelRegistry | None = None
         manifests: dict[Name, object] | None = None
         while True:
             await self._news.wait()
@@ -104,12 +104,12 @@ class ClusterWatch:
                 manifests = dict(found)
                 tell_keyring(await asyncio.to_thread(self._key_watch.keyring, [found[name] for name in sorted(found)]))
             made = await asyncio.to_thread(self._made)
-            if made != directory:
-                directory = made
+            if made != model_registry:
+                model_registry = made
                 await tell_directory(made)
             await asyncio.sleep(PERIOD_S)
 
-    def _made(self) -> Directory:
+    def _made(self) -> ModelRegistry:
         endpoints = self._endpoints.items().values()
         wanted: dict[Name, frozenset[tuple[str, int]]] = {}
         for each in endpoints:

@@ -4,7 +4,7 @@ A thread does it, with the Kubernetes project's synchronous client as everywhere
 and tokens renewed, and reading a long list does not hold up the event loop that decides about requests.
 
 Whatever ends a watch, but for its time, ends in a list: what was deleted meanwhile is never told. A watch is listed
-anew now and then besides, as versions may go back, when etcd is restored. What is known stays until the next list is
+again now and then besides, as versions may go back, when etcd is restored. What is known stays until the next list is
 whole.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker_gateway.limits.sliding_minute import SlidingMinute
 
 
-class Use:
+class KeyUsage:
     """What one replica's clients use with one key."""
 
     __slots__ = ("open", "requests", "tokens")

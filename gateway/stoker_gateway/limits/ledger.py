@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from stoker_gateway.limits.key_usage import Use
+from stoker_gateway.limits.key_usage import KeyUsage
 
 #: For how many seconds a request counts as under way, at most, so that one whose end nobody told is not for ever.
 LONGEST_S: Final = 3600.0
@@ -35,7 +35,7 @@ class Ledger:
 
     def __init__(self, changed: Callable[[str], None] = lambda _: None) -> None:
         self._changed = changed
-        self._uses: dict[str, Use] = {}
+        self._uses: dict[str, KeyUsage] = {}
         self._granted: dict[str, _Granted] = {}  # the oldest first
         self._tidied_at = 0.0
 
@@ -52,18 +52,18 @@ class Ledger:
         """The ids of all keys in use."""
         return iter(tuple(self._uses))
 
-    def use(self, key_id: str, now: float) -> Use:
+    def use(self, key_id: str, now: float) -> KeyUsage:
         """What is in use of a key; it is nobody's to change."""
         self._tidy(now)
         use = self._uses.get(key_id)
         if use is None:
-            return Use()
+            return KeyUsage()
         use.expire(now)
         return use
 
     def begin(self, grant_id: str, key_id: str, tokens: int, now: float) -> None:
         """A request begins, for which so many tokens are reserved."""
-        use = self._uses.setdefault(key_id, Use())
+        use = self._uses.setdefault(key_id, KeyUsage())
         self._granted[grant_id] = _Granted(key_id, tokens, use.begin(tokens, now), now)
         if len(self._granted) > MOST_GRANTS:
             self.end(next(iter(self._granted)), None, now)

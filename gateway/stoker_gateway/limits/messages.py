@@ -14,9 +14,9 @@ import orjson
 
 from stoker_gateway.keys.key import Limits
 from stoker_gateway.limits.peer_reports import Statement
-from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, Standing
+from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, RateLimitStatus
 
-Verdict = Standing | Denial
+LimitVerdict = RateLimitStatus | Denial
 
 
 class MessageError(Exception):
@@ -24,7 +24,7 @@ class MessageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LimitRequest:
     """Whether a request may begin.
 
     Attributes:
@@ -50,7 +50,7 @@ class Message:
     sender: str
     number: int
     uses: dict[str, Statement] = field(default_factory=dict)
-    asks: tuple[Ask, ...] = ()
+    asks: tuple[LimitRequest, ...] = ()
 
     def encode(self) -> bytes:
         """As it is sent."""
@@ -65,7 +65,7 @@ class Message:
         """
         try:
             said = orjson.loads(data)
-            asks = (Ask(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in said["asks"])
+            asks = (LimitRequest(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in said["asks"])
             return cls(said["sender"], said["number"], said["uses"], tuple(asks))
         except (ValueError, TypeError, KeyError) as error:
             raise MessageError(f"not a message of a replica: {error!r}") from None
@@ -81,7 +81,7 @@ class Reply:
     """
 
     sender: str
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[LimitVerdict, ...] = ()
 
     def encode(self) -> bytes:
         """As it is sent."""
@@ -101,15 +101,15 @@ class Reply:
             raise MessageError(f"not a reply of a replica: {error!r}") from None
 
 
-def _plain(verdict: Verdict) -> dict[str, Any]:
+def _plain(verdict: LimitVerdict) -> dict[str, Any]:
     return dataclasses.asdict(verdict)
 
 
-def _verdict(said: dict[str, Any]) -> Verdict:
+def _verdict(said: dict[str, Any]) -> LimitVerdict:
     if "what" not in said:
         return _standing(said)
     return Denial(**said | {"standing": _standing(said["standing"])})
 
 
-def _standing(said: dict[str, Any]) -> Standing:
-    return Standing(**{name: None if each is None else Allowance(**each) for name, each in said.items()})
+def _standing(said: dict[str, Any]) -> RateLimitStatus:
+    return RateLimitStatus(**{name: None if each is None else Allowance(**each) for name, each in said.items()})

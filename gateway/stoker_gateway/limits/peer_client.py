@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import grpc
 
-from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply, Verdict
+from stoker_gateway.limits.messages import LimitRequest, LimitVerdict, Message, MessageError, Reply
 from stoker_gateway.limits.peer_server import METHOD, SERVICE, credentials
 from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 
@@ -40,7 +40,7 @@ class Peer:
         self,
         address: str,
         token: str,
-        message: Callable[[Iterable[str], tuple[Ask, ...]], Message],
+        message: Callable[[Iterable[str], tuple[LimitRequest, ...]], Message],
         changed: Callable[[], None],
     ) -> None:
         self.address = address
@@ -49,7 +49,7 @@ class Peer:
         #: Whether it answered last.
         self.reached = False
         #: Whether it has left an ask unanswered for too long, and said nothing since.
-        self.doubtful = False
+        self.needs_relist = False
         self._missed = False
         self._message = message
         self._changed = changed
@@ -62,7 +62,9 @@ class Peer:
         self._metadata = (("authorization", credentials(token)),)
         self._task = asyncio.create_task(self._speak())
 
-    def ask(self, ask: Ask, take: Callable[[Verdict], Grant | Denial]) -> asyncio.Future[Grant | Denial | None]:
+    def ask(
+        self, ask: LimitRequest, take: Callable[[LimitVerdict], Grant | Denial]
+    ) -> asyncio.Future[Grant | Denial | None]:
         """Asks.
 
         Args:
@@ -111,7 +113,7 @@ class Peer:
                 del self._news[key_id]
             if self._news or self._asks:
                 self._wake.set()
-            verdicts: tuple[Verdict | None, ...] = (None,) * len(asks)
+            verdicts: tuple[LimitVerdict | None, ...] = (None,) * len(asks)
             try:
                 reply = await self._exchange(news, tuple(each.ask for each in asks))
                 verdicts = verdicts if reply is None else reply.verdicts
@@ -119,7 +121,7 @@ class Peer:
                 for asked, verdict in zip(asks, verdicts, strict=True):
                     asked.end(verdict)
 
-    async def _exchange(self, news: list[str], asks: tuple[Ask, ...]) -> Reply | None:
+    async def _exchange(self, news: list[str], asks: tuple[LimitRequest, ...]) -> Reply | None:
         about = dict.fromkeys([*news, *(ask.key_id for ask in asks)])
         message = self._message(about, asks)
         try:
@@ -130,7 +132,7 @@ class Peer:
             self._lost(error)
             self._news |= about
             return None
-        self.doubtful = False
+        self.needs_relist = False
         self.reached, self.identity = True, reply.sender
         self._changed()
         return reply
@@ -155,12 +157,12 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
 class _Asked:
     """An ask that waits for its answer."""
 
-    def __init__(self, ask: Ask, take: Callable[[Verdict], Grant | Denial]) -> None:
+    def __init__(self, ask: LimitRequest, take: Callable[[LimitVerdict], Grant | Denial]) -> None:
         self.ask = ask
         self._take = take
         self.answer: asyncio.Future[Grant | Denial | None] = asyncio.get_running_loop().create_future()
 
-    def end(self, verdict: Verdict | None) -> None:
+    def end(self, verdict: LimitVerdict | None) -> None:
         """Says what came of it, unless nobody waits any more."""
         if not self.answer.done():
             self.answer.set_result(None if verdict is None else self._take(verdict))

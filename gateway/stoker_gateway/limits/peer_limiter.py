@@ -15,11 +15,11 @@ from typing import Final
 from stoker_gateway.keys.key import Key, Limits
 from stoker_gateway.limits.ledger import Ledger
 from stoker_gateway.limits.limiter import grant_ids
-from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply, Verdict
+from stoker_gateway.limits.messages import LimitRequest, LimitVerdict, Message, MessageError, Reply
 from stoker_gateway.limits.peer_client import Peer
-from stoker_gateway.limits.peer_reports import Told, statement
-from stoker_gateway.limits.rate_limit import Share, judge
-from stoker_gateway.limits.ratelimit_headers import Denial, Grant, Standing
+from stoker_gateway.limits.peer_reports import PeerReports, statement
+from stoker_gateway.limits.rate_limit import LimitShare, judge
+from stoker_gateway.limits.ratelimit_headers import Denial, Grant, RateLimitStatus
 from stoker_gateway.limits.replicas import View
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class PeerLimiter:
         #: Who this replica is; another one after each start.
         self.identity = next(self._ids)
         self._ledger = Ledger(self._tell)
-        self._told = Told()
+        self._told = PeerReports()
         self._peers: dict[str, Peer] = {}
         self._heard: dict[str, tuple[int, float]] = {}  # identity → number of its last message, and when that came
         self._number = 0
@@ -71,12 +71,12 @@ class PeerLimiter:
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
         """See `Limiter`."""
         tokens = max(0, tokens)
-        ask, peer = Ask(key.id, key.limits, tokens), self._owner(key.id)
+        ask, peer = LimitRequest(key.id, key.limits, tokens), self._owner(key.id)
         if peer is None or key.limits == Limits():
             grant = self._begin(ask, self._judge(ask, self.identity, now))
             self._tell(key.id)
             return grant
-        if not peer.doubtful and (answer := await self._asked(peer, ask)) is not None:
+        if not peer.needs_relist and (answer := await self._asked(peer, ask)) is not None:
             return answer
         now = self._clock()
         return self._begin(ask, judge(key.limits, [self._ledger.use(key.id, now)], tokens, now, self.view.share_alone))
@@ -105,27 +105,27 @@ class PeerLimiter:
         verdicts = []
         for ask in message.asks:
             verdict = self._judge(ask, sender, now)
-            if isinstance(verdict, Standing):
+            if isinstance(verdict, RateLimitStatus):
                 self._told.begin(sender, ask.key_id, ask.tokens, now)
             verdicts.append(verdict)
         return Reply(self.identity, tuple(verdicts))
 
-    def _judge(self, ask: Ask, sender: str, now: float) -> Verdict:
+    def _judge(self, ask: LimitRequest, sender: str, now: float) -> LimitVerdict:
         """Decides as the key's owner."""
         # Those that are not reached have a part of their own.
         apart = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
         uses = [self._ledger.use(ask.key_id, now), *self._told.uses(ask.key_id, now, apart)]
-        share = Share() if ask.limits == Limits() else self.view.share
+        share = LimitShare() if ask.limits == Limits() else self.view.share
         return judge(ask.limits, uses, ask.tokens, now, share)
 
-    def _begin(self, ask: Ask, verdict: Verdict) -> Grant | Denial:
+    def _begin(self, ask: LimitRequest, verdict: LimitVerdict) -> Grant | Denial:
         if isinstance(verdict, Denial):
             return verdict
         grant = Grant(next(self._ids), verdict)
         self._ledger.begin(grant.id, ask.key_id, ask.tokens, self._clock())
         return grant
 
-    async def _asked(self, peer: Peer, ask: Ask) -> Grant | Denial | None:
+    async def _asked(self, peer: Peer, ask: LimitRequest) -> Grant | Denial | None:
         """What another replica says; None if it does not in time."""
         answer = peer.ask(ask, lambda verdict: self._begin(ask, verdict))
         try:
@@ -139,7 +139,7 @@ class PeerLimiter:
             if answer.cancel():
                 peer.tell(ask.key_id, soon=True)
         if answer.cancelled():
-            peer.doubtful = True
+            peer.needs_relist = True
             return None
         return answer.result()
 
@@ -159,7 +159,7 @@ class PeerLimiter:
                 peer.tell(key_id, soon=identity == self.view.owner(key_id))
                 return
 
-    def _message(self, key_ids: Iterable[str], asks: tuple[Ask, ...]) -> Message:
+    def _message(self, key_ids: Iterable[str], asks: tuple[LimitRequest, ...]) -> Message:
         now = self._clock()
         self._number += 1
         uses = {key_id: statement(self._ledger.use(key_id, now), now) for key_id in key_ids}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 from typing import Any, Final
 
-from stoker_gateway.limits.key_usage import Use
+from stoker_gateway.limits.key_usage import KeyUsage
 
 #: After how many seconds without a statement requests under way are taken to have ended.
 STALE_S: Final = 30.0
@@ -21,7 +21,7 @@ _TIDY_S: Final = 60.0
 Statement = dict[str, Any]
 
 
-def statement(use: Use, now: float) -> Statement:
+def statement(use: KeyUsage, now: float) -> Statement:
     """What is said of a use."""
     return {
         "requests": [[math.floor(age * 1000) / 1000, number] for age, number in use.requests.ages(now)],
@@ -30,11 +30,11 @@ def statement(use: Use, now: float) -> Statement:
     }
 
 
-class Told:
+class PeerReports:
     """What others said, by key and replica."""
 
     def __init__(self) -> None:
-        self._uses: dict[str, dict[str, Use]] = {}
+        self._uses: dict[str, dict[str, KeyUsage]] = {}
         self._said_at: dict[tuple[str, str], float] = {}
         self._tidied_at = 0.0
 
@@ -48,7 +48,7 @@ class Told:
         Raises:
             KeyError, TypeError, ValueError: that is no statement.
         """
-        use = Use()
+        use = KeyUsage()
         for minute, name in ((use.requests, "requests"), (use.tokens, "tokens")):
             for age, number in said[name]:
                 minute.add(int(number), now - float(age))
@@ -58,10 +58,10 @@ class Told:
 
     def begin(self, replica: str, key_id: str, tokens: int, now: float) -> None:
         """A request of a replica's clients begins, which it will say itself too."""
-        self._uses.setdefault(key_id, {}).setdefault(replica, Use()).begin(tokens, now)
+        self._uses.setdefault(key_id, {}).setdefault(replica, KeyUsage()).begin(tokens, now)
         self._said_at[key_id, replica] = now
 
-    def uses(self, key_id: str, now: float, without: Collection[str] = ()) -> list[Use]:
+    def uses(self, key_id: str, now: float, without: Collection[str] = ()) -> list[KeyUsage]:
         """What others' clients use of a key.
 
         Args:
@@ -70,7 +70,7 @@ class Told:
         self._tidy(now)
         return [use for replica, use in self._current(key_id, now).items() if replica not in without]
 
-    def _current(self, key_id: str, now: float) -> dict[str, Use]:
+    def _current(self, key_id: str, now: float) -> dict[str, KeyUsage]:
         uses = self._uses.get(key_id, {})
         for replica, use in uses.items():
             use.expire(now)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from stoker_gateway.keys.key import Limits
-from stoker_gateway.limits.key_usage import Use
-from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, Standing
+from stoker_gateway.limits.key_usage import KeyUsage
+from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, RateLimitStatus
 from stoker_gateway.limits.sliding_minute import SlidingMinute, until_empty, until_room
 
 #: When to try again, in seconds, where only the end of another request makes room.
@@ -17,7 +17,7 @@ SOON_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LimitShare:
     """A part of each limit.
 
     Attributes:
@@ -33,10 +33,12 @@ class Share:
 
 
 #: All of it.
-ALL: Final = Share()
+ALL: Final = LimitShare()
 
 
-def judge(limits: Limits, uses: Sequence[Use], tokens: int, now: float, share: Share = ALL) -> Standing | Denial:
+def judge(
+    limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, share: LimitShare = ALL
+) -> RateLimitStatus | Denial:
     """Whether a request may begin, and how its key stands then.
 
     Args:
@@ -52,7 +54,7 @@ def judge(limits: Limits, uses: Sequence[Use], tokens: int, now: float, share: S
     return Denial(worst.what, worst.limit, worst.used, worst.requested, worst.retry_after_s, standing)
 
 
-def _denials(limits: Limits, uses: Sequence[Use], tokens: int, now: float, share: Share) -> Iterable[Denial]:
+def _denials(limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, share: LimitShare) -> Iterable[Denial]:
     if limits.requests_per_minute is not None:
         yield from _denial("requests", limits.requests_per_minute, [each.requests for each in uses], 1, now, share)
     if limits.tokens_per_minute is not None:
@@ -64,7 +66,12 @@ def _denials(limits: Limits, uses: Sequence[Use], tokens: int, now: float, share
 
 
 def _denial(
-    what: Literal["requests", "tokens"], whole: int, minutes: list[SlidingMinute], amount: int, now: float, share: Share
+    what: Literal["requests", "tokens"],
+    whole: int,
+    minutes: list[SlidingMinute],
+    amount: int,
+    now: float,
+    share: LimitShare,
 ) -> Iterable[Denial]:
     limit, used = share.part(whole), sum(each.total for each in minutes)
     if amount > whole:
@@ -75,15 +82,17 @@ def _denial(
         yield Denial(what, limit, used, amount, SOON_S if math.isinf(room) else room)
 
 
-def _standing(limits: Limits, uses: Sequence[Use], requests: int, tokens: int, now: float, share: Share) -> Standing:
-    return Standing(
+def _standing(
+    limits: Limits, uses: Sequence[KeyUsage], requests: int, tokens: int, now: float, share: LimitShare
+) -> RateLimitStatus:
+    return RateLimitStatus(
         _allowance(limits.requests_per_minute, [each.requests for each in uses], requests, now, share),
         _allowance(limits.tokens_per_minute, [each.tokens for each in uses], tokens, now, share),
     )
 
 
 def _allowance(
-    whole: int | None, minutes: list[SlidingMinute], more: int, now: float, share: Share
+    whole: int | None, minutes: list[SlidingMinute], more: int, now: float, share: LimitShare
 ) -> Allowance | None:
     if whole is None:
         return None

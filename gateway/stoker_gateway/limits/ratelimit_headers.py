@@ -30,7 +30,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RateLimitStatus:
     """How a key stands; None where it has no such limit."""
 
     requests: Allowance | None = None
@@ -56,7 +56,7 @@ class Grant:
     """
 
     id: str
-    standing: Standing = Standing()
+    standing: RateLimitStatus = RateLimitStatus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Denial:
     used: int
     requested: int
     retry_after_s: float | None
-    standing: Standing = Standing()
+    standing: RateLimitStatus = RateLimitStatus()
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
 
-from stoker_gateway.limits.rate_limit import Share
+from stoker_gateway.limits.rate_limit import LimitShare
 from stoker_gateway.scheduling.rendezvous import Rendezvous
 
 
@@ -33,14 +33,14 @@ class View:
         self.order = lru_cache(maxsize=4096)(self._order)
 
     @property
-    def share(self) -> Share:
+    def share(self) -> LimitShare:
         """What those who reach each other may give."""
-        return Share(len(self.reached) + 1, self.number)
+        return LimitShare(len(self.reached) + 1, self.number)
 
     @property
-    def share_alone(self) -> Share:
+    def share_alone(self) -> LimitShare:
         """What it may give without asking anybody."""
-        return Share(1, self.number)
+        return LimitShare(1, self.number)
 
     def owner(self, key_id: str) -> str:
         """Who decides about a key."""

@@ -55,7 +55,7 @@ MOST_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True)
-class Heard:
+class PollResult:
     """What came of asking a server.
 
     Attributes:
@@ -83,7 +83,7 @@ class Poller:
     def __init__(
         self,
         ask: Callable[[str], Awaitable[ServerLoad]],
-        hear: Callable[[Heard], None],
+        hear: Callable[[PollResult], None],
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._ask = ask
@@ -126,7 +126,7 @@ class Poller:
                     if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
                         # As of then, so that a late answer still counts; and once, until it answers.
                         self._silent_since[server] = math.inf
-                        self._hear(Heard(server, ServerLoad(ready=False, counted=False), since, answered=False))
+                        self._hear(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
                     if server not in self._asked:
                         self._asked.add(server)
                         task = loop.create_task(self._ask_one(server))
@@ -158,7 +158,7 @@ class Poller:
             self._answered_at[server] = asyncio.get_running_loop().time()
         finally:
             self._asked.discard(server)
-        self._hear(Heard(server, load, sent_at, answered))
+        self._hear(PollResult(server, load, sent_at, answered))
 
 
 #: Told a server's address, its answer to ``GET /v1/models``, and the ``Authorization`` that it answered to, if any.
@@ -290,10 +290,10 @@ class PollerThread:
 
     Args:
         hear: called in that loop.
-        hear_models: likewise; see `HttpAsker`.
+        hear_models: in the same way; see `HttpAsker`.
     """
 
-    def __init__(self, hear: Callable[[Heard], None], hear_models: HearModels | None = None) -> None:
+    def __init__(self, hear: Callable[[PollResult], None], hear_models: HearModels | None = None) -> None:
         self._owner = asyncio.get_running_loop()
         self._hear = hear
         self._hear_models = hear_models
@@ -331,7 +331,7 @@ class PollerThread:
         assert self._hear_models is not None
         self._owner.call_soon_threadsafe(self._hear_models, server, answer, authorization)
 
-    def _pass_on(self, heard: Heard) -> None:
+    def _pass_on(self, heard: PollResult) -> None:
         self._owner.call_soon_threadsafe(self._hear, heard)
 
     def _main(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-from stoker_gateway.polling.poller import Heard
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.polling.poller import PollResult
+from stoker_gateway.registry.model_registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -17,24 +17,24 @@ class ServerWatch:
     """Says once what has changed with each server.
 
     Args:
-        directory: which servers there are.
+        model_registry: which servers there are.
     """
 
-    def __init__(self, directory: Directory | None = None) -> None:
+    def __init__(self, model_registry: ModelRegistry | None = None) -> None:
         self._models: dict[str, list[str]] = {}
         self._states: dict[str, State] = {}
-        self.set_directory(directory or Directory())
+        self.set_directory(model_registry or ModelRegistry())
 
-    def set_directory(self, directory: Directory) -> None:
+    def set_directory(self, model_registry: ModelRegistry) -> None:
         """These are all servers there are, from now on."""
         self._models = {}
-        for name, endpoint in directory.endpoints.items():
+        for name, endpoint in model_registry.endpoints.items():
             for server in endpoint.servers:
                 self._models.setdefault(server, []).append(name)
         for gone in self._states.keys() - self._models.keys():
             del self._states[gone]
 
-    def heard(self, heard: Heard) -> None:
+    def heard(self, heard: PollResult) -> None:
         """A server was asked."""
         if heard.load is None or heard.server not in self._models:
             return  # a single time says little; or it is gone

@@ -30,7 +30,7 @@ ESTIMATE: Final = "estimate"
 USAGE_HEADER: Final = "x-stoker-usage"
 #: The request header by which an engine is told what to call the response that it makes and keeps.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
-#: The header of an engine's answer that says that nothing of the request was begun: another server may be asked.
+#: The header of an engine's answer that says that nothing of the request was started: another server may be asked.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
 #: The dynamic metadata where Envoy keeps what answers say of their tokens (``envoy/usage.lua``): objects as text. Whose
 #: they are: our engine's so far; OpenAI's and Anthropic's; of OpenAI's responses; of Anthropic's first event.

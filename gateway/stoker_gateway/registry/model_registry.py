@@ -45,7 +45,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Directory:
+class ModelRegistry:
     """All endpoints, by the served name of their model."""
 
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -74,15 +74,15 @@ class NamedServers:
 
     async def watch(
         self,
-        directory: Directory,
-        change: Callable[[Directory], Awaitable[None]],
+        model_registry: ModelRegistry,
+        change: Callable[[ModelRegistry], Awaitable[None]],
         any_lost: Callable[[], bool],
         lookup_s: float = LOOKUP_S,
     ) -> None:
         """Looks names up again, until it is cancelled.
 
         Args:
-            directory: what is served at first.
+            model_registry: what is served at first.
             change: told what is served from now on.
             any_lost: whether a model has no server that answers.
         """
@@ -93,10 +93,12 @@ class NamedServers:
             while loop.time() < until and not any_lost():  # noqa: ASYNC110 - pickers tell nobody
                 await asyncio.sleep(min(SOON_S, until - loop.time()))
             found = await asyncio.to_thread(self.servers)
-            endpoints = {name: replace(each, servers=found[name]) for name, each in directory.endpoints.items()}
-            if any(set(each.servers) != set(directory.endpoints[name].servers) for name, each in endpoints.items()):
-                directory = Directory(endpoints)
-                await change(directory)
+            endpoints = {name: replace(each, servers=found[name]) for name, each in model_registry.endpoints.items()}
+            if any(
+                set(each.servers) != set(model_registry.endpoints[name].servers) for name, each in endpoints.items()
+            ):
+                model_registry = ModelRegistry(endpoints)
+                await change(model_registry)
 
 
 def _is_address(host: str) -> bool:

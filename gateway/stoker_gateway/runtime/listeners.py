@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 
 from stoker_gateway.limits.limiter import Limiter
-from stoker_gateway.polling.poller import Heard
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.polling.poller import PollResult
+from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.scheduling.picker import EndpointPicker
-from stoker_gateway.usage.completed_request import Ended
+from stoker_gateway.usage.completed_request import CompletedRequest
 
 
 def listener(
-    directory: Directory, pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None]
-) -> Callable[[Heard], None]:
+    model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None]
+) -> Callable[[PollResult], None]:
     """What takes a server's answers to the endpoints that have it, and to no others.
 
     Args:
@@ -22,11 +22,11 @@ def listener(
         wake: told the served name of each that may have room now.
     """
     names_of: dict[str, list[str]] = {}
-    for name, endpoint in directory.endpoints.items():
+    for name, endpoint in model_registry.endpoints.items():
         for server in endpoint.servers:
             names_of.setdefault(server, []).append(name)
 
-    def hear(heard: Heard) -> None:
+    def hear(heard: PollResult) -> None:
         for name in names_of.get(heard.server, ()):
             if heard.load is None:
                 pickers[name].failed(heard.server, time.monotonic())
@@ -39,7 +39,7 @@ def listener(
 
 def ended_listener(
     pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-) -> Callable[[Ended], None]:
+) -> Callable[[CompletedRequest], None]:
     """What counts requests out that have ended, and tells of servers that could not be reached.
 
     Args:
@@ -48,7 +48,7 @@ def ended_listener(
         clock: the pickers', in seconds.
     """
 
-    def hear(ended: Ended) -> None:
+    def hear(ended: CompletedRequest) -> None:
         picker = pickers.get(ended.model)
         if picker is None:
             return
@@ -61,24 +61,24 @@ def ended_listener(
     return hear
 
 
-def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[Ended], None]:
+def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[CompletedRequest], None]:
     """What tells which server answered a request.
 
     Args:
         answered: told the model's served name, the number of the pick, and the server.
     """
 
-    def hear(ended: Ended) -> None:
+    def hear(ended: CompletedRequest) -> None:
         if ended.servers and ended.status:
             answered(ended.model, ended.pick, ended.servers[-1])
 
     return hear
 
 
-def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[Ended], None]:
+def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[CompletedRequest], None]:
     """What tells limits how many tokens a request used, in place of those that were reserved for it."""
 
-    def hear(ended: Ended) -> None:
+    def hear(ended: CompletedRequest) -> None:
         if ended.grant:
             limiter.settle(ended.grant, ended.tokens.prompt + ended.tokens.output, clock())
 

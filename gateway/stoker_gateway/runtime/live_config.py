@@ -17,9 +17,9 @@ from stoker_gateway.envoy.admin import EnvoyAdmin
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.ext_proc.server import PickerServer
-from stoker_gateway.polling.poller import Heard
+from stoker_gateway.polling.poller import PollResult
 from stoker_gateway.polling.server_watch import ServerWatch
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.runtime.listeners import listener
 from stoker_gateway.scheduling.picker import EndpointPicker
 
@@ -34,7 +34,7 @@ _ON_THE_WAY_S: Final = 2.0
 _MOST_SHOWN: Final = 20
 
 
-class Serving:
+class LiveConfig:
     """The current directory, where it is needed. Lives in one event loop.
 
     Args:
@@ -47,11 +47,11 @@ class Serving:
         self._picker = picker
         self._identity = identity
         self._watch = ServerWatch()
-        self._tell: Callable[[Heard], None] = lambda _: None
+        self._tell: Callable[[PollResult], None] = lambda _: None
         self._ask: Callable[[Iterable[str]], None] = lambda _: None
         self._ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None
-        self._left: dict[float, Directory] = {}
-        self.directory = self._next = Directory()
+        self._left: dict[float, ModelRegistry] = {}
+        self.model_registry = self._next = ModelRegistry()
         #: By served name.
         self.pickers: dict[str, EndpointPicker] = {}
 
@@ -63,45 +63,47 @@ class Serving:
         """By this, whoever asks servers is told which there are, and what they may want to be told in
         ``Authorization``."""
         self._ask, self._ask_as = set_servers, ask_as
-        ask_as(_authorizations(self.directory))
-        set_servers(_servers(self.directory))
+        ask_as(_authorizations(self.model_registry))
+        set_servers(_servers(self.model_registry))
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: PollResult) -> None:
         """A server was asked how it does."""
         self._watch.heard(heard)
         self._tell(heard)
 
     def any_lost(self) -> bool:
         """Whether a model has servers, and none that is ready."""
-        return any(self.directory.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items())
+        return any(
+            self.model_registry.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items()
+        )
 
-    def begin(self, directory: Directory) -> None:
+    def begin(self, model_registry: ModelRegistry) -> None:
         """Has this be served, which Envoy was started with.
 
         Raises:
             OSError: a file cannot be written.
         """
-        self._next = directory
-        self._files.write(directory)
-        self._adopt(directory)
+        self._next = model_registry
+        self._files.write(model_registry)
+        self._adopt(model_registry)
 
-    async def change(self, directory: Directory) -> None:
+    async def change(self, model_registry: ModelRegistry) -> None:
         """Has this be served, and nothing else.
 
         Raises:
             OSError: a file cannot be written.
         """
-        before, self._next = self.directory, directory
+        before, self._next = self.model_registry, model_registry
         self._write()
         await self._until_read()
-        self._adopt(directory)
+        self._adopt(model_registry)
         left_at = time.monotonic()
         self._left[left_at] = before
         asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._forget, left_at)
-        _say(before, directory)
+        _say(before, model_registry)
 
     def _write(self) -> None:
-        self._files.write(self._next, self.directory, *self._left.values())
+        self._files.write(self._next, self.model_registry, *self._left.values())
 
     def _forget(self, left_at: float) -> None:
         """Has Envoy forget a directory that the picker left some time ago."""
@@ -127,46 +129,46 @@ class Serving:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def _adopt(self, directory: Directory) -> None:
+    def _adopt(self, model_registry: ModelRegistry) -> None:
         now = time.monotonic()
-        for name in self.pickers.keys() - directory.endpoints.keys():
+        for name in self.pickers.keys() - model_registry.endpoints.keys():
             del self.pickers[name]
-        for name, endpoint in directory.endpoints.items():
+        for name, endpoint in model_registry.endpoints.items():
             if name not in self.pickers:
                 self.pickers[name] = EndpointPicker(identity=self._identity)
-            known = self.directory.endpoints.get(name)
+            known = self.model_registry.endpoints.get(name)
             if known is None or known.servers != endpoint.servers:
                 self.pickers[name].set_servers(endpoint.servers, now)
-        self.directory = directory
-        self._watch.set_directory(directory)
-        self._tell = listener(directory, self.pickers, self._picker.wake)
-        self._picker.update(directory, self.pickers)
-        self._ask_as(_authorizations(directory))
-        self._ask(_servers(directory))
-        for name in directory.endpoints:
+        self.model_registry = model_registry
+        self._watch.set_directory(model_registry)
+        self._tell = listener(model_registry, self.pickers, self._picker.wake)
+        self._picker.update(model_registry, self.pickers)
+        self._ask_as(_authorizations(model_registry))
+        self._ask(_servers(model_registry))
+        for name in model_registry.endpoints:
             self._picker.wake(name)
 
 
-def _authorizations(directory: Directory) -> dict[str, tuple[str, ...]]:
+def _authorizations(model_registry: ModelRegistry) -> dict[str, tuple[str, ...]]:
     told: dict[str, dict[str, None]] = {}
-    for endpoint in directory.endpoints.values():
+    for endpoint in model_registry.endpoints.values():
         for server in endpoint.servers:
             told.setdefault(server, {}).update(dict.fromkeys(endpoint.authorizations))
     return {server: tuple(each) for server, each in told.items()}
 
 
-def _servers(directory: Directory) -> list[str]:
-    return list(dict.fromkeys(server for endpoint in directory.endpoints.values() for server in endpoint.servers))
+def _servers(model_registry: ModelRegistry) -> list[str]:
+    return list(dict.fromkeys(server for endpoint in model_registry.endpoints.values() for server in endpoint.servers))
 
 
-def said(directory: Directory) -> str:
+def said(model_registry: ModelRegistry) -> str:
     """What a directory has, for a log line."""
-    counts = {name: len(endpoint.servers) for name, endpoint in directory.endpoints.items()}
+    counts = {name: len(endpoint.servers) for name, endpoint in model_registry.endpoints.items()}
     shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MOST_SHOWN]]
     return ", ".join(shown + ["…"] * (len(counts) > _MOST_SHOWN)) or "no model"
 
 
-def _say(before: Directory, now: Directory) -> None:
+def _say(before: ModelRegistry, now: ModelRegistry) -> None:
     for what, names in (
         ("served from now on", now.endpoints.keys() - before.endpoints.keys()),
         ("no longer served", before.endpoints.keys() - now.endpoints.keys()),
@@ -181,4 +183,4 @@ def _say(before: Directory, now: Directory) -> None:
     ):
         if names:
             source = before if what == "no longer served" else now
-            logger.info("%s: %s", what, said(Directory({name: source.endpoints[name] for name in sorted(names)})))
+            logger.info("%s: %s", what, said(ModelRegistry({name: source.endpoints[name] for name in sorted(names)})))

@@ -28,10 +28,10 @@ from stoker_gateway.limits.limiter import LocalLimiter
 from stoker_gateway.limits.peers import Peers
 from stoker_gateway.polling.poller import PollerThread
 from stoker_gateway.registry.addresses import check_free, netloc
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.registry.named_servers import NamedServers
 from stoker_gateway.runtime.listeners import answered_listener, ended_listener, settler
-from stoker_gateway.runtime.live_config import Serving, said
+from stoker_gateway.runtime.live_config import LiveConfig, said
 from stoker_gateway.runtime.metrics_server import MetricsServer
 from stoker_gateway.settings import GatewaySettings
 from stoker_gateway.tasks import first_of
@@ -51,7 +51,7 @@ MakeClusterWatch = Callable[[CollectorRegistry], ClusterWatch]
 async def run(
     settings: GatewaySettings,
     folder: Path,
-    directory: Directory | None = None,
+    model_registry: ModelRegistry | None = None,
     keys: KeyFile | None = None,
     cluster: MakeClusterWatch | None = None,
     again: bool = False,
@@ -61,7 +61,7 @@ async def run(
 
     Args:
         folder: Envoy's.
-        directory: what is served; None: `cluster` says it.
+        model_registry: what is served; None: `cluster` says it.
         keys: of clients; None: anyone may use all models, or `cluster` says them.
         again: an earlier picker of this Envoy's was killed.
         names: the hosts that the directory's servers are of; None: they do not change.
@@ -70,7 +70,7 @@ async def run(
         GatewayError: a part cannot serve, or Envoy does not do its work.
         OSError: a file cannot be written, or a socket not made.
     """
-    await _Picker(settings, folder, directory, keys, cluster, again, names).run()
+    await _Picker(settings, folder, model_registry, keys, cluster, again, names).run()
 
 
 class _Picker:
@@ -80,7 +80,7 @@ class _Picker:
         self,
         settings: GatewaySettings,
         folder: Path,
-        directory: Directory | None,
+        model_registry: ModelRegistry | None,
         keys: KeyFile | None,
         cluster: MakeClusterWatch | None,
         again: bool,
@@ -101,12 +101,12 @@ class _Picker:
         self._peers = None if settings.peers is None else Peers(settings.peers)
         limiter = LocalLimiter() if self._peers is None else self._peers.limiter
         keyring = keys.keyring if keys is not None else None if cluster is None else Keyring()
-        self._picker = PickerServer(Directory(), {}, settings.limits, registry, keyring=keyring, limiter=limiter)
+        self._picker = PickerServer(ModelRegistry(), {}, settings.limits, registry, keyring=keyring, limiter=limiter)
         self._picker.listen(f"unix:{envoy.picker_socket}")
         identity = f"{socket.gethostname()} {os.getpid()}"
-        self._serving = Serving(EnvoyFiles(envoy), self._envoy, self._picker, identity)
-        if directory is not None:
-            self._serving.begin(directory)
+        self._serving = LiveConfig(EnvoyFiles(envoy), self._envoy, self._picker, identity)
+        if model_registry is not None:
+            self._serving.begin(model_registry)
         self._poller = PollerThread(self._serving.hear, self._picker.say_models)
         self._serving.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
@@ -161,7 +161,7 @@ class _Picker:
         if self._cluster is not None:
             works.append(self._cluster.watch(self._change, self._set_keyring))
         if self._names is not None and self._names.are_names:
-            works.append(self._names.watch(self._serving.directory, self._serving.change, self._serving.any_lost))
+            works.append(self._names.watch(self._serving.model_registry, self._serving.change, self._serving.any_lost))
         if self._peers is not None:
             works.append(self._peers.watch())
         await first_of(*works)
@@ -171,7 +171,7 @@ class _Picker:
             await first_of(self._begun.wait(), self._stop.wait())
         if not self._stop.is_set():
             self._begun.set()
-            logger.info("%s serves %s", url, said(self._serving.directory))
+            logger.info("%s serves %s", url, said(self._serving.model_registry))
         await self._stop.wait()
         await self._envoy.withdraw(self._settings.drain_s)
         await asyncio.sleep(self._settings.drain_delay_s)
@@ -192,8 +192,8 @@ class _Picker:
         await self._begun.wait()  # until then it is told that there is no picker
         await self._envoy.watch()
 
-    async def _change(self, news: Directory) -> None:
-        before = self._serving.directory.endpoints.keys()
+    async def _change(self, news: ModelRegistry) -> None:
+        before = self._serving.model_registry.endpoints.keys()
         await self._serving.change(news)
         for name in before - news.endpoints.keys():
             self._usage.forget_model(name)

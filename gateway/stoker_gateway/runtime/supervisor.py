@@ -26,7 +26,7 @@ from stoker_gateway.envoy.admin import EnvoyError
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.registry.addresses import check_free
-from stoker_gateway.registry.model_registry import Directory
+from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.settings import GatewaySettings
 from stoker_gateway.tasks import first_of
 
@@ -40,11 +40,11 @@ _PAUSE_S: Final = 1.0
 _PICKER: Final = "stoker_gateway.cli.picker"
 
 
-async def run(settings: GatewaySettings, directory: Directory | None, argv: Sequence[str]) -> int:
+async def run(settings: GatewaySettings, model_registry: ModelRegistry | None, argv: Sequence[str]) -> int:
     """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends them.
 
     Args:
-        directory: what is served at first; None: nothing yet.
+        model_registry: what is served at first; None: nothing yet.
         argv: the command line, which the picker reads again.
 
     Returns:
@@ -56,13 +56,15 @@ async def run(settings: GatewaySettings, directory: Directory | None, argv: Sequ
     """
     check_free(settings.host, settings.port)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        return await _Supervisor(settings, Path(folder), directory or Directory(), argv).run()
+        return await _Supervisor(settings, Path(folder), model_registry or ModelRegistry(), argv).run()
 
 
 class _Supervisor:
     """Envoy and the picker."""
 
-    def __init__(self, settings: GatewaySettings, folder: Path, directory: Directory, argv: Sequence[str]) -> None:
+    def __init__(
+        self, settings: GatewaySettings, folder: Path, model_registry: ModelRegistry, argv: Sequence[str]
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._argv = argv
@@ -70,7 +72,7 @@ class _Supervisor:
         self._picker: asyncio.subprocess.Process | None = None
         self._code = 0
         envoy = settings.envoy(folder)
-        EnvoyFiles(envoy).write(directory)
+        EnvoyFiles(envoy).write(model_registry)
         self._envoy = EnvoyProcess(envoy)
 
     async def run(self) -> int:

@@ -74,7 +74,7 @@ class Load:
         return self.prompt_bytes + self.said.waiting * usual + SEQUENCE_BYTES * self.sequences
 
     def is_full(self, most_waiting: float) -> bool:
-        """Whether it had better get nothing now, by its own word: what was sent counts only where requests waited."""
+        """Whether it should get nothing now, by its own report: what was sent counts only where requests waited."""
         said = self.said
         return said.waiting > 0 and (said.kv_usage >= FULL or said.waiting + len(self.sent) >= most_waiting)
 

@@ -29,7 +29,7 @@ from stoker_common.text_prefix_hash import block_ends
 from stoker_gateway.scheduling.load import Load, ServerLoad
 from stoker_gateway.scheduling.prefix_index import FOLLOWED, PrefixIndex
 from stoker_gateway.scheduling.rendezvous import Rendezvous
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 #: How much more than the mean a server may have when a conversation, or a session, is brought to it.
 BALANCE: Final = 1.25
@@ -38,7 +38,7 @@ SESSION_BALANCE: Final = 2.0
 #: Up to so many requests a server is not loaded, whatever the mean is.
 FEW: Final = 8
 
-#: Bytes of a shared beginning that are computed anew, on average, to bring a conversation home: some 1,024 tokens.
+#: Bytes of a shared beginning that are computed again, on average, to bring a conversation home: some 1,024 tokens.
 HOME_BYTES: Final = 4096
 
 #: How many servers that were given a prompt's beginning are weighed.
@@ -68,7 +68,7 @@ class PickerSettings:
     Attributes:
         most_blocks: blocks of prompts that are remembered.
         most_waiting: a server where requests wait is full with so many.
-        retry_after_s: when who was refused had better come again.
+        retry_after_s: seconds after which a refused request should be sent again.
     """
 
     most_blocks: int = 500_000
@@ -99,7 +99,7 @@ class Refusal:
 
     Attributes:
         kind: ``none``: no server may get it; ``saturated``: all that may are full.
-        retry_after_s: when it had better come again.
+        retry_after_s: seconds after which it should be sent again.
     """
 
     kind: Literal["none", "saturated"]
@@ -220,7 +220,7 @@ class EndpointPicker:
             known.failed_until = now + min(LONGEST_FAILED_S, FAILED_S * 2 ** min(known.failures, 10))
             known.failures += 1
 
-    def pick(self, ask: Ask, now: float) -> Pick | Refusal:
+    def pick(self, ask: RoutingRequest, now: float) -> Pick | Refusal:
         """Chooses servers for a request, and counts it for the first of them."""
         order, mask = self._ready, self._ready_mask
         if ask.subset is not None:
@@ -267,7 +267,7 @@ class EndpointPicker:
         )
         return self._send(ask, tuple(best[:MOST_SERVERS]), why, masks, now)
 
-    def _key(self, ask: Ask, known: int) -> bytes:
+    def _key(self, ask: RoutingRequest, known: int) -> bytes:
         """What decides the order of servers: the session, the first unknown block, or else nothing that lasts."""
         if ask.session is not None:
             return b"session " + ask.session.encode()
@@ -303,7 +303,9 @@ class EndpointPicker:
                 break
         return holders
 
-    def _none_has_room(self, ask: Ask, order: Rendezvous, key: bytes, masks: list[int], now: float) -> Pick | Refusal:
+    def _none_has_room(
+        self, ask: RoutingRequest, order: Rendezvous, key: bytes, masks: list[int], now: float
+    ) -> Pick | Refusal:
         """All are full or have failed. If all have failed, they are tried nevertheless: it may be us who failed."""
         failed = list[str]()
         for server in order.order(key):
@@ -315,7 +317,7 @@ class EndpointPicker:
 
     def _send(
         self,
-        ask: Ask,
+        ask: RoutingRequest,
         servers: tuple[str, ...],
         why: Literal["held", "session", "prefix", "home", "load"],
         masks: list[int],
@@ -355,7 +357,7 @@ class EndpointPicker:
         return self._servers[server].load.work(self._usual)
 
     def _count_ready(self) -> None:
-        """Servers have come or gone, or have begun or ceased to be ready."""
+        """Servers have come or gone, or have started or ceased to be ready."""
         ready = {name: known.load for name, known in self._servers.items() if known.load.said.ready}
         self._ready = Rendezvous(ready)
         self._ready_mask = self._index.mask(ready)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ask:
+class RoutingRequest:
     """A request that wants a server.
 
     Attributes:

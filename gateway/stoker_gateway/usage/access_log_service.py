@@ -10,12 +10,12 @@ from typing import Any
 from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
 
 from stoker_gateway.tasks import first_of
-from stoker_gateway.usage.completed_request import Ended
+from stoker_gateway.usage.completed_request import CompletedRequest
 
 logger = logging.getLogger(__name__)
 
 #: Told of each request that has ended, in the event loop.
-EndedListener = Callable[[Ended], None]
+EndedListener = Callable[[CompletedRequest], None]
 
 
 class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
@@ -52,7 +52,7 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
 
     def _tell(self, entry: Any) -> None:
         try:
-            ended = Ended.of(entry)
+            ended = CompletedRequest.of(entry)
         except Exception:
             logger.exception("an entry of Envoy's log cannot be read")
             return

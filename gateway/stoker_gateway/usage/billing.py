@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-from stoker_gateway.usage.completed_request import Ended
+from stoker_gateway.usage.completed_request import CompletedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class BillingLog:
         self._thread = threading.Thread(target=self._write_on, name="billing", daemon=True)
         self._thread.start()
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: CompletedRequest) -> None:
         """Takes note of a request; says nothing of one that used no tokens."""
         if not ended.tokens.prompt and not ended.tokens.output:
             return
@@ -100,7 +100,7 @@ class BillingLog:
                 self._lines.popleft()
 
 
-def line(ended: Ended) -> bytes:
+def line(ended: CompletedRequest) -> bytes:
     """What is written of a request; its time is when it began."""
     used = ended.tokens
     said = {

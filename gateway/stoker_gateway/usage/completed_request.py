@@ -38,7 +38,7 @@ _BROKEN_OFF: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CompletedRequest:
     """A request that was routed, and has ended.
 
     Attributes:
@@ -71,7 +71,7 @@ class Ended:
     request_id: str
 
     @classmethod
-    def of(cls, entry: Any) -> Ended | None:
+    def of(cls, entry: Any) -> CompletedRequest | None:
         """What an entry of Envoy's log (`HTTPAccessLogEntry`) says; None if the request was not routed."""
         common, response = entry.common_properties, entry.response
         spaces = common.metadata.filter_metadata

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter
 
-from stoker_gateway.usage.completed_request import Ended
+from stoker_gateway.usage.completed_request import CompletedRequest
 
 
 class UsageMetrics:
@@ -41,7 +41,7 @@ class UsageMetrics:
         """The model is not served any more."""
         self._forget("model", model)
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: CompletedRequest) -> None:
         """Counts a request."""
         if ended.key not in self._keys:
             return

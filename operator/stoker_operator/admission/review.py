@@ -23,7 +23,7 @@ _WARNING = 256
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReviewVerdict:
     """What is said of an endpoint.
 
     Attributes:
@@ -36,7 +36,7 @@ class Verdict:
 
 
 #: Judges an endpoint, given what it was before (None: it is new).
-Check = Callable[[Object, Object | None], Verdict]
+Check = Callable[[Object, Object | None], ReviewVerdict]
 
 
 class Malformed(Exception):  # noqa: N818 - it is the review that is wrong, not we
@@ -57,7 +57,7 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
         raise Malformed("request.uid is missing")
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     judged = asked(review)
-    verdict = check(*judged) if judged else Verdict()
+    verdict = check(*judged) if judged else ReviewVerdict()
     if verdict.violations:
         response |= {"allowed": False, "status": _status(request, verdict.violations)}
     if verdict.warnings:

@@ -32,7 +32,7 @@ class Logging(NamedTuple):
 def main(argv: list[str]) -> int:
     """Runs the command until SIGTERM or SIGINT; 1: there is no cluster to work in, 2: a wrong command line."""
     # kopf listens to signals as soon as it runs. Until then SIGTERM would be lost on a container's first process, for
-    # which it has no default action. So what takes long to load is loaded further down. Nothing is begun yet that had
+    # which it has no default action. So what takes long to load is loaded further down. Nothing is started yet that had
     # to be ended, and an exception could be swallowed by what is being loaded.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:

@@ -21,7 +21,7 @@ from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.cli import plan_cluster, yaml_text
 from stoker_operator.cli.local_config import local_config
 from stoker_operator.cli.manifest_file import add_arguments, parse_planned, read_text
-from stoker_operator.cli.plan_answer import Answer, document, table
+from stoker_operator.cli.plan_answer import PlanReport, document, table
 from stoker_operator.cli.plan_flags import add_flags, document_of, flags_given
 from stoker_operator.manifests.children import children
 from stoker_operator.objects.owner import Owner
@@ -60,13 +60,13 @@ def main(argv: list[str]) -> int:
     return 2 if answer.errors else 0
 
 
-def consider(options: argparse.Namespace) -> Answer:
+def consider(options: argparse.Namespace) -> PlanReport:
     """The answer for what the command was given."""
     try:
         catalogue = Catalogue.load(options.catalogue)
         asked = _manifest(options.filename) if options.filename else document_of(options, catalogue)
     except Refused as refused:
-        return Answer(None, None, False, refused.violations)
+        return PlanReport(None, None, False, refused.violations)
     try:
         spec = parse_planned(asked, catalogue).spec
     except Refused as refused:
@@ -74,7 +74,7 @@ def consider(options: argparse.Namespace) -> Answer:
     try:
         found = study(spec, catalogue, local_config(spec))
     except Refused as refused:
-        return Answer(spec, None, False, refused.violations)
+        return PlanReport(spec, None, False, refused.violations)
     answer = _answer(options, asked, spec, found, catalogue)
     if not options.cluster:
         return answer
@@ -83,39 +83,39 @@ def consider(options: argparse.Namespace) -> Answer:
     return replace(answer, cluster=_room(seen, found.placement), kinds=kinds)
 
 
-def _anywhere(options: argparse.Namespace) -> Answer:
+def _anywhere(options: argparse.Namespace) -> PlanReport:
     """The answer for a model, and whatever accelerators the cluster has."""
     try:
         catalogue = Catalogue.load(options.catalogue)
         asked = document_of(options, catalogue)
     except Refused as refused:
-        return Answer(None, None, False, refused.violations)
+        return PlanReport(None, None, False, refused.violations)
     seen = plan_cluster.ask()
     kinds = plan_cluster.rows(seen, asked, catalogue)
     if not kinds:
         problem = seen.unknown or "no node has an accelerator of the catalogue"
         remedy = "name --accelerator, such as cpu with --memory"
-        return Answer(None, None, False, (Violation("cluster", problem, remedy),), kinds=())
+        return PlanReport(None, None, False, (Violation("cluster", problem, remedy),), kinds=())
     errors: tuple[Violation, ...] = ()
     if all(kind.option is None for kind in kinds):
         problem = "no accelerator of the cluster can run it so"
         errors = (Violation("spec.hardware", problem, "see why, or use a smaller or quantized model"),)
-    return Answer(None, None, False, errors, seen.unknown or None, kinds)
+    return PlanReport(None, None, False, errors, seen.unknown or None, kinds)
 
 
 def _answer(
     options: argparse.Namespace, asked: Mapping[str, Any], spec: Spec, found: Study, catalogue: Catalogue
-) -> Answer:
+) -> PlanReport:
     """What is said of a spec that was considered."""
     fate = _fate(asked, spec, catalogue)
     if options.filename:
-        return Answer(spec, found, True, fate)
+        return PlanReport(spec, found, True, fate)
     # Sums are also shown of what this release cannot run: other runtimes' images, pods that nothing connects yet.
     kind = found.placement.accelerator.images
     served = any(kind in images for images in catalogue.runtimes.values())
     errors = (*(() if served else found.refused), *found.unplannable)
     more = [f"a manifest that says so is refused: {each}" for each in fate if each not in errors]
-    return Answer(spec, replace(found, warnings=(*found.warnings, *more)), True, errors)
+    return PlanReport(spec, replace(found, warnings=(*found.warnings, *more)), True, errors)
 
 
 def _fate(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:
@@ -128,20 +128,20 @@ def _fate(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tupl
     return ()
 
 
-def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: tuple[Violation, ...]) -> Answer:
+def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: tuple[Violation, ...]) -> PlanReport:
     """The answer for a manifest that is refused: where its sizes are the reason, with those that would do."""
     spec = manifest.get("spec")
     hardware = spec.get("hardware") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(hardware, Mapping):
-        return Answer(None, None, False, against)
+        return PlanReport(None, None, False, against)
     # None: whatever follows from count and nodes. Where that spans nodes, an engine a node is never refused.
     for sizes in (None, {"tensor": hardware.get("count") or 1, "data": hardware.get("nodes") or 1}):
         try:
             parsed = parse({**manifest, "spec": {**spec, "parallelism": sizes}}).spec
-            return Answer(parsed, study(parsed, catalogue, local_config(parsed)), False, against)
+            return PlanReport(parsed, study(parsed, catalogue, local_config(parsed)), False, against)
         except Refused:
             continue
-    return Answer(None, None, False, against)
+    return PlanReport(None, None, False, against)
 
 
 def _manifest(filename: str) -> Mapping[str, Any]:
@@ -159,7 +159,7 @@ def _manifest(filename: str) -> Mapping[str, Any]:
     return dict(found[0])
 
 
-def _room(seen: plan_cluster.Seen, placement: Placement) -> str:
+def _room(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
     """Whether the cluster's nodes have room for the pods."""
     if seen.unknown:
         return seen.unknown if seen.nodes else f"not known: {seen.unknown}"
@@ -167,7 +167,7 @@ def _room(seen: plan_cluster.Seen, placement: Placement) -> str:
     return room or "it has room for a pod now"
 
 
-def _said(answer: Answer, output: str) -> str:
+def _said(answer: PlanReport, output: str) -> str:
     if output == "json":
         return json.dumps(document(answer), indent=2, ensure_ascii=False) + "\n"
     if output == "yaml":

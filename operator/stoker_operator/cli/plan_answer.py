@@ -10,14 +10,14 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Violation
 from stoker_operator.cli import plan_cluster
 from stoker_operator.cli.columns import columns
-from stoker_operator.cli.plan_cluster import Row
+from stoker_operator.cli.plan_cluster import StockRow
 from stoker_operator.plan.estimate import gib
 from stoker_operator.plan.options import Advice, Option
 from stoker_operator.plan.planner import Study
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanReport:
     """What was found.
 
     Attributes:
@@ -34,10 +34,10 @@ class Answer:
     asked: bool
     errors: tuple[Violation, ...]
     cluster: str | None = None
-    kinds: tuple[Row, ...] | None = None
+    kinds: tuple[StockRow, ...] | None = None
 
 
-def document(answer: Answer) -> dict[str, Any]:
+def document(answer: PlanReport) -> dict[str, Any]:
     """The answer as JSON and YAML have it; null is what is not known."""
     study = answer.study
     found: dict[str, Any] = {
@@ -68,17 +68,17 @@ def document(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def table(answer: Answer) -> str:
+def table(answer: PlanReport) -> str:
     """The answer to read."""
     parts = [_ways(answer), *([_kinds(answer.kinds)] if answer.kinds else [])]
     return "\n\n".join(filter(None, parts))
 
 
-def _kinds(kinds: Sequence[Row]) -> str:
+def _kinds(kinds: Sequence[StockRow]) -> str:
     return "\n".join(columns(plan_cluster.table(kinds), ("accelerator", *_WORDS)))
 
 
-def _ways(answer: Answer) -> str:
+def _ways(answer: PlanReport) -> str:
     spec, study = answer.spec, answer.study
     if spec is None or study is None:
         return "" if answer.cluster is None else f"{'cluster':<13}{answer.cluster}"
@@ -125,7 +125,7 @@ _TITLES = (
 _WORDS = ("verdict", "why")
 
 
-def _judged(answer: Answer) -> list[tuple[Option, str, str]]:
+def _judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
     """Each way with its verdict and the reason for it."""
     study = answer.study
     if study is None:

@@ -24,7 +24,7 @@ Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClusterInventory:
     """What the API server said.
 
     Attributes:
@@ -39,7 +39,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Row:
+class StockRow:
     """One kind of accelerator, and what it would make of the model.
 
     Attributes:
@@ -64,7 +64,7 @@ class Row:
         return "serves" if self.option.serves else "holds"
 
 
-def ask() -> Seen:
+def ask() -> ClusterInventory:
     """The nodes, and every pod that holds devices: all pages of them, whosever they are, that have a node and have not
     ended."""
     # Imported when needed: the Kubernetes client takes a second, and every other plan does without.
@@ -76,21 +76,21 @@ def ask() -> Seen:
         kube = Kube.connect()
         nodes = tuple(observe.node(each) for each in kube.list("Node").items)
     except KubeError as error:
-        return Seen(unknown=str(error))
+        return ClusterInventory(unknown=str(error))
     try:
         pods: Sequence[Any] = kube.list("Pod").items
     except KubeError as error:
-        return Seen(nodes, unknown=f"what is free is not known: {error}")
+        return ClusterInventory(nodes, unknown=f"what is free is not known: {error}")
     holders = []
     for live in pods:
         node, phase = live["spec"].get("nodeName"), (live.get("status") or {}).get("phase")
         held = pod_requests(live["spec"]) if node and phase not in ("Succeeded", "Failed") else {}
         if held:
             holders.append(Holder(f"{live['metadata']['namespace']}/{live['metadata']['name']}", node, held))
-    return Seen(nodes, tuple(holders))
+    return ClusterInventory(nodes, tuple(holders))
 
 
-def rows(seen: Seen, asked: Document, catalogue: Catalogue) -> tuple[Row, ...]:
+def rows(seen: ClusterInventory, asked: Document, catalogue: Catalogue) -> tuple[StockRow, ...]:
     """Each kind of accelerator that the cluster has.
 
     Args:
@@ -101,7 +101,7 @@ def rows(seen: Seen, asked: Document, catalogue: Catalogue) -> tuple[Row, ...]:
     return tuple(_row(stock, asked, catalogue) for stock in stocks(seen.nodes, seen.holders, catalogue))
 
 
-def table(found: Sequence[Row]) -> list[tuple[str, ...]]:
+def table(found: Sequence[StockRow]) -> list[tuple[str, ...]]:
     """The rows to read, titles first."""
     lines: list[tuple[str, ...]] = [_TITLES]
     for row in found:
@@ -134,7 +134,7 @@ def _said(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def document(found: Sequence[Row]) -> list[dict[str, Any]]:
+def document(found: Sequence[StockRow]) -> list[dict[str, Any]]:
     """The rows to compute with; null is what is not known."""
     return [
         {
@@ -164,26 +164,26 @@ _TITLES = (
 )  # fmt: skip
 
 
-def _row(stock: Stock, asked: Document, catalogue: Catalogue) -> Row:
+def _row(stock: Stock, asked: Document, catalogue: Catalogue) -> StockRow:
     if not stock.key:
-        return Row(stock, 0, None, stock.why_unknown)
+        return StockRow(stock, 0, None, stock.why_unknown)
     count = asked["spec"]["hardware"].get("count")
     counts = [count] if count else [size for size in NODE_COUNTS if size < stock.largest] + [stock.largest]
     best, why = None, ""
     for size in counts:
         if size > stock.largest:
-            return Row(stock, size, None, f"no node has {size}")
+            return StockRow(stock, size, None, f"no node has {size}")
         found = _study(stock, asked, size, catalogue)
         if isinstance(found, str):
             why = why or found
             continue
         option = found.advice.option if found.advice else found.chosen
-        row = Row(stock, size, option, "; ".join(filter(None, (_short(found, option), _no_image(found)))))
+        row = StockRow(stock, size, option, "; ".join(filter(None, (_short(found, option), _no_image(found)))))
         if option.serves or option.estimate is None:
             return row
         if best is None or best.option is None or option.reach > best.option.reach:
             best = row
-    return best or Row(stock, 0, None, why)
+    return best or StockRow(stock, 0, None, why)
 
 
 def _study(stock: Stock, asked: Document, count: int, catalogue: Catalogue) -> Study | str:

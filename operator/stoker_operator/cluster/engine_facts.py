@@ -23,7 +23,7 @@ from typing import Any, Final
 import aiohttp
 
 from stoker_operator.objects.facts import Key, Reported
-from stoker_operator.process.background_loop import OwnLoop
+from stoker_operator.process.background_loop import BackgroundLoop
 
 _CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
 _MODEL: Final = re.compile(rb"^stoker:model_info\{([^\n]*)\}", re.MULTILINE)
@@ -120,7 +120,7 @@ class EngineFacts:
         self._clock = clock
         self._asked: dict[Key, dict[str, _Asked]] = {}
         self._lock = threading.Lock()
-        self._loop = OwnLoop("engine-facts")
+        self._loop = BackgroundLoop("engine-facts")
         self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
 
     def reported(self, key: Key, workload: str, pod: str, url: str) -> Reported | None:

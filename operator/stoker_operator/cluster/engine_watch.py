@@ -20,7 +20,7 @@ from typing import Final
 from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.cluster.engine_facts import fetch
 from stoker_operator.objects.facts import EngineStates, Key
-from stoker_operator.process.background_loop import OwnLoop
+from stoker_operator.process.background_loop import BackgroundLoop
 
 #: No pod has more engines, and none of them more ranks.
 _MOST_COPIES: Final = 64
@@ -94,7 +94,7 @@ class EngineWatch:
         self._every = every
         self._watched: dict[Key, dict[str, dict[str, _Watched]]] = {}
         self._lock = threading.Lock()
-        self._loop = OwnLoop("engine-watch")
+        self._loop = BackgroundLoop("engine-watch")
         self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
 
     def engine_states(self, key: Key, workload: str, urls: Mapping[str, str]) -> dict[str, EngineStates]:

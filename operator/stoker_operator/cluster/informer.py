@@ -1,7 +1,7 @@
 """Keeps the store up to date: lists everything at the start and now and then, and takes in the events of watches.
 
 Watches alone do not suffice. A watch begins with what there is, without a sign of when that is complete, and acting on
-half of it would create what exists. And one that was interrupted for long begins anew, and never reports what was
+half of it would create what exists. And one that was interrupted for long starts again, and never reports what was
 deleted in between. A list settles both, at one request a kind.
 """
 
@@ -66,7 +66,7 @@ class Informer:
     Attributes:
         filled: everything has been listed once.
         pod_monitors: the cluster has PodMonitors.
-        doubtful: an event is impossible unless versions went back, as by a backup of etcd; a list will settle it.
+        needs_relist: an event is impossible unless versions went back, as by a backup of etcd; a list will settle it.
     """
 
     def __init__(self, kube: Kube, store: Store, namespaces: tuple[str, ...] = (), *, gateway: bool = False) -> None:
@@ -76,7 +76,7 @@ class Informer:
         self._namespaces = namespaces
         self._news: set[Key] = set()
         self.filled = False
-        self.doubtful = False
+        self.needs_relist = False
         self.pod_monitors = False
 
     def discover(self) -> None:
@@ -94,7 +94,7 @@ class Informer:
             KubeError: as `discover`.
         """
         self.discover()
-        self.doubtful = False
+        self.needs_relist = False
         for watched in self.watched():
             for namespace in self._namespaces or ("",):
                 labels = MANAGED_BY if watched.ours else None
@@ -127,7 +127,7 @@ class Informer:
         """
         live: dict[str, Any] = {**seen, "kind": kind}
         if change is None and self._store.contradicts(live):
-            self.doubtful = True
+            self.needs_relist = True
         if change == "DELETED":
             self._store.remove(live)
         elif not self._store.put(live):

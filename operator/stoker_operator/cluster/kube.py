@@ -102,7 +102,7 @@ class Kube:
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KubeError(0, f"no cluster: {error}") from None
-        # Connections that broke are made anew. How long to wait for an API server that is too busy is for callers to
+        # Connections that broke are made again. How long to wait for an API server that is too busy is for callers to
         # decide: urllib3 would sleep for all of Retry-After, and only before what is not a patch or a creation.
         configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)
         return cls(client.ApiClient(configuration))

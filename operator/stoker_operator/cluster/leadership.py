@@ -114,7 +114,7 @@ class Leadership:
     @property
     def epoch(self) -> int | None:
         """The number of our lead; None where we do not lead now. May be called from any thread."""
-        # In this order: what was begun in an earlier lead must not be taken for the present one's.
+        # In this order: what was started in an earlier lead must not be taken for the present one's.
         leading = self.leading
         return self._epoch if leading else None
 

@@ -49,7 +49,7 @@ def endpoint(store: Store, key: Key) -> Endpoint | None:
     return _endpoint(key, document) if document else None
 
 
-def asked_endpoint(kube: Kube, key: Key) -> Endpoint | None:
+def fetch_endpoint(kube: Kube, key: Key) -> Endpoint | None:
     """The endpoint as the API server has it now, where what was seen of it may be older; None when it is gone.
 
     Raises:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Set
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stoker_operator.admission.review import Object, Verdict
+from stoker_operator.admission.review import Object, ReviewVerdict
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.cluster import observe
 from stoker_operator.cluster.engine_facts import EngineFacts
@@ -40,10 +40,10 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.process.background_loop import WorkerThreads
 from stoker_operator.process.metrics import Metrics
-from stoker_operator.reconcile.accelerator_usage import Holders
+from stoker_operator.reconcile.accelerator_usage import AcceleratorUsage
 from stoker_operator.reconcile.apply import MANAGER, NotLeading, Writer
 from stoker_operator.reconcile.decide import is_ours
-from stoker_operator.reconcile.evaluate import Judgement, Knowledge, judge
+from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
 from stoker_operator.reconcile.gateway_rbac import KINDS as GRANTS
 from stoker_operator.reconcile.gateway_rbac import grant, namespaces
 from stoker_operator.reconcile.object_versions import ObjectVersions
@@ -114,7 +114,7 @@ class Controller:
         self._watch = watch
         self._watched: set[Watched] = set()
         self._kube = kube
-        self._holders = Holders(kube)
+        self._accelerator_usage = AcceleratorUsage(kube)
         lease = settings.lease
         self._operators = OtherOperators(kube, f"{lease.namespace}/{lease.name}" if lease else "")
         self._versions = ObjectVersions(kube, settings.resync_seconds) if settings.check_referenced_objects else None
@@ -147,7 +147,7 @@ class Controller:
         self._resync = asyncio.create_task(self._relist(), name="resync")
 
     async def stop(self) -> None:
-        """Ends; what is under way is finished, and nothing begun."""
+        """Ends; what is under way is finished, and nothing started."""
         self._process.leave()
         ending = [task for task in (self._resync, self._taking_over) if task]
         for task in ending:
@@ -162,17 +162,17 @@ class Controller:
             self._wake(key)
         if kind in GRANTS:
             self._wake_grant(seen["metadata"]["namespace"])
-        if self._informer.doubtful:
+        if self._informer.needs_relist:
             self._doubt.set()
 
     async def _reconcile(self, key: Key) -> Outcome:
         began, epoch = time.monotonic(), self._process.epoch()
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
         facts = self._engines.reported, self._engine_watch.engine_states
-        cluster = Cluster(self._kube, self._store, writer, self._holders.now, *facts, self._operators)
+        cluster = Cluster(self._kube, self._store, writer, self._accelerator_usage.now, *facts, self._operators)
         if self._versions:
             cluster = dataclasses.replace(cluster, version=self._versions.get)
-        work = functools.partial(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
+        work = functools.partial(reconcile, cluster, self._context(key), key, datetime.now(UTC))
         try:
             outcome = await self._workers.call(work, lambda: self._report_late(cluster, key))
         except NotLeading:
@@ -285,7 +285,7 @@ class Controller:
             self._begin(epoch)
 
     async def _take_over(self, epoch: int | None) -> None:
-        """Sees what others have done before it goes on with it: our watches may be behind."""
+        """Sees what others have done before it continues with it: our watches may be behind."""
         pause = self._settings.backoff_seconds
         while self._process.epoch() == epoch and not await self._list():
             await asyncio.sleep(pause)
@@ -315,7 +315,7 @@ class Controller:
             self._grants.wake(Key(namespace, ""))
 
     def _notice(self, keys: Set[Key]) -> set[Key]:
-        """Looks anew at who of these the gateway serves; returns them, with the others for which that changes
+        """Looks again at who of these the gateway serves; returns them, with the others for which that changes
         something."""
         changed: set[Key] = set()
         for key in keys:
@@ -359,9 +359,9 @@ class Controller:
             with contextlib.suppress(RuntimeError):  # it is closed
                 self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _knowledge(self, user: Key | None = None) -> Knowledge:
+    def _context(self, user: Key | None = None) -> PlanningContext:
         configs = functools.partial(self._configs.get, user=user)
-        return Knowledge(
+        return PlanningContext(
             self._catalogue,
             configs,
             self._informer.pod_monitors,
@@ -378,22 +378,22 @@ class Controller:
                 while awaited and self._configs.pending(*awaited):
                     await self._looked.wait()
 
-    def _judgement(self, document: Object, before: Object | None = None) -> Judgement:
+    def _judgement(self, document: Object, before: Object | None = None) -> Evaluation:
         metadata = document["metadata"]
         name = metadata.get("name") or metadata.get("generateName") or ""
-        return judge(Owner(name, metadata.get("namespace")), document, self._knowledge(), before)
+        return evaluate(Owner(name, metadata.get("namespace")), document, self._context(), before)
 
-    def _check(self, document: Object, before: Object | None) -> Verdict:
+    def _check(self, document: Object, before: Object | None) -> ReviewVerdict:
         """The webhook's judge."""
-        judgement = self._judgement(document, before)
-        if judgement.plan is None or judgement.parsed is None:
-            return Verdict(judgement.violations)
-        problem = shrinking_problem(judgement.parsed.spec, self._claim(document)) if before else None
-        placement = judgement.plan.placement
+        evaluation = self._judgement(document, before)
+        if evaluation.plan is None or evaluation.parsed is None:
+            return ReviewVerdict(evaluation.violations)
+        problem = shrinking_problem(evaluation.parsed.spec, self._claim(document)) if before else None
+        placement = evaluation.plan.placement
         # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
         room = capacity(observe.nodes(self._store), (), placement.accelerator, placement.count)
-        violations = (*judgement.violations, *([problem] if problem else []))
-        return Verdict(violations, (*judgement.plan.warnings, *([room] if room else [])))
+        violations = (*evaluation.violations, *([problem] if problem else []))
+        return ReviewVerdict(violations, (*evaluation.plan.warnings, *([room] if room else [])))
 
     def _claim(self, document: Object) -> Object | None:
         """The claim that was made for an endpoint."""

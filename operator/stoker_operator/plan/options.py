@@ -99,7 +99,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """What the options share.
 
     Attributes:
@@ -143,7 +143,7 @@ class Layout:
         return Sharding(sizes.tensor, sizes.pipeline, experts)
 
 
-def judge(layout: Layout, sizes: Sizes) -> Option:
+def judge(layout: ParallelLayout, sizes: Sizes) -> Option:
     """The verdict on one way."""
     whole = layout.whole_experts
     problem = _structure(layout, sizes)
@@ -160,7 +160,7 @@ def _held(found: Estimate) -> tuple[int | None, int | None]:
     return found.max_model_len, found.max_concurrency
 
 
-def options(layout: Layout, pipeline: int | None = None) -> tuple[Option, ...]:
+def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option, ...]:
     """All ways that use every accelerator, the widest engine first.
 
     Pipelines are among them where the spec has one, where a replica spans nodes, or where no engine fits without and
@@ -182,7 +182,7 @@ def recommended(found: Sequence[Option]) -> Option | None:
     return max(possible, key=lambda it: (*it.reach, -it.copy_size, -it.sizes.pipeline), default=None)
 
 
-def advise(layout: Layout, found: Sequence[Option], replicas: int) -> Advice | None:
+def advise(layout: ParallelLayout, found: Sequence[Option], replicas: int) -> Advice | None:
     """What to write for the way that is recommended among `found`, where the spec has `replicas`."""
     best = recommended(found)
     if best is None:
@@ -199,7 +199,7 @@ def advise(layout: Layout, found: Sequence[Option], replicas: int) -> Advice | N
     return Advice(best, count, nodes, replicas, alone, reason)
 
 
-def _why(layout: Layout, best: Option) -> str:
+def _why(layout: ParallelLayout, best: Option) -> str:
     assert layout.bench is not None and best.estimate is not None
     wanted = layout.bench.wanted_len
     if layout.bench.memory_bytes is None:
@@ -210,7 +210,7 @@ def _why(layout: Layout, best: Option) -> str:
     return f"comes nearest to {layout.min_concurrency} sequences of {wanted:,} tokens: {at_once} of {length:,}"
 
 
-def smallest(layout: Layout, *, serving: bool = False) -> Option | None:
+def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
     """The smallest machine of the same accelerators that holds one engine, or also serves as is wanted; None where none
     is known to."""
     for gpus in (*NODE_COUNTS, *range(2 * max(NODE_COUNTS), _MOST + 1, max(NODE_COUNTS))):
@@ -225,7 +225,7 @@ def smallest(layout: Layout, *, serving: bool = False) -> Option | None:
     return None
 
 
-def _with(layout: Layout, pipelines: Iterable[int]) -> tuple[Option, ...]:
+def _with(layout: ParallelLayout, pipelines: Iterable[int]) -> tuple[Option, ...]:
     ways = []
     for pipeline in pipelines:
         if layout.gpus % pipeline == 0:
@@ -236,7 +236,7 @@ def _with(layout: Layout, pipelines: Iterable[int]) -> tuple[Option, ...]:
     return tuple(ways)
 
 
-def _judged(layout: Layout, sizes: Sizes) -> list[Option]:
+def _judged(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
     """The verdict on one way; where it only fails since experts cannot be split so, also that on whole experts."""
     split = judge(layout, sizes)
     reason = split.problem.reason if split.problem else ""
@@ -246,7 +246,7 @@ def _judged(layout: Layout, sizes: Sizes) -> list[Option]:
     return [split, judge(replace(layout, whole_experts=True), sizes)]
 
 
-def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
+def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     """The objection to a way whatever the memory."""
     if layout.most is not None and layout.count > layout.most:
         # NVIDIA, "MIG User Guide": a process sees one slice.

@@ -33,7 +33,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
 from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
 from stoker_operator.plan.model_shapes import Shape, Shapes, shape_of, table
-from stoker_operator.plan.options import MIN_CONCURRENCY, Layout, Option, advise, judge, options
+from stoker_operator.plan.options import MIN_CONCURRENCY, Option, ParallelLayout, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
 from stoker_operator.plan.start_refusals import refused_at_start
@@ -272,13 +272,13 @@ def _quantization(
         yield from not_read(spec, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}))
 
 
-def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> Layout:
+def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> ParallelLayout:
     """What the ways share. vLLM's engines of a mixture share its experts whether whole experts are dealt or each is
     split; our engine's engines share nothing."""
     mixture = isinstance(shape, Shape) and shape.experts > 0
     given = spec.parallelism
     ours, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
-    return Layout(
+    return ParallelLayout(
         placement.sizes.used if on_cpu else placement.count,
         placement.nodes,
         bench,

@@ -15,7 +15,7 @@ from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.estimate import could_hold, needed_bytes
-from stoker_operator.plan.options import Advice, Layout, Option, options, recommended, smallest
+from stoker_operator.plan.options import Advice, Option, ParallelLayout, options, recommended, smallest
 from stoker_operator.plan.proposals import Proposal, Refusal
 from stoker_operator.plan.support import can_quantize
 
@@ -25,7 +25,12 @@ _FEW_SEQUENCES: Final = 16
 
 
 def refusal(
-    spec: Spec, catalogue: Catalogue, layout: Layout, chosen: Option, ways: Sequence[Option], advice: Advice | None
+    spec: Spec,
+    catalogue: Catalogue,
+    layout: ParallelLayout,
+    chosen: Option,
+    ways: Sequence[Option],
+    advice: Advice | None,
 ) -> Refusal:
     """What is wrong with the `chosen` way, and every way out.
 
@@ -76,7 +81,7 @@ def refusal(
     return Refusal(field, problem.message, problem.reason, proposals, otherwise, "; or ")
 
 
-def shortfalls(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None) -> Iterator[str]:
+def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advice | None) -> Iterator[str]:
     """What a way that can run does not reach of what is wanted: a length that was cut, too few sequences at once.
 
     Args:
@@ -142,7 +147,7 @@ def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
     yield Proposal("remove it", {"parallelism": {"expert": None}})
 
 
-def _more_room(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None) -> str:
+def _more_room(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advice | None) -> str:
     """What would serve as is wanted."""
     if spec.hardware.accelerator == CPU:
         return "give spec.hardware.resources.limits.memory more, or set spec.engine.maxModelLen to what is needed"
@@ -154,7 +159,7 @@ def _more_room(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None
     return "set spec.engine.maxModelLen to what is needed"
 
 
-def _smaller_pods(layout: Layout) -> Iterator[Proposal]:
+def _smaller_pods(layout: ParallelLayout) -> Iterator[Proposal]:
     """Fewer accelerators a pod, where more do not come out even."""
     if not layout.divisible:
         return
@@ -170,12 +175,12 @@ def _smaller_pods(layout: Layout) -> Iterator[Proposal]:
             return
 
 
-def _sized_by_hand(layout: Layout) -> bool:
+def _sized_by_hand(layout: ParallelLayout) -> bool:
     numbers = layout.bench.numbers if layout.bench else None
     return numbers is not None and (numbers.kv_cache_memory_bytes is not None or numbers.num_blocks is not None)
 
 
-def _more_memory(layout: Layout, chosen: Option) -> Iterator[Proposal]:
+def _more_memory(layout: ParallelLayout, chosen: Option) -> Iterator[Proposal]:
     if layout.bench is None:
         return
     needed = -(-layout.gpus * needed_bytes(layout.bench, layout.sharding(chosen.sizes)) // GIB)
@@ -187,7 +192,7 @@ def _more_memory(layout: Layout, chosen: Option) -> Iterator[Proposal]:
         yield Proposal("set spec.engine.dtype to bfloat16", {"engine": {"dtype": "bfloat16"}})
 
 
-def _other_machines(spec: Spec, layout: Layout) -> Iterator[Proposal]:
+def _other_machines(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:
     found = smallest(layout)
     if found is None or found.copy_size <= layout.gpus:
         yield Proposal("use accelerators with more memory")
@@ -201,7 +206,7 @@ def _other_machines(spec: Spec, layout: Layout) -> Iterator[Proposal]:
     )
 
 
-def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> Iterator[Proposal]:
+def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: ParallelLayout) -> Iterator[Proposal]:
     """fp8 weights, where they would fit on what is there; whichever runtime has them."""
     bench = layout.bench
     if bench is None or bench.shape.method or bench.shape.is_gguf or spec.engine.quantization:

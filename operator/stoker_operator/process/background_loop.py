@@ -18,11 +18,11 @@ class OwnThread:
         self._executor = ThreadPoolExecutor(1, name)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What `function` returns or raises. Who stops waiting does not stop a call that has begun."""
+        """What `function` returns or raises. Who stops waiting does not stop a call that has started."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def close(self) -> None:
-        """No more calls; those that have not begun are dropped."""
+        """No more calls; those that have not started are dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -72,7 +72,7 @@ class WorkerThreads:
         return wrapped
 
 
-class OwnLoop:
+class BackgroundLoop:
     """An event loop in a thread of its own, which begins with the first work and ends with the process."""
 
     def __init__(self, name: str) -> None:

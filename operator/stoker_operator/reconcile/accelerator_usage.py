@@ -26,7 +26,7 @@ _FRESH_SECONDS: Final = 15.0
 logger = logging.getLogger(__name__)
 
 
-class Holders:
+class AcceleratorUsage:
     """The pods that hold accelerators, as of some seconds ago.
 
     Args:

@@ -12,7 +12,7 @@ from stoker_operator.api.violation import Violation
 from stoker_operator.manifests.storage import sharing_problem
 from stoker_operator.objects.facts import MAIN, WORKLOAD, Child, Endpoint, Object
 from stoker_operator.objects.owner import Manifest, Owner
-from stoker_operator.reconcile.evaluate import Judgement
+from stoker_operator.reconcile.evaluate import Evaluation
 from stoker_operator.reconcile.pinning import Pinned, is_rendered, pin
 
 #: Kinds of object that a workload may cease to want; the others stay as long as it does.
@@ -41,7 +41,7 @@ class Decision:
 
     Attributes:
         owner: what its objects are called and tied to.
-        judgement: what was made of its spec.
+        evaluation: what was made of its spec.
         objects: what to apply. Empty where something is in the way: what runs already is left running then.
         unwanted: objects of the endpoint that are to go.
         pinned: the Deployments among `objects`, by workload.
@@ -50,7 +50,7 @@ class Decision:
     """
 
     owner: Owner
-    judgement: Judgement
+    evaluation: Evaluation
     objects: tuple[Manifest, ...] = ()
     unwanted: tuple[Child, ...] = ()
     pinned: Mapping[str, Pinned] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Decision:
 def decide(
     endpoint: Endpoint,
     owner: Owner,
-    judgement: Judgement,
+    evaluation: Evaluation,
     live: Mapping[Child, Object],
     access_modes: Mapping[str, Sequence[str]],
     manager: str,
@@ -71,25 +71,25 @@ def decide(
     Args:
         endpoint: the endpoint.
         owner: what its objects are called and tied to.
-        judgement: what was made of its spec.
+        evaluation: what was made of its spec.
         live: the objects that have the names of its own.
         access_modes: how the claims that its spec names may be mounted, by their names; those that exist.
         manager: our field manager.
     """
-    if judgement.violations or judgement.parsed is None:
-        return Decision(owner, judgement, unwanted=_hopeless(endpoint, owner, judgement, live, manager))
-    if is_held(endpoint, judgement, live, manager):
-        return Decision(owner, judgement, held=True)
-    spec = judgement.parsed.spec
+    if evaluation.violations or evaluation.parsed is None:
+        return Decision(owner, evaluation, unwanted=unplannable_deployments(endpoint, owner, evaluation, live, manager))
+    if is_held(endpoint, evaluation, live, manager):
+        return Decision(owner, evaluation, held=True)
+    spec = evaluation.parsed.spec
     problem = sharing_problem(spec, access_modes)
     if problem:
-        return Decision(owner, replace(judgement, refused=(problem,), objects=()))
-    rendered = {Child.of(each): each for each in judgement.objects}
+        return Decision(owner, replace(evaluation, refused=(problem,), objects=()))
+    rendered = {Child.of(each): each for each in evaluation.objects}
     workloads = {MAIN, *(child.workload for child in rendered)}
     named = (_conflict(owner, each) for child, each in live.items() if child.workload in workloads)
     conflict = next(filter(None, named), None)
     if conflict:
-        return Decision(owner, judgement, conflict=conflict)
+        return Decision(owner, evaluation, conflict=conflict)
     pinned = {
         child.workload: pin(each, live.get(child), endpoint, spec, manager)
         for child, each in rendered.items()
@@ -102,33 +102,33 @@ def decide(
         if is_ours(owner, each) or (child.workload in workloads and _lost_owner(owner, each))
     )
     unwanted = tuple(child for child in ours if _is_unwanted(child, rendered, workloads))
-    return Decision(owner, judgement, tuple(objects.values()), unwanted, pinned)
+    return Decision(owner, evaluation, tuple(objects.values()), unwanted, pinned)
 
 
-def is_held(endpoint: Endpoint, judgement: Judgement, live: Mapping[Child, Object], manager: str) -> bool:
+def is_held(endpoint: Endpoint, evaluation: Evaluation, live: Mapping[Child, Object], manager: str) -> bool:
     """Whether pods wait for the model's description, so that they do not depend on when it comes: those that run this
     spec already do not."""
-    if judgement.awaited is None or judgement.parsed is None:
+    if evaluation.awaited is None or evaluation.parsed is None:
         return False
-    spec = judgement.parsed.spec
-    pods = [child for child in map(Child.of, judgement.objects) if child.kind == "Deployment"]
+    spec = evaluation.parsed.spec
+    pods = [child for child in map(Child.of, evaluation.objects) if child.kind == "Deployment"]
     run = all(child in live and is_rendered(live[child], endpoint, spec, manager) for child in pods)
     return spec.rollout.follows_images or not run
 
 
 def refuse(decision: Decision, violation: Violation) -> Decision:
     """The decision, had `violation` been known."""
-    return Decision(decision.owner, replace(decision.judgement, refused=(violation,), objects=()))
+    return Decision(decision.owner, replace(decision.evaluation, refused=(violation,), objects=()))
 
 
-def _hopeless(
-    endpoint: Endpoint, owner: Owner, judgement: Judgement, live: Mapping[Child, Object], manager: str
+def unplannable_deployments(
+    endpoint: Endpoint, owner: Owner, evaluation: Evaluation, live: Mapping[Child, Object], manager: str
 ) -> tuple[Child, ...]:
     """The Deployments that were made of this spec before it was known that the model cannot run so, and never served:
     they would only hold accelerators."""
-    if not judgement.unplannable or judgement.parsed is None:
+    if not evaluation.unplannable or evaluation.parsed is None:
         return ()
-    spec = judgement.parsed.spec
+    spec = evaluation.parsed.spec
     return tuple(
         child
         for child, each in live.items()

@@ -1,7 +1,7 @@
 """Why pods do not serve: one word and a sentence with the remedy. Pure.
 
 The words are those people search for, and each is said only where it is certain; what has none here is passed on in the
-platform's own words. Where all there is to do is wait, nothing is said. `lasting` marks what no waiting mends: a tool
+platform's own words. Where all there is to do is wait, nothing is said. `lasting` marks what no waiting fixes: a tool
 that waits for the endpoint may give up.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from stoker_engine.contract.termination_message import LastWords, Reason
+from stoker_engine.contract.termination_message import Reason, TerminationMessage
 from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
 from stoker_operator.objects.facts import CREATING, Container, Pod, Rollout
 
@@ -58,7 +58,7 @@ class Diagnosis(NamedTuple):
     Attributes:
         reason: the word.
         message: the sentence, with the remedy.
-        lasting: waiting does not mend it.
+        lasting: waiting does not fix it.
     """
 
     reason: str
@@ -99,7 +99,7 @@ def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagn
 
 
 def _of_newest_spec(pods: Sequence[Pod], rollout: Rollout) -> Sequence[Pod]:
-    """The pods that were made of the newest spec: the others' troubles may be those that it mends."""
+    """The pods that were made of the newest spec: the others' troubles may be those that it fixes."""
     if not pods:
         return ()
     version = pods[0].version
@@ -224,7 +224,7 @@ def _mount_failure(pod: Pod) -> Diagnosis:
 
 
 def _ended(pod: Pod, engine: Container) -> Diagnosis:
-    words = LastWords.parse(engine.last_words)
+    words = TerminationMessage.parse(engine.last_words)
     reason = words.reason if words else _foreign(engine.last_words)
     said = words.message if words else _gist(engine.last_words)
     # A process killed for memory in its first second may be reported without the word for it.

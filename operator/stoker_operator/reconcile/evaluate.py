@@ -28,7 +28,7 @@ Configs = Callable[[str, str | None], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class PlanningContext:
     """What verdicts rest on beside the manifest; all of it is in memory.
 
     Attributes:
@@ -49,7 +49,7 @@ class Knowledge:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """What is made of a manifest.
 
     Attributes:
@@ -74,33 +74,33 @@ class Judgement:
         return self.refused + self.unplannable
 
 
-def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object | None = None) -> Judgement:
+def evaluate(owner: Owner, document: Object, context: PlanningContext, before: Object | None = None) -> Evaluation:
     """Judges the manifest `document` of the endpoint `owner`, as a change of `before` where that is given."""
     try:
         parsed = parse(document, before)
     except Refused as refused:
         against = refused.violations
-        return Judgement(
-            refused=planned_ways_out(document, against, knowledge.catalogue, lambda spec: _config(spec, knowledge))
+        return Evaluation(
+            refused=planned_ways_out(document, against, context.catalogue, lambda spec: _config(spec, context))
         )
     spec = parsed.spec
-    if against := forbidden(spec.template, knowledge.policy.template):
-        return Judgement(parsed, refused=against)
-    config, model = _config(spec, knowledge), _hub_model(spec)
-    awaited = model if model and config is None and knowledge.pending(*model) else None
+    if against := forbidden(spec.template, context.policy.template):
+        return Evaluation(parsed, refused=against)
+    config, model = _config(spec, context), _hub_model(spec)
+    awaited = model if model and config is None and context.pending(*model) else None
     try:
-        planned = plan(spec, knowledge.catalogue, config)
+        planned = plan(spec, context.catalogue, config)
     except Unplannable as refused:
-        return Judgement(parsed, unplannable=refused.violations)
+        return Evaluation(parsed, unplannable=refused.violations)
     except Refused as refused:
-        return Judgement(parsed, refused=refused.violations)
-    gateway = knowledge.route.gateway if knowledge.route else None
-    monitors, policy = knowledge.pod_monitors, knowledge.policy
+        return Evaluation(parsed, refused=refused.violations)
+    gateway = context.route.gateway if context.route else None
+    monitors, policy = context.pod_monitors, context.policy
     try:
         objects = children(owner, spec, planned, pod_monitors=monitors, policy=policy, gateway=gateway)
     except Refused as refused:
-        return Judgement(parsed, planned, refused=refused.violations)
-    return Judgement(parsed, planned, objects, awaited=awaited)
+        return Evaluation(parsed, planned, refused=refused.violations)
+    return Evaluation(parsed, planned, objects, awaited=awaited)
 
 
 def _hub_model(spec: Spec) -> tuple[str, str | None] | None:
@@ -109,7 +109,7 @@ def _hub_model(spec: Spec) -> tuple[str, str | None] | None:
     return (source.name, spec.model.revision) if source.scheme == "hf" else None
 
 
-def _config(spec: Spec, knowledge: Knowledge) -> Mapping[str, Any] | None:
+def _config(spec: Spec, context: PlanningContext) -> Mapping[str, Any] | None:
     """The config.json of a spec's model, where it has been fetched."""
     model = _hub_model(spec)
-    return knowledge.configs(*model) if model else None
+    return context.configs(*model) if model else None

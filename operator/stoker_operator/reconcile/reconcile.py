@@ -33,18 +33,18 @@ from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.reconcile.apply import MANAGER, Writer
 from stoker_operator.reconcile.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.reconcile.diagnosis import Diagnosis, diagnose
-from stoker_operator.reconcile.evaluate import Judgement, Knowledge, judge
+from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
 from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.pinning import engine, image, is_behind
 from stoker_operator.reconcile.referenced_objects import Reference, Version, older, references
 from stoker_operator.reconcile.status import (
-    Seen,
-    SeenWorkload,
+    Observed,
+    ObservedWorkload,
     failed,
     older_objects,
+    reported_args,
     reported_workload,
     status,
-    told_args,
 )
 
 #: How long requests go to the engine of an endpoint that has become ready, while it has not reported its blocks.
@@ -70,7 +70,7 @@ class Outcome(Enum):
 
 
 #: Flags of engines that are several processes; other engines than ours have a command beside them.
-_SEVERAL: Final = ("--tensor-parallel-size=", "--pipeline-parallel-size=", "--data-parallel-size=")
+_MULTI_PROCESS_FLAGS: Final = ("--tensor-parallel-size=", "--pipeline-parallel-size=", "--data-parallel-size=")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Cluster:
     version: Callable[[str, Reference], Version | None] = lambda _namespace, _reference: None
 
 
-def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
+def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetime) -> Outcome:
     """Makes the cluster as the endpoint wants it, and reports.
 
     Raises:
@@ -108,24 +108,24 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     """
     endpoint = observe.endpoint(cluster.store, key)
     if endpoint and _is_behind(cluster.store, endpoint):
-        endpoint = observe.asked_endpoint(cluster.kube, key)
+        endpoint = observe.fetch_endpoint(cluster.kube, key)
     if endpoint is None or endpoint.deleting:  # its objects go with it, by their owner references
         return Outcome.GONE
     operators = cluster.operators
     owner = Owner(key.name, key.namespace, endpoint.uid, operator=operators.own if operators else "")
-    judgement = judge(owner, endpoint.document, knowledge)
-    wanted = {Child.of(each) for each in judgement.objects}
+    evaluation = evaluate(owner, endpoint.document, context)
+    wanted = {Child.of(each) for each in evaluation.objects}
     live = observe.children(cluster.store, owner, wanted)
     if operators and operators.serving(key, live.get(Child("Deployment"))):
         return Outcome.YIELDED
     modes: Mapping[str, tuple[str, ...]] = {}
-    if not is_held(endpoint, judgement, live, MANAGER):
+    if not is_held(endpoint, evaluation, live, MANAGER):
         live |= observe.unlabelled(cluster.kube, owner, wanted - live.keys())
-        modes = _access_modes(cluster, key, judgement)
-    decision = decide(endpoint, owner, judgement, live, modes, MANAGER)
+        modes = _access_modes(cluster, key, evaluation)
+    decision = decide(endpoint, owner, evaluation, live, modes, MANAGER)
 
     # Only the API server has the schema of a pod template. A dry run there comes before anything is written.
-    check = "Deployment" if judgement.parsed and judgement.parsed.spec.template.spec else ""
+    check = "Deployment" if evaluation.parsed and evaluation.parsed.spec.template.spec else ""
     applied = cluster.writer.apply(decision.objects, live, decision.unwanted, check=check)
     if operators:
         operators.saw(key, applied.live.get(Child("Deployment")))
@@ -138,7 +138,7 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         for child, each in applied.live.items()
         if child.kind == "Deployment" and is_ours(owner, each)
     }
-    seen = Seen(applied.live, applied.refusal, workloads, knowledge.route)
+    seen = Observed(applied.live, applied.refusal, workloads, context.route)
     told = status(endpoint, decision, seen, now)
     if operators and told != endpoint.status and operators.replaces(key, told):
         return Outcome.YIELDED
@@ -176,16 +176,18 @@ def _is_behind(store: Store, endpoint: Endpoint) -> bool:
 
 def _workload(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, name: str, rollout: Rollout, now: datetime
-) -> SeenWorkload:
+) -> ObservedWorkload:
     """What a workload has come to."""
     pods = observe.pods(cluster.store, endpoint.key, name)
-    # Before the Deployment has taken the newest spec up, its pods' troubles may be those that it mends.
+    # Before the Deployment has taken the newest spec up, its pods' troubles may be those that it fixes.
     troubled = rollout.current and not rollout.complete
     trouble = _trouble(cluster, decision, endpoint.key, rollout, pods, now) if troubled else None
     reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
     silent = reported is None and any(pod.ready for pod in pods)
     engines = cluster.engines(endpoint.key, name, _with_ranks(decision, name, pods))
-    return SeenWorkload(rollout, trouble, reported, silent, engines, _older(cluster, decision, endpoint, rollout, pods))
+    return ObservedWorkload(
+        rollout, trouble, reported, silent, engines, _older(cluster, decision, endpoint, rollout, pods)
+    )
 
 
 def _older(
@@ -193,7 +195,7 @@ def _older(
 ) -> tuple[OlderObject, ...]:
     """Objects that the spec names of which its pods run with an earlier state. While pods are replaced, some are about
     to go, and nothing is to be done."""
-    parsed = decision.judgement.parsed
+    parsed = decision.evaluation.parsed
     if parsed is None or not decision.objects or not rollout.complete:
         return ()
     return older(references(parsed.spec), lambda each: cluster.version(endpoint.key.namespace, each), pods)
@@ -204,15 +206,15 @@ def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dic
     if workload not in decision.pinned:
         return {}
     container = engine(decision.pinned[workload].deployment)
-    if "command" in container or not any(word.startswith(_SEVERAL) for word in container.get("args", ())):
+    if "command" in container or not any(word.startswith(_MULTI_PROCESS_FLAGS) for word in container.get("args", ())):
         return {}
     return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.address and not pod.failed[0]}
 
 
-def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> dict[str, tuple[str, ...]]:
+def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
     """How the claims that a spec names may be mounted, by their names; without those that do not exist. Empty where
     there is never more than one pod."""
-    spec = judgement.parsed.spec if judgement.parsed else None
+    spec = evaluation.parsed.spec if evaluation.parsed else None
     if spec is None or not spec.has_two_pods:
         return {}
     asked = {each.name: observe.access_modes(cluster.kube, key.namespace, each.name) for each in named_claims(spec)}
@@ -225,8 +227,8 @@ def _trouble(
     pods = tuple(observe.with_mount_failure(cluster.kube, key, pod, now) for pod in pods)
     room = ""
     nodes = observe.nodes(cluster.store)
-    if decision.judgement.plan and nodes and any(pod.unscheduled[0] == "Unschedulable" for pod in pods):
-        placement = decision.judgement.plan.placement
+    if decision.evaluation.plan and nodes and any(pod.unscheduled[0] == "Unschedulable" for pod in pods):
+        placement = decision.evaluation.plan.placement
         # Whether a node is large enough is known without listing who holds what.
         room = capacity(nodes, (), placement.accelerator, placement.count)
         room = room or capacity(nodes, cluster.holders(), placement.accelerator, placement.count)
@@ -244,7 +246,10 @@ def _reported(
     earlier = reported_workload(endpoint, workload) or {}
     before = earlier.get("engine") or {}
     known = None
-    if (earlier.get("image"), before.get("args")) == (image(deployment), told_args(container)) and "kvBlocks" in before:
+    if (earlier.get("image"), before.get("args")) == (
+        image(deployment),
+        reported_args(container),
+    ) and "kvBlocks" in before:
         known = Reported(int(before["kvBlocks"]), before.get("kvCacheDtype", ""), before.get("weights", ""))
         # An operator that did not ask for them yet may have reported it.
         if known.weights or earlier.get("runtime") != "stoker":

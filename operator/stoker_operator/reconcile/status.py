@@ -50,12 +50,12 @@ _PODS: Final = 3
 #: Of each of them, engines of which it is told why.
 _COPIES: Final = 2
 #: What a condition says of each; all of it is in `copyStates`.
-_SAID: Final = 200
+_MESSAGE_LIMIT: Final = 200
 #: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
 _WORD: Final = 256
 
 
-class Verdict(NamedTuple):
+class ConditionStatus(NamedTuple):
     """One condition, without what all conditions have."""
 
     status: str
@@ -64,7 +64,7 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SeenWorkload:
+class ObservedWorkload:
     """What came of one workload.
 
     Attributes:
@@ -85,7 +85,7 @@ class SeenWorkload:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observed:
     """What came of a decision.
 
     Attributes:
@@ -97,7 +97,7 @@ class Seen:
 
     live: Mapping[Child, Object]
     refusal: str = ""
-    workloads: Mapping[str, SeenWorkload] = field(default_factory=dict)
+    workloads: Mapping[str, ObservedWorkload] = field(default_factory=dict)
     route: Route | None = None
 
     @property
@@ -127,7 +127,7 @@ class Seen:
         return next((each.trouble for each in self.workloads.values() if each.trouble), None)
 
 
-def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) -> dict[str, Any]:
+def status(endpoint: Endpoint, decision: Decision, seen: Observed, now: datetime) -> dict[str, Any]:
     """The status to report."""
     rollout = seen.rollout or _NONE
     trouble = _trouble(decision, seen)
@@ -160,7 +160,7 @@ def failed(endpoint: Endpoint, problem: str, now: datetime) -> dict[str, Any]:
     Whether pods serve is not known to have changed, so Ready keeps what it says of the same spec.
     """
     conditions = {each["type"]: each for each in endpoint.status.get("conditions", ())}
-    verdict = Verdict("True", "ReconcileError", problem)
+    verdict = ConditionStatus("True", "ReconcileError", problem)
     verdicts = {"Stalled": verdict}
     if conditions.get("Ready", {}).get("observedGeneration") != endpoint.generation:
         verdicts["Ready"] = verdict._replace(status="False")
@@ -173,9 +173,9 @@ def failed(endpoint: Endpoint, problem: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _where(decision: Decision, seen: Seen) -> dict[str, Any]:
+def _where(decision: Decision, seen: Observed) -> dict[str, Any]:
     """Where clients reach the endpoint."""
-    parsed, service = decision.judgement.parsed, _service(decision, seen)
+    parsed, service = decision.evaluation.parsed, _service(decision, seen)
     gateway = _gateway(decision, seen)
     routed = [{"name": "gateway", "url": f"{gateway.url}/v1"}] if gateway else []
     if service is None:
@@ -196,36 +196,38 @@ def _where(decision: Decision, seen: Seen) -> dict[str, Any]:
     return {"url": internal, "addresses": addresses[: _ADDRESSES - len(routed)] + routed}
 
 
-def _service(decision: Decision, seen: Seen) -> Object | None:
+def _service(decision: Decision, seen: Observed) -> Object | None:
     """The endpoint's own Service."""
     service = seen.live.get(Child("Service"))
     return service if service is not None and is_ours(decision.owner, service) else None
 
 
-def _gateway(decision: Decision, seen: Seen) -> GatewaySettings | None:
+def _gateway(decision: Decision, seen: Observed) -> GatewaySettings | None:
     """The gateway that serves the endpoint: it finds the pods by the endpoint's own Service."""
     return seen.route.gateway if seen.route and _service(decision, seen) is not None else None
 
 
-def _routed(decision: Decision, seen: Seen) -> dict[str, Verdict]:
+def _routed(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]:
     route = seen.route
     if route is None:
         return {}
     if route.gateway and _gateway(decision, seen) is None:
-        return {"Routed": Verdict("False", "NoService", "the endpoint has no Service of its own; Ready says why")}
-    return {"Routed": Verdict("True" if route.gateway else "False", route.reason, route.message)}
+        return {
+            "Routed": ConditionStatus("False", "NoService", "the endpoint has no Service of its own; Ready says why")
+        }
+    return {"Routed": ConditionStatus("True" if route.gateway else "False", route.reason, route.message)}
 
 
-def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, Any]:
+def _workloads(endpoint: Endpoint, decision: Decision, seen: Observed) -> dict[str, Any]:
     """What runs. Where the spec is refused that is what the one before was made to."""
-    judgement = decision.judgement
-    if not decision.pinned or judgement.plan is None or judgement.parsed is None:
+    evaluation = decision.evaluation
+    if not decision.pinned or evaluation.plan is None or evaluation.parsed is None:
         before = endpoint.status.get("workloads")
         return {"workloads": before} if before else {}
-    runtime = judgement.parsed.spec.engine.runtime
+    runtime = evaluation.parsed.spec.engine.runtime
     reported = []
     for name, pinned in decision.pinned.items():
-        told: dict[str, Any] = {"args": told_args(engine(pinned.deployment))}
+        told: dict[str, Any] = {"args": reported_args(engine(pinned.deployment))}
         found = seen.workloads[name].reported if name in seen.workloads else None
         if found is not None:
             facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
@@ -234,7 +236,7 @@ def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, 
             told |= _engines(seen.workloads[name].engines)
         earlier = reported_workload(endpoint, name)
         # Where other pods run than would be made today, the numbers are theirs.
-        numbers = earlier["plan"] if pinned.differs and earlier else _plan(judgement.plan)
+        numbers = earlier["plan"] if pinned.differs and earlier else _plan(evaluation.plan)
         reported.append(
             {"name": name, "runtime": runtime, "image": image(pinned.deployment), "plan": numbers, "engine": told}
         )
@@ -290,16 +292,16 @@ def _plan(plan: Plan) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def told_args(container: Mapping[str, Any]) -> list[str]:
+def reported_args(container: Mapping[str, Any]) -> list[str]:
     """The engine's command line, as it is reported."""
     return [word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in container.get("args", ())]
 
 
-def _trouble(decision: Decision, seen: Seen) -> Diagnosis | None:
+def _trouble(decision: Decision, seen: Observed) -> Diagnosis | None:
     """What is in the way, wherever it comes from."""
-    judgement = decision.judgement
-    if judgement.violations:
-        return Diagnosis(judgement.violations[0].reason, "\n".join(map(str, judgement.violations)), lasting=True)
+    evaluation = decision.evaluation
+    if evaluation.violations:
+        return Diagnosis(evaluation.violations[0].reason, "\n".join(map(str, evaluation.violations)), lasting=True)
     if decision.conflict:
         return Diagnosis("NameConflict", decision.conflict.message, decision.conflict.lasting)
     if "exceeded quota" in seen.refusal:
@@ -309,75 +311,77 @@ def _trouble(decision: Decision, seen: Seen) -> Diagnosis | None:
     return seen.trouble
 
 
-def _accepted(decision: Decision) -> Verdict:
-    refused = decision.judgement.refused
+def _accepted(decision: Decision) -> ConditionStatus:
+    refused = decision.evaluation.refused
     if refused:
-        return Verdict("False", refused[0].reason, "\n".join(map(str, refused)))
-    return Verdict("True", "Accepted", "the spec obeys the rules")
+        return ConditionStatus("False", refused[0].reason, "\n".join(map(str, refused)))
+    return ConditionStatus("True", "Accepted", "the spec obeys the rules")
 
 
-def _planned(decision: Decision) -> Verdict:
-    judgement = decision.judgement
-    if judgement.unplannable:
-        return Verdict("False", judgement.unplannable[0].reason, "\n".join(map(str, judgement.unplannable)))
-    if judgement.plan is None:
-        return Verdict("Unknown", "NotAccepted", "only an accepted spec is planned")
-    placement = judgement.plan.placement
+def _planned(decision: Decision) -> ConditionStatus:
+    evaluation = decision.evaluation
+    if evaluation.unplannable:
+        return ConditionStatus("False", evaluation.unplannable[0].reason, "\n".join(map(str, evaluation.unplannable)))
+    if evaluation.plan is None:
+        return ConditionStatus("Unknown", "NotAccepted", "only an accepted spec is planned")
+    placement = evaluation.plan.placement
     pipeline = f", pipeline {placement.pipeline}" if placement.pipeline > 1 else ""
     spread = f"each pod runs tensor {placement.tensor}{pipeline}, data {placement.data}"
     if placement.expert:
         spread += f", expert {placement.tensor * placement.data}"
-    if judgement.plan.chosen_by:
-        unknown = judgement.plan.estimate is None
+    if evaluation.plan.chosen_by:
+        unknown = evaluation.plan.estimate is None
         why = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
-        spread += f", as {judgement.plan.chosen_by} Auto {why}"
-    spread = "; ".join((spread, *judgement.plan.warnings))
+        spread += f", as {evaluation.plan.chosen_by} Auto {why}"
+    spread = "; ".join((spread, *evaluation.plan.warnings))
     if decision.held:
-        return Verdict("Unknown", "ModelUnknown", f"{spread}; {_HELD}")
-    if judgement.plan.estimate is None:
-        return Verdict(
+        return ConditionStatus("Unknown", "ModelUnknown", f"{spread}; {_HELD}")
+    if evaluation.plan.estimate is None:
+        return ConditionStatus(
             "Unknown",
             "ModelUnknown",
-            f"{spread}; whether the model fits is judged by the engine at its start: {judgement.plan.unknown}",
+            f"{spread}; whether the model fits is judged by the engine at its start: {evaluation.plan.unknown}",
         )
-    return Verdict("True", "Planned", spread)
+    return ConditionStatus("True", "Planned", spread)
 
 
-def _available(rollout: Rollout) -> Verdict:
+def _available(rollout: Rollout) -> ConditionStatus:
     if rollout.available:
-        return Verdict("True", "Available", f"{rollout.available} of {rollout.desired} pods serve")
-    return Verdict("False", "NoPodServes", "no pod serves")
+        return ConditionStatus("True", "Available", f"{rollout.available} of {rollout.desired} pods serve")
+    return ConditionStatus("False", "NoPodServes", "no pod serves")
 
 
-def _progressing(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
+def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus:
     if trouble and (trouble.lasting or not (decision.objects or decision.held)):
-        return Verdict(
+        return ConditionStatus(
             "False", trouble.reason, "nothing changes until what keeps the endpoint from being ready is solved"
         )
     if decision.held:
-        return Verdict("True", "RollingOut", _HELD)
+        return ConditionStatus("True", "RollingOut", _HELD)
     if trouble and seen.placed:
-        return Verdict("False", "RolledOut", "every pod runs the newest spec; Ready says why not all of them serve")
+        return ConditionStatus(
+            "False", "RolledOut", "every pod runs the newest spec; Ready says why not all of them serve"
+        )
     if not seen.complete:
-        return Verdict("True", "RollingOut", _progress(seen.unfinished or _NONE))
+        return ConditionStatus("True", "RollingOut", _progress(seen.unfinished or _NONE))
     newer = next((each.waiting for each in decision.pinned.values() if each.waiting), None)
     if newer:
-        return Verdict(
+        return ConditionStatus(
             "False",
             "NewerImageWaiting",
             f"every pod runs the newest spec; the catalogue's image is now {newer}, which is taken "
             "with the next change of the spec, or with spec.rollout.imageUpdates: Always",
         )
-    return Verdict("False", "RolledOut", "every pod runs the newest spec")
+    return ConditionStatus("False", "RolledOut", "every pod runs the newest spec")
 
 
-def _stalled(trouble: Diagnosis | None) -> Verdict:
+def _stalled(trouble: Diagnosis | None) -> ConditionStatus:
     if trouble and trouble.lasting:
-        return Verdict("True", trouble.reason, trouble.message)
-    return Verdict("False", "NotStalled", "nothing is in the way that waiting does not mend")
+        return ConditionStatus("True", trouble.reason, trouble.message)
+    return ConditionStatus("False", "NotStalled", "nothing is in the way that waiting does not fix")
 
 
-def _degraded(seen: Seen) -> dict[str, Verdict]:
+def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
     # Of a pod with one engine, or where none serves, readiness says it.
     pods = [(pod, engines) for pod, engines in every if len(engines.each) > 1 and len(engines.down) < len(engines.each)]
@@ -385,21 +389,21 @@ def _degraded(seen: Seen) -> dict[str, Verdict]:
         return {}
     down = [
         f"pod {pod}: {len(engines.down)} of {len(engines.each)} engines {'does' if len(engines.down) == 1 else 'do'} "
-        f"not serve: {_told(engines)}"
+        f"not serve: {_reported_text(engines)}"
         for pod, engines in pods
         if engines.down
     ]
     if not down:
-        return {"Degraded": Verdict("False", "EveryCopyServes", "every engine of the model serves")}
+        return {"Degraded": ConditionStatus("False", "EveryCopyServes", "every engine of the model serves")}
     more = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
     remedy = "the others of its pod serve; one that does not come back says why in the pod's log"
-    return {"Degraded": Verdict("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
+    return {"Degraded": ConditionStatus("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
 
 
-def _told(engines: EngineStates) -> str:
+def _reported_text(engines: EngineStates) -> str:
     """What a pod says of its engines that do not serve."""
     told = [
-        f"engine {engine.number}{_lacks(engine)}{f': {engine.message[:_SAID]}' if engine.message else ''}"
+        f"engine {engine.number}{_lacks(engine)}{f': {engine.message[:_MESSAGE_LIMIT]}' if engine.message else ''}"
         for engine in engines.down
     ]
     more = f"; and {len(told) - _COPIES} more" if len(told) > _COPIES else ""
@@ -413,30 +417,32 @@ def _lacks(engine: EngineState) -> str:
     return f" lacks rank{'s' if len(engine.missing_ranks) > 1 else ''} {missing} of {engine.ranks}"
 
 
-def _waited_for(seen: Seen) -> str:
+def _waited_for(seen: Observed) -> str:
     """What pods say of which no engine serves."""
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
-    told = [f"; pod {pod}: {_told(engines)}" for pod, engines in every if len(engines.down) == len(engines.each)]
+    told = [
+        f"; pod {pod}: {_reported_text(engines)}" for pod, engines in every if len(engines.down) == len(engines.each)
+    ]
     return "".join(told[:_PODS])
 
 
-def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
+def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus:
     rollout = seen.rollout
     if rollout is not None and seen.complete and decision.objects and not seen.refusal:
         if rollout.desired == 0:
-            return Verdict("True", "ScaledToZero", "spec.replicas is 0")
+            return ConditionStatus("True", "ScaledToZero", "spec.replicas is 0")
         serving = f"{rollout.available} of {rollout.desired} pods serve the newest spec"
-        return Verdict("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
+        return ConditionStatus("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
     if trouble:
-        return Verdict("False", trouble.reason, trouble.message)
+        return ConditionStatus("False", trouble.reason, trouble.message)
     if decision.held:
-        return Verdict("False", "RollingOut", _HELD)
+        return ConditionStatus("False", "RollingOut", _HELD)
     if rollout is None:
-        return Verdict("False", "RollingOut", "the Deployment does not exist yet")
-    return Verdict("False", "RollingOut", _progress(seen.unfinished or rollout) + _waited_for(seen))
+        return ConditionStatus("False", "RollingOut", "the Deployment does not exist yet")
+    return ConditionStatus("False", "RollingOut", _progress(seen.unfinished or rollout) + _waited_for(seen))
 
 
-def older_objects(decision: Decision, seen: Seen) -> list[str]:
+def older_objects(decision: Decision, seen: Observed) -> list[str]:
     """What is said of Secrets and ConfigMaps of which pods run with an earlier state: one sentence each, and what
     renews them."""
     owner, said = decision.owner, []
@@ -459,7 +465,7 @@ def _progress(rollout: Rollout) -> str:
     return f"{serving} of {rollout.desired} pods serve the newest spec" + (f"; {leaving} to go" if leaving > 0 else "")
 
 
-def _conditions(endpoint: Endpoint, verdicts: Mapping[str, Verdict], now: datetime) -> list[dict[str, Any]]:
+def _conditions(endpoint: Endpoint, verdicts: Mapping[str, ConditionStatus], now: datetime) -> list[dict[str, Any]]:
     before = {each["type"]: each for each in endpoint.status.get("conditions", ())}
     conditions = []
     for kind, verdict in verdicts.items():

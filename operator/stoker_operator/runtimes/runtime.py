@@ -21,7 +21,7 @@ from stoker_operator.plan.planner import Plan
 #: Port an engine listens on in a pod.
 PORT: Final = 8000
 _EVERY_IPV4: Final = "0.0.0.0"
-#: Seconds after the end of a pod has begun in which requests still reach it: every node and proxy must learn first.
+#: Seconds after the end of a pod has started in which requests still reach it: every node and proxy must learn first.
 SHUTDOWN_GRACE: Final = 5.0
 
 
@@ -31,7 +31,7 @@ class Invocation:
 
     Attributes:
         words: after the program's name.
-        grace: seconds in which requests that still arrive after the end has begun are served.
+        grace: seconds in which requests that still arrive after the end has started are served.
     """
 
     words: tuple[str, ...]

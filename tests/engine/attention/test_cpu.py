@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker_engine.attention.backend import AttentionShape
-from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract import names
 from stoker_engine.kernels.cpu.library import load
@@ -39,9 +39,9 @@ EXACT = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
 @pytest.fixture(params=each_level())
-def backend(request: pytest.FixtureRequest) -> NativeBackend:
+def backend(request: pytest.FixtureRequest) -> CpuBackend:
     """The kernels of one level; those that are not this processor's best take a compilation more."""
-    return NativeBackend(load(request.param))
+    return CpuBackend(load(request.param))
 
 
 def whole(sequences: Sequences) -> list[tuple[int, int, int]]:
@@ -51,14 +51,14 @@ def whole(sequences: Sequences) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
-def test_equals_attention_written_out(backend: NativeBackend, name: str, dtype: torch.dtype) -> None:
+def test_equals_attention_written_out(backend: CpuBackend, name: str, dtype: torch.dtype) -> None:
     sequences = Sequences.random(SHAPES[name], LENGTHS, dtype)
     for index, rows in enumerate(run(backend, sequences, whole(sequences))):
         torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=EXACT[dtype], atol=EXACT[dtype])
 
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-def test_latent_values_lie_within_the_keys(backend: NativeBackend, dtype: torch.dtype) -> None:
+def test_latent_values_lie_within_the_keys(backend: CpuBackend, dtype: torch.dtype) -> None:
     shape = AttentionShape(num_heads=40, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1)
     sequences = Sequences.random(shape, LENGTHS, dtype, latent=True)
     for index, rows in enumerate(run(backend, sequences, whole(sequences))):
@@ -67,7 +67,7 @@ def test_latent_values_lie_within_the_keys(backend: NativeBackend, dtype: torch.
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
-def test_bits_do_not_depend_on_batch_or_chunks(backend: NativeBackend, name: str, dtype: torch.dtype) -> None:
+def test_bits_do_not_depend_on_batch_or_chunks(backend: CpuBackend, name: str, dtype: torch.dtype) -> None:
     """Long enough for several parts, whose results are merged."""
     sequences = Sequences.random(SHAPES[name], [2100, 33, 1], dtype)
     together = run(backend, sequences, [(2, 0, 1), (0, 0, 2100), (1, 0, 33)])
@@ -85,7 +85,7 @@ def test_bits_do_not_depend_on_batch_or_chunks(backend: NativeBackend, name: str
 @pytest.mark.parametrize("name", ["grouped", "one head each", "window", "odd sizes"])
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_bits_of_many_decodes_are_those_alone(
-    backend: NativeBackend, heads_first: bool, name: str, dtype: torch.dtype
+    backend: CpuBackend, heads_first: bool, name: str, dtype: torch.dtype
 ) -> None:
     """So many that threads take all heads of one, and fetch the next; of lengths around tiles and parts."""
     lengths = [2, 17, 64, 65, 127, 128, 129, 130, 255, 256, 257, 300, 384, 385, 511, 512, 513, 514, 640, 700]
@@ -97,7 +97,7 @@ def test_bits_of_many_decodes_are_those_alone(
     assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
 
 
-def test_bits_do_not_depend_on_threads(backend: NativeBackend) -> None:
+def test_bits_do_not_depend_on_threads(backend: CpuBackend) -> None:
     sequences = Sequences.random(PLAIN, [2100, 300], torch.float32)
     before = torch.get_num_threads()
     results = []
@@ -110,7 +110,7 @@ def test_bits_do_not_depend_on_threads(backend: NativeBackend) -> None:
 
 @pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-def test_a_query_that_is_no_number_spoils_no_other(backend: NativeBackend, dtype: torch.dtype, what: float) -> None:
+def test_a_query_that_is_no_number_spoils_no_other(backend: CpuBackend, dtype: torch.dtype, what: float) -> None:
     """Rows that are run together, of several heads and queries, share vectors."""
     sequences = Sequences.random(PLAIN, [700], dtype)
     (clean,) = run(backend, sequences, [(0, 0, 700)])
@@ -139,7 +139,7 @@ def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 @pytest.mark.parametrize("name", ["grouped", "window", "odd sizes", "tiny"])
-def test_caches_of_other_dtypes(backend: NativeBackend, name: str, kv_cache_dtype: str, dtype: torch.dtype) -> None:
+def test_caches_of_other_dtypes(backend: CpuBackend, name: str, kv_cache_dtype: str, dtype: torch.dtype) -> None:
     """Both backends attend to what must have been stored, and store the same bytes."""
     stored = []
     for each in (backend, SdpaBackend()):
@@ -153,7 +153,7 @@ def test_caches_of_other_dtypes(backend: NativeBackend, name: str, kv_cache_dtyp
 
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
-def test_a_latent_vector_has_one_scale(backend: NativeBackend, kv_cache_dtype: str) -> None:
+def test_a_latent_vector_has_one_scale(backend: CpuBackend, kv_cache_dtype: str) -> None:
     shape = AttentionShape(num_heads=40, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1)
     own = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
     for each in (backend, SdpaBackend()):
@@ -163,7 +163,7 @@ def test_a_latent_vector_has_one_scale(backend: NativeBackend, kv_cache_dtype: s
 
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
-def test_bits_of_other_caches_do_not_depend_on_batch_or_chunks(backend: NativeBackend, kv_cache_dtype: str) -> None:
+def test_bits_of_other_caches_do_not_depend_on_batch_or_chunks(backend: CpuBackend, kv_cache_dtype: str) -> None:
     """And what a token stored never changes: blocks that are full have the same bytes after every later step."""
     shape = SHAPES["window" if kv_cache_dtype == "bfloat16" else "grouped"]
 

@@ -12,8 +12,8 @@ import torch
 from stoker_common.errors import ArgumentError
 from stoker_engine.architectures.decoder_config import AttentionConfig
 from stoker_engine.architectures.mla_config import MLAConfig
-from stoker_engine.attention.cpu import NativeBackend
-from stoker_engine.attention.external import Served, by_package
+from stoker_engine.attention.cpu import CpuBackend
+from stoker_engine.attention.external import AttentionRequirements, by_package
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
@@ -22,17 +22,17 @@ CPU = torch.device("cpu")
 LAYER = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
 
 
-def served(
+def requirements(
     dtype: torch.dtype, layer: AttentionConfig = LAYER, stored: str = "bfloat16", block_size: int = 256
-) -> Served:
-    return Served([LAYER, layer], dtype, stored, block_size)
+) -> AttentionRequirements:
+    return AttentionRequirements([LAYER, layer], dtype, stored, block_size)
 
 
 def test_by_its_name_or_the_fastest() -> None:
-    assert isinstance(attention_backend(CPU, served(torch.float32)), NativeBackend)
-    assert isinstance(attention_backend(CPU, served(torch.float16)), SdpaBackend)
-    assert isinstance(attention_backend(CPU, served(torch.float32), name="native"), NativeBackend)
-    assert isinstance(attention_backend(CPU, served(torch.float32), name="sdpa"), SdpaBackend)
+    assert isinstance(attention_backend(CPU, requirements(torch.float32)), CpuBackend)
+    assert isinstance(attention_backend(CPU, requirements(torch.float16)), SdpaBackend)
+    assert isinstance(attention_backend(CPU, requirements(torch.float32), name="native"), CpuBackend)
+    assert isinstance(attention_backend(CPU, requirements(torch.float32), name="sdpa"), SdpaBackend)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_by_its_name_or_the_fastest() -> None:
 )
 def test_what_cannot_run_here_is_refused(dtype: torch.dtype, name: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=f"--attention-backend: .*{said}"):
-        attention_backend(CPU, served(dtype), name=name)  # type: ignore[arg-type]
+        attention_backend(CPU, requirements(dtype), name=name)  # type: ignore[arg-type]
 
 
 def test_what_nobody_knows_is_refused() -> None:
@@ -54,7 +54,7 @@ def test_what_nobody_knows_is_refused() -> None:
 
 def test_batch_invariance_is_refused_where_torch_computes() -> None:
     with pytest.raises(ArgumentError, match=r"--batch-invariant.*Triton's kernels.*--attention-backend sdpa"):
-        attention_backend(CPU, served(torch.float32), batch_invariant=True, name="sdpa")
+        attention_backend(CPU, requirements(torch.float32), batch_invariant=True, name="sdpa")
 
 
 def test_latent_attention_in_float32_has_no_room_on_some_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +68,11 @@ def test_latent_attention_in_float32_has_no_room_on_some_gpus(monkeypatch: pytes
     ]:
         properties = SimpleNamespace(shared_memory_per_block=size << 10)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
-        backend = attention_backend(gpu, served(dtype, latent))
+        backend = attention_backend(gpu, requirements(dtype, latent))
         assert type(backend).__name__.lower() == f"{taken}backend"
         if taken == "sdpa":
             with pytest.raises(ArgumentError, match=r"needs more shared memory .* choose auto, or sdpa"):
-                attention_backend(gpu, served(dtype, latent), name="triton")
+                attention_backend(gpu, requirements(dtype, latent), name="triton")
 
 
 LATENT = dataclasses.replace(LAYER, latent=MLAConfig(None, 64, 32, 16, 32))
@@ -81,29 +81,29 @@ LATENT = dataclasses.replace(LAYER, latent=MLAConfig(None, 64, 32, 16, 32))
 @pytest.mark.parametrize(
     ("name", "asked", "said"),
     [
-        ("flash-attn", served(torch.float32), "in bfloat16 or float16, not in float32"),
-        ("flash-attn", served(torch.float16), r"not in bfloat16 \(--kv-cache-dtype\)"),
-        ("flash-attn", served(torch.bfloat16, stored="float8_e4m3fn"), "not in float8_e4m3fn"),
-        ("flash-attn", served(torch.bfloat16, block_size=16), r"have 256 tokens, not 16 \(--block-size\)"),
+        ("flash-attn", requirements(torch.float32), "in bfloat16 or float16, not in float32"),
+        ("flash-attn", requirements(torch.float16), r"not in bfloat16 \(--kv-cache-dtype\)"),
+        ("flash-attn", requirements(torch.bfloat16, stored="float8_e4m3fn"), "not in float8_e4m3fn"),
+        ("flash-attn", requirements(torch.bfloat16, block_size=16), r"have 256 tokens, not 16 \(--block-size\)"),
         (
             "flash-attn",
-            served(torch.bfloat16, dataclasses.replace(LAYER, head_dim=84)),
+            requirements(torch.bfloat16, dataclasses.replace(LAYER, head_dim=84)),
             "multiples of 8 up to 256, not 84",
         ),
-        ("flash-attn", served(torch.bfloat16, dataclasses.replace(LAYER, head_dim=264)), "up to 256, not 264"),
+        ("flash-attn", requirements(torch.bfloat16, dataclasses.replace(LAYER, head_dim=264)), "up to 256, not 264"),
         (
             "flashinfer",
-            served(torch.bfloat16, dataclasses.replace(LAYER, head_dim=96)),
+            requirements(torch.bfloat16, dataclasses.replace(LAYER, head_dim=96)),
             "have 64, 128, 256 numbers, not 96",
         ),
-        ("flashinfer", served(torch.bfloat16, dataclasses.replace(LAYER, alibi_slopes=(1.0,) * 4)), "ALiBi"),
-        ("flashinfer", served(torch.bfloat16, dataclasses.replace(LAYER, sinks=True)), "no sinks"),
-        ("flashinfer", served(torch.bfloat16, dataclasses.replace(LAYER, value_head_dim=32)), "not 64 and 32"),
-        ("flashinfer", served(torch.bfloat16, LATENT), "no latent attention"),
+        ("flashinfer", requirements(torch.bfloat16, dataclasses.replace(LAYER, alibi_slopes=(1.0,) * 4)), "ALiBi"),
+        ("flashinfer", requirements(torch.bfloat16, dataclasses.replace(LAYER, sinks=True)), "no sinks"),
+        ("flashinfer", requirements(torch.bfloat16, dataclasses.replace(LAYER, value_head_dim=32)), "not 64 and 32"),
+        ("flashinfer", requirements(torch.bfloat16, LATENT), "no latent attention"),
     ],
 )
 def test_packages_are_refused_what_they_cannot(
-    name: Any, asked: Served, said: str, monkeypatch: pytest.MonkeyPatch
+    name: Any, asked: AttentionRequirements, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ArgumentError, match=rf"--attention-backend: {name} .*is not installed; choose auto, or sdpa"):
         by_package(name, asked, None)

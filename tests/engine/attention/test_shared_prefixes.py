@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker_engine.attention.backend import AttentionShape
-from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.kernels.cpu.library import library
 
 from .conftest import Sequences, run
@@ -53,7 +53,7 @@ def _related(shape: AttentionShape, dtype: torch.dtype, block_size: int, kv_cach
 def test_bits_are_those_alone(name: str, block_size: int, dtype: torch.dtype) -> None:
     found = library()
     assert found is not None
-    backend = NativeBackend(found)
+    backend = CpuBackend(found)
     sequences = _related(SHAPES[name], dtype, block_size)
     last = [(s, length - 1, length) for s, (length, _, _) in enumerate(FAMILIES)]
     together = run(backend, sequences, [(s, 0, end) for s, end, _ in last if end], last)
@@ -69,7 +69,7 @@ def test_more_than_a_tile_has_rows_for() -> None:
     """With 8-bit keys, each token's own scale."""
     found = library()
     assert found is not None
-    backend, count = NativeBackend(found), 70
+    backend, count = CpuBackend(found), 70
     sequences = Sequences.random(PLAIN, [516] * count, torch.bfloat16, kv_cache_dtype="fp8_per_token_head")
     for s in range(1, count):
         sequences.blocks[s][:32] = sequences.blocks[0][:32]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape
-from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.cpu.library import library
 
@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     kernels = library()
     if kernels is None:
         pytest.skip("there are no CPU kernels here")
-    return NativeBackend(kernels)
+    return CpuBackend(kernels)
 
 
 def cut(rng: random.Random, lengths: list[int]) -> list[list[tuple[int, int, int]]]:
@@ -81,11 +81,11 @@ def test_what_a_row_does_not_see_may_be_nan(
     shape = dataclasses.replace(SHAPE, num_kv_heads=num_kv_heads, sliding_window=window)
     length = 300
     clean = Sequences.random(shape, [length], dtype, kv_cache_dtype=kv_cache_dtype)
-    [expected] = run(NativeBackend(kernels), clean, [(0, 0, length)])
+    [expected] = run(CpuBackend(kernels), clean, [(0, 0, length)])
     for spoiled in (0, 21, 63, 64, 150, 299):
         sequences = Sequences.random(shape, [length], dtype, kv_cache_dtype=kv_cache_dtype)
         sequences.keys[0][spoiled] = sequences.values[0][spoiled] = torch.nan
-        [rows] = run(NativeBackend(kernels), sequences, [(0, 0, length)])
+        [rows] = run(CpuBackend(kernels), sequences, [(0, 0, length)])
         position = torch.arange(length)
         sees = position >= spoiled
         if window is not None:
@@ -102,9 +102,9 @@ def test_nan_in_all_keys_of_a_tile_is_seen(dtype: torch.dtype) -> None:
         pytest.skip("there are no CPU kernels here")
     sequences = Sequences.random(SHAPE, [300], dtype)
     sequences.keys[0][64:128] = torch.nan
-    [rows] = run(NativeBackend(kernels), sequences, [(0, 0, 300)])
+    [rows] = run(CpuBackend(kernels), sequences, [(0, 0, 300)])
     assert rows[:64].isfinite().all() and rows[64:].isnan().all()
     sequences = Sequences.random(SHAPE, [300], dtype)
     sequences.keys[0][:64] = torch.nan
-    [rows] = run(NativeBackend(kernels), sequences, [(0, 0, 300)])
+    [rows] = run(CpuBackend(kernels), sequences, [(0, 0, 300)])
     assert rows.isnan().all()

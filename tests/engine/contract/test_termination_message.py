@@ -8,24 +8,24 @@ import pytest
 
 from stoker_common import errors
 from stoker_common.subprocesses.load_failed import LoadFailed
-from stoker_engine.contract.termination_message import MAX_BYTES, LastWords, Reason
+from stoker_engine.contract.termination_message import MAX_BYTES, Reason, TerminationMessage
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_what_is_written_is_read_back(reason: Reason) -> None:
-    words = LastWords(reason, "model.safetensors: no such tensor: a\nsecond line")
-    assert LastWords.parse(f"{words}\n") == words
+    words = TerminationMessage(reason, "model.safetensors: no such tensor: a\nsecond line")
+    assert TerminationMessage.parse(f"{words}\n") == words
 
 
 @pytest.mark.parametrize("text", ["", "Killed", "Traceback (most recent call last):", "NoSuchReason: x", "OutOfMemory"])
 def test_what_others_wrote_is_not_taken_for_ours(text: str) -> None:
-    assert LastWords.parse(text) is None
+    assert TerminationMessage.parse(text) is None
 
 
 def test_a_long_message_keeps_its_reason() -> None:
-    text = str(LastWords(Reason.ENGINE_DIED, "é" * MAX_BYTES))
+    text = str(TerminationMessage(Reason.ENGINE_DIED, "é" * MAX_BYTES))
     assert len(text.encode()) <= MAX_BYTES, "the kubelet cuts what is longer, at the front"
-    words = LastWords.parse(text)
+    words = TerminationMessage.parse(text)
     assert words is not None and words.reason is Reason.ENGINE_DIED
 
 
@@ -46,9 +46,11 @@ def test_a_long_message_keeps_its_reason() -> None:
 def test_an_error_has_its_reason_on_both_sides_of_the_pipe(error: errors.StokerError, reason: Reason) -> None:
     crossed = pickle.loads(pickle.dumps(LoadFailed.of(error))).error()
     for each in (error, crossed):
-        assert LastWords.of(each) == LastWords(reason, str(error))
+        assert TerminationMessage.of(each) == TerminationMessage(reason, str(error))
 
 
 def test_an_error_without_a_kind_has_the_reason_of_where_it_happened() -> None:
-    assert LastWords.of(errors.StokerError("no address"), Reason.START_ERROR).reason is Reason.START_ERROR
-    assert LastWords.of(ZeroDivisionError("by zero")) == LastWords(Reason.ENGINE_DIED, "ZeroDivisionError: by zero")
+    assert TerminationMessage.of(errors.StokerError("no address"), Reason.START_ERROR).reason is Reason.START_ERROR
+    assert TerminationMessage.of(ZeroDivisionError("by zero")) == TerminationMessage(
+        Reason.ENGINE_DIED, "ZeroDivisionError: by zero"
+    )

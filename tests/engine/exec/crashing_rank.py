@@ -33,7 +33,7 @@ from typing import Any
 from stoker_common.errors import ArgumentError, WeightsError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Sampled, Step, StepResult
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 
 DEATHS, RANK, PIPE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
@@ -76,7 +76,7 @@ class RankLostError(RuntimeError):
 class Joined:
     """Ranks that meet in the file of their rendezvous: each counts there how often it came."""
 
-    def __init__(self, rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: object) -> None:
+    def __init__(self, rank: int, layout: RankLayout, rendezvous: str, timeout_s: float, shared: object) -> None:
         assert (shared is None) == rendezvous.startswith("tcp:")  # ranks of several nodes share no memory
         self.rank, self.size, self._timeout_s, self._met = rank, layout.size, timeout_s, 0
         self.groups = self

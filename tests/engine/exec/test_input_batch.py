@@ -9,7 +9,7 @@ import numpy as np
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Fork, NewSequence, Step
-from stoker_engine.exec.input_batch import Rows
+from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
 GROUPS = (CacheGroup(None, (0,), 1), CacheGroup(8, (1,), 1), CacheGroup(None, (2,), 0, "state", 9, 3))
@@ -29,7 +29,7 @@ def new(row: int, request: EngineRequest, length: int) -> NewSequence:
 
 
 def test_a_row_holds_nothing_of_whom_it_held_before() -> None:
-    rows = Rows(4, 64, 4, GROUPS)
+    rows = InputBatch(4, 64, 4, GROUPS)
     rows.apply(step(new=[new(2, asked("a", list(range(30)), repetition_penalty=1.5), 8)]))
     rows.apply(step(tables=array("i", [0, 2, 8, 15, 1, 2, 0, NULL_BLOCK])))
     assert rows.tables[0, 2, :10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 15, 0]
@@ -41,7 +41,7 @@ def test_a_row_holds_nothing_of_whom_it_held_before() -> None:
 
 
 def test_a_fork_counts_its_own_tokens_though_its_parent_is_ahead() -> None:
-    rows = Rows(4, 64, 4, GROUPS)
+    rows = InputBatch(4, 64, 4, GROUPS)
     rows.apply(step(new=[new(0, asked("a", [7, 7, 8], frequency_penalty=1.0, n=2), 1)]))
     rows.append(0, 3, [9])
     rows.append_one([0], [4], [10])
@@ -54,7 +54,7 @@ def test_a_fork_counts_its_own_tokens_though_its_parent_is_ahead() -> None:
 
 
 def test_an_id_that_comes_again_brings_rules_of_its_own() -> None:
-    rows = Rows(4, 64, 4, GROUPS)
+    rows = InputBatch(4, 64, 4, GROUPS)
     rows.apply(step(new=[new(0, asked("a", [1, 2], logit_bias={5: 100.0}), 1)]))
     rows.apply(step(new=[new(1, asked("a", [1, 2]), 1)]))  # the first has ended; its row is nobody's yet
     assert rows.choice(0, 2, 1, []) is not None
@@ -65,7 +65,7 @@ def test_an_id_that_comes_again_brings_rules_of_its_own() -> None:
 
 
 def test_sequences_of_one_request_share_its_rules() -> None:
-    rows = Rows(4, 64, 4, GROUPS)
+    rows = InputBatch(4, 64, 4, GROUPS)
     request = asked("a", [1, 2], logit_bias={5: 1.0})
     rows.apply(step(new=[new(0, request, 1), new(1, request, 1)]))
     assert rows.states[0].rules is rows.states[1].rules is not None

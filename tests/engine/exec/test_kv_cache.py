@@ -13,8 +13,8 @@ from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
-from stoker_engine.parallel.communicator import Alone
-from stoker_engine.parallel.rank_groups import Groups
+from stoker_engine.parallel.communicator import SingleRank
+from stoker_engine.parallel.rank_groups import RankGroups
 from stoker_engine.sizing.cache_groups import cache_groups
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Device, Numbers, memory_use
@@ -91,7 +91,7 @@ def test_a_cache_that_is_too_small_is_refused_with_a_remedy_that_helps(blocks: i
     assert ("--max-model-len to" in str(refused.value)) == (blocks > 1)
 
 
-class _UnequalRanks(Alone):
+class _UnequalRanks(SingleRank):
     """Another rank has 7 blocks fewer than this one."""
 
     size = 2
@@ -124,7 +124,7 @@ def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: p
     monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 4 << 30)
     config, args = ModelConfig.from_dict(TINY), EngineArgs("m", gpu_memory_utilization=1)
     alone = plan_kv_cache(args, config, torch.float32, torch.device("cpu"))
-    ranks = Groups(engine=_UnequalRanks())
+    ranks = RankGroups(engine=_UnequalRanks())
     two = plan_kv_cache(replace(args, tensor_parallel_size=2), config, torch.float32, torch.device("cpu"), ranks)
     # Each has half of the heads, and half of the memory.
     assert two.groups[0].bytes_per_token * 2 == alone.groups[0].bytes_per_token

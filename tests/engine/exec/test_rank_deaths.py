@@ -182,7 +182,7 @@ def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make, monkey
 
 
 def test_a_rank_that_begins_late_is_no_stuck_one(make: Make, deaths: Path) -> None:
-    """However short the step timeout is: until it has begun, no other one waits for it."""
+    """However short the step timeout is: until it has started, no other one waits for it."""
     (deaths / "late-1").write_text("4")
     _run(make(step_timeout=3.0), 6)
 
@@ -224,12 +224,12 @@ def test_steps_that_are_abandoned(make: Make) -> None:
     for number in range(3):
         executor.launch(_step(number))
     executor.collect()
-    executor.abandon()
+    executor.discard_in_flight()
     executor.launch(_step(3))
     assert executor.collect().sampled[0].token_ids == [[0, 1, 2, 3]]
     executor.launch(_step(4))
     os.kill(executor._ranks[0].pid, signal.SIGKILL)
-    executor.abandon()
+    executor.discard_in_flight()
     with pytest.raises(EngineKilledError):
         executor.collect()
 

@@ -14,7 +14,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.engine import Engine
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 
 _MIB = 1024**2
@@ -65,7 +65,7 @@ def test_a_process_takes_its_share(sizes: dict[str, Any], tmp_path: Path) -> Non
     for layers in (2, 14):
         model = _llama(tmp_path / f"{layers}", layers)
         args = EngineArgs(str(model), dtype="float32", device="cpu", num_gpu_blocks_override=16, **sizes)
-        layout, config = Layout.of(args), find_checkpoint(args).config
+        layout, config = RankLayout.of(args), find_checkpoint(args).config
         taken.append(_of_each_rank(args))
         planned.append(
             [

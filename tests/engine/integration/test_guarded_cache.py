@@ -73,7 +73,7 @@ def test_a_wrong_block_in_a_table_is_noticed(wrong: str, tiny_gemma3: Path) -> N
     one, other = (engine.scheduler.requests[name].live[0] for name in "ab")
     free = next(b for b in range(1, 256) if engine.scheduler.kv.pool.is_free(b))
     blocks = {"the null block": NULL_BLOCK, "a free block": free, "another's block": other.blocks[1][-1]}
-    rows = engine.executor.runner._rows  # type: ignore[attr-defined]
+    rows = engine.executor.runner._batch  # type: ignore[attr-defined]
     rows.tables[1, one.row, len(one.blocks[1]) - 1] = blocks[wrong]
     with pytest.raises(AssertionError):
         engine.step()

@@ -148,7 +148,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed
 def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny_llama: Path) -> None:
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, async_scheduling=True, **SMALL)  # type: ignore[arg-type]
     engine = Engine(args, find_checkpoint(args))
-    abandon, executor = engine.executor.abandon, engine.executor
+    discard_in_flight, executor = engine.executor.discard_in_flight, engine.executor
     for request in requests(random.Random(5), 4):
         engine.add(request)
     engine.step()
@@ -158,10 +158,10 @@ def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(executor, "collect", interrupted)
-        patched.setattr(executor, "abandon", interrupted)
+        patched.setattr(executor, "discard_in_flight", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
-    abandon()
+    discard_in_flight()
     for request_id in list(engine.scheduler.requests):
         engine.abort(request_id)
     while engine.has_work:

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 
 from stoker_engine.architectures.stored_formats import StoredFormat
-from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.kernels.cpu.block_panels import block_panels
-from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.isa import usable_isas
 from stoker_engine.kernels.cpu.library import load
-from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.linear import linear
 from stoker_engine.kernels.cpu.panels import panels
 
 from ..attention.conftest import Sequences, run
@@ -26,7 +26,7 @@ from .test_fuzz import Numbers, close
 @pytest.fixture(scope="module")
 def kernels() -> ctypes.CDLL:
     """The kernels with the model of tiles."""
-    return load(next(level for level in usable_levels() if level.name == "avx512-bf16"))
+    return load(next(isa for isa in usable_isas() if isa.name == "avx512-bf16"))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -39,16 +39,16 @@ def test_products_of_tiles(kernels: ctypes.CDLL, seed: int) -> None:
     x, weight = (numbers.rows_of_wider(each, inner, dice.randrange(9)) for each in (count, outputs))
     bias = dice.choice([None, numbers(outputs)])
     before = kernels.amx_model_products()
-    got = product(kernels, weight, bias)(x)
+    got = linear(kernels, weight, bias)(x)
     assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
     close(got, functional.linear(x.double(), weight.double(), None if bias is None else bias.double()))
     for row in {0, count // 2, count - 1}:
-        assert torch.equal(product(kernels, weight, bias)(x[row : row + 1]), got[row : row + 1])
+        assert torch.equal(linear(kernels, weight, bias)(x[row : row + 1]), got[row : row + 1])
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_panels_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
-    """Likewise, with weights in panels, in more rows than a block of them has."""
+    """The same, with weights in panels, in more rows than a block of them has."""
     dice = random.Random(seed)
     operations = panels(kernels)
     assert operations is not None
@@ -60,7 +60,7 @@ def test_panels_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
     x, weight, bias = numbers.rows_of_wider(count, inner, dice.randrange(9)), numbers(outputs, inner), numbers(outputs)
     in_panels, before = weight.clone(), kernels.amx_model_products()
     operations.pack(in_panels)
-    multiply = operations.product(in_panels, bias)
+    multiply = operations.linear(in_panels, bias)
     got = multiply(x)
     assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
     close(got, functional.linear(x.double(), weight.double(), bias.double()))
@@ -75,7 +75,7 @@ def test_blocks_by_tiles(kernels: ctypes.CDLL, stored: StoredFormat) -> None:
     assert of_blocks is not None
     numbers, blocks = Numbers(inner, torch.bfloat16), random_stored(stored, 37, inner, seed=1)
     of_blocks.pack(blocks, stored, inner)
-    multiply = of_blocks.product(blocks, stored, inner, torch.bfloat16, numbers(37))
+    multiply = of_blocks.linear(blocks, stored, inner, torch.bfloat16, numbers(37))
     x = numbers.rows_of_wider(50, inner, 3)
     few = torch.cat([multiply(x[at : at + 5]) for at in range(0, 50, 5)])
     before = kernels.amx_model_products()
@@ -88,9 +88,9 @@ def test_attention_by_tiles(kernels: ctypes.CDLL) -> None:
     """In chunks as in a whole, bit for bit."""
     sequences = Sequences.random(SHAPE, [150, 33], torch.bfloat16)
     before = kernels.amx_model_products()
-    whole = run(NativeBackend(kernels), sequences, [(0, 0, 150), (1, 0, 33)])
+    whole = run(CpuBackend(kernels), sequences, [(0, 0, 150), (1, 0, 33)])
     assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
-    parts = run(NativeBackend(kernels), sequences, [(0, 0, 1), (1, 0, 20)], [(0, 1, 149), (1, 20, 33)], [(0, 149, 150)])
+    parts = run(CpuBackend(kernels), sequences, [(0, 0, 1), (1, 0, 20)], [(0, 1, 149), (1, 20, 33)], [(0, 149, 150)])
     for index, (rows, others) in enumerate(zip(whole, parts, strict=True)):
         close(rows, sequences.expected(index))
         assert torch.equal(rows, others)

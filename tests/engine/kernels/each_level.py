@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.isa import usable_isas
 
 #: Of levels that are not this processor's widest, the one that CI draws from: each takes a compilation of minutes, and
 #: other machines' widest are run there.
@@ -16,6 +16,6 @@ _DRAWN: Final = "avx2"
 def each_level() -> list[Any]:
     """Parameters: the widest level, and the others as slow tests."""
     return [
-        pytest.param(level, id=level.name, marks=[pytest.mark.slow(drawn=level.name == _DRAWN)] * (n > 0))
-        for n, level in enumerate(usable_levels())
+        pytest.param(isa, id=isa.name, marks=[pytest.mark.slow(drawn=isa.name == _DRAWN)] * (n > 0))
+        for n, isa in enumerate(usable_isas())
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker_engine.kernels.cpu import build
-from stoker_engine.kernels.cpu.isa import levels
+from stoker_engine.kernels.cpu.isa import isas
 
 
 def test_a_folder_without_sources_is_an_error_and_not_an_empty_library(
@@ -17,7 +17,7 @@ def test_a_folder_without_sources_is_an_error_and_not_an_empty_library(
     build.file_name.cache_clear()
     try:
         with pytest.raises(build.BuildError, match="no C\\+\\+ sources"):
-            build.build(levels()[0], tmp_path)
+            build.build(isas()[0], tmp_path)
     finally:
         build.file_name.cache_clear()
 

@@ -17,11 +17,11 @@ import torch
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.cpu import build, library
-from stoker_engine.kernels.cpu.bundle import native_kernels
-from stoker_engine.kernels.cpu.isa import Level, levels
+from stoker_engine.kernels.cpu.bundle import cpu_kernels
+from stoker_engine.kernels.cpu.isa import Isa, isas
 from stoker_engine.kernels.cpu.library import load
-from stoker_engine.kernels.cpu.linear import product
-from stoker_engine.kernels.cpu.matrix import NativeProduct
+from stoker_engine.kernels.cpu.linear import linear
+from stoker_engine.kernels.cpu.matrix import CpuLinear
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 
@@ -49,7 +49,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def check(kernels: ctypes.CDLL, operation: By, x: torch.Tensor) -> None:
     """`operation` on the rows of `x` is close to what torch computes, and gives each row alone the same bits."""
-    native = native_kernels(kernels)
+    native = cpu_kernels(kernels)
     expected = operation(REFERENCE, x)
     got = operation(native, x)
     assert got.shape == expected.shape and got.dtype == expected.dtype
@@ -66,38 +66,38 @@ def test_linear(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype
     weight, bias = random(outputs, inner, dtype=dtype), random(outputs, dtype=dtype)
     wide = random(rows, 2 * inner, dtype=dtype)
     for x in (wide[:, :inner], wide[:, inner:]):  # rows of a wider tensor
-        check(kernels, lambda by, rows: by.product(weight, bias)(rows), x)
-        check(kernels, lambda by, rows: by.product(weight)(rows), x)
+        check(kernels, lambda by, rows: by.linear(weight, bias)(rows), x)
+        check(kernels, lambda by, rows: by.linear(weight)(rows), x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 40])
 def test_products_side_by_side(kernels: ctypes.CDLL, rows: int, dtype: torch.dtype) -> None:
     """Of weights that are stored in different ways, with a bias or without, in one call: the bits of each alone."""
-    inner, native = 64, native_kernels(kernels)
+    inner, native = 64, cpu_kernels(kernels)
     blocks = [random_blocks(GGUF_FORMATS[name], outputs, 2, seed=1) for name, outputs in (("Q8_0", 33), ("Q4_0", 5))]
-    products = [
-        native.product(random(17, inner, dtype=dtype), random(17, dtype=dtype)),
-        native.block_product(blocks[0], GGUF_FORMATS["Q8_0"], inner, dtype),
-        native.block_product(blocks[1], GGUF_FORMATS["Q4_0"], inner, dtype, random(5, dtype=dtype)),
+    linears = [
+        native.linear(random(17, inner, dtype=dtype), random(17, dtype=dtype)),
+        native.quant_linear(blocks[0], GGUF_FORMATS["Q8_0"], inner, dtype),
+        native.quant_linear(blocks[1], GGUF_FORMATS["Q4_0"], inner, dtype, random(5, dtype=dtype)),
     ]
     if native.panels is not None and dtype == torch.bfloat16:
         weight = random(48, inner, dtype=dtype)
         native.panels.pack(weight)
-        products.append(native.panels.product(weight))
+        linears.append(native.panels.linear(weight))
     x = random(rows, inner + 3, dtype=dtype)[:, 3:]
-    together = native.side_by_side(products)
-    assert isinstance(together, NativeProduct)
-    assert torch.equal(together(x), torch.cat([product(x) for product in products], dim=1))
-    nested = native.side_by_side([products[0], together])  # as of parts that are several themselves
-    assert torch.equal(nested(x), torch.cat([products[0](x), together(x)], dim=1))
+    together = native.concat_linear(linears)
+    assert isinstance(together, CpuLinear)
+    assert torch.equal(together(x), torch.cat([linear(x) for linear in linears], dim=1))
+    nested = native.concat_linear([linears[0], together])  # as of parts that are several themselves
+    assert torch.equal(nested(x), torch.cat([linears[0](x), together(x)], dim=1))
 
 
 def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
     """In bfloat16, sums are float32 and rounded once: within half a unit in the last place of the exact result."""
     x, weight = random(20, 512, dtype=torch.bfloat16), random(64, 512, dtype=torch.bfloat16)
     exact = x.double() @ weight.double().T
-    error = (product(kernels, weight, None)(x).double() - exact).abs()
+    error = (linear(kernels, weight, None)(x).double() - exact).abs()
     assert (error <= exact.abs() * 2**-8 + 1e-4).all()
 
 
@@ -126,7 +126,7 @@ def test_rotary(kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torc
     def operation(by: Kernels, x: torch.Tensor) -> torch.Tensor:
         frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
         first = next(i for i in range(50) if torch.equal(x[0], rows[i]))
-        cos, sin = by.angles(positions[first : first + len(x)], frequencies, 1.25, dtype)
+        cos, sin = by.cos_sin(positions[first : first + len(x)], frequencies, 1.25, dtype)
         return by.apply_rotary(x, cos, sin, interleaved)
 
     rows = x
@@ -145,7 +145,7 @@ def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dty
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [5, 16, 1000, 50_001])
 def test_argmax(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> None:
-    argmax = native_kernels(kernels).argmax
+    argmax = cpu_kernels(kernels).argmax
     x = random(9, size, dtype=dtype)
     x[3, size // 2 :] = x[3].max() + 1  # equals: the first counts
     x[4] = -torch.inf
@@ -167,7 +167,7 @@ def test_what_is_allowed_is_kept(kernels: ctypes.CDLL, size: int, native: bool) 
     rows = torch.tensor([5, 0, 6, 2])
     for row, of_row in zip(rows.tolist(), allowed, strict=True):
         expected[row, :size] = torch.where(of_row, whole[row, :size], -torch.inf)
-    keep_allowed = (native_kernels(kernels) if native else REFERENCE).keep_allowed
+    keep_allowed = (cpu_kernels(kernels) if native else REFERENCE).keep_allowed
     keep_allowed(whole[:, :size], rows, torch.from_numpy(bits))
     assert torch.equal(whole, expected)
 
@@ -177,7 +177,7 @@ def test_what_is_allowed_is_kept(kernels: ctypes.CDLL, size: int, native: bool) 
 def test_the_largest_tells_of_what_is_no_number(
     kernels: ctypes.CDLL, size: int, native: bool, dtype: torch.dtype
 ) -> None:
-    argmax = native_kernels(kernels).argmax if native else REFERENCE.argmax
+    argmax = cpu_kernels(kernels).argmax if native else REFERENCE.argmax
     places = sorted({0, size // 3, size - 1})
     x = random(4 * len(places), size).to(dtype)
     for row, place in enumerate(places):
@@ -196,7 +196,7 @@ def test_activation_of_every_bfloat16(kernels: ctypes.CDLL, name: str, atol: flo
     x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16).to(dtype)
     expected = REFERENCE.activation(name)(x.double())
     rtol = 2**-8 if dtype == torch.bfloat16 else 1e-5
-    result = native_kernels(kernels).activation(name)(x[None])[0].double()
+    result = cpu_kernels(kernels).activation(name)(x[None])[0].double()
     torch.testing.assert_close(result, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
@@ -205,9 +205,9 @@ def test_idle_threads_sleep() -> None:
     script = """
 import time, torch
 from stoker_engine.kernels.cpu.library import library
-from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.linear import linear
 library().stoker_use_threads(4)
-product(library(), torch.ones(512, 512))(torch.ones(64, 512))
+linear(library(), torch.ones(512, 512))(torch.ones(64, 512))
 time.sleep(0.1)
 before = time.process_time()
 time.sleep(0.5)
@@ -220,7 +220,7 @@ print(time.process_time() - before)
 def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
     """More threads than processors, and two callers at once: every piece is computed and waited for."""
     weight = random(200, 64)
-    multiply = product(kernels, weight, None)
+    multiply = linear(kernels, weight, None)
     batches = [random(rows, 64) for rows in (1, 7, 64, 130)]
     kernels.stoker_use_threads(1)
     expected = [multiply(x) for x in batches]
@@ -241,13 +241,13 @@ def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
 
 
 @pytest.mark.slow(drawn=False)  # where an image is built, they are all compiled
-@pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
-def test_every_level_compiles(level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+def test_every_level_compiles(isa: Isa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that this processor does not run: images are built anywhere."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "empty"))
-    made = build.build(level, tmp_path)
+    made = build.build(isa, tmp_path)
     assert made.is_file() and made.parent == tmp_path
-    assert build.build(level, tmp_path) == made
+    assert build.build(isa, tmp_path) == made
 
 
 def test_without_a_compiler_torch_runs_and_the_log_says_so(
@@ -266,17 +266,17 @@ def test_without_a_compiler_torch_runs_and_the_log_says_so(
 
 def test_a_level_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One that nobody has tried runs where it is named, and else not; a wrong name is reported with the right ones."""
-    best, last = (Level(name, (), frozenset()) for name in ("best", "last"))
-    untried = Level("untried", (), frozenset(), tried=False)
-    monkeypatch.setattr(library, "load", lambda level: level)
+    best, last = (Isa(name, (), frozenset()) for name in ("best", "last"))
+    untried = Isa("untried", (), frozenset(), tried=False)
+    monkeypatch.setattr(library, "load", lambda isa: isa)
     chosen = library.library.__wrapped__
     monkeypatch.delenv("STOKER_NATIVE_KERNELS", raising=False)
-    monkeypatch.setattr(library, "usable_levels", lambda: (untried, best, last))
+    monkeypatch.setattr(library, "usable_isas", lambda: (untried, best, last))
     assert chosen() is best
     for wanted, found in [("1", best), ("last", last), ("untried", untried)]:
         monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
         assert chosen() is found
-    monkeypatch.setattr(library, "usable_levels", lambda: (untried,))
+    monkeypatch.setattr(library, "usable_isas", lambda: (untried,))
     for wanted, says in [("1", "none of this processor's has been tried"), ("mmx", "none is called 'mmx'")]:
         monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
         caplog.clear()

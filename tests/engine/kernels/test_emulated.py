@@ -53,7 +53,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     "chosen",
     [
         pytest.param([HERE / "test_fuzz.py"], id="fuzz"),
-        pytest.param([HERE / "test_native.py", "-k", "[neon"], id="rows alone and together"),
+        pytest.param([HERE / "test_cpu.py", "-k", "[neon"], id="rows alone and together"),
         pytest.param([HERE.parent / "models" / "test_whole_layers.py", "-k", "test_bits["], id="whole layers"),
     ],
 )

@@ -19,7 +19,7 @@ from torch.nn import functional
 from stoker_engine.architectures.activation import ClampedSwiGLU
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat, StoredFormat
 from stoker_engine.attention.backend import AttentionShape
-from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.kernels import activation as kernels_activation
 from stoker_engine.kernels import rotary
@@ -29,12 +29,12 @@ from stoker_engine.kernels.cpu import rotary as native_rotary
 from stoker_engine.kernels.cpu.argmax import argmax
 from stoker_engine.kernels.cpu.block_panels import block_panels
 from stoker_engine.kernels.cpu.blocks import rows as plain_rows
-from stoker_engine.kernels.cpu.bundle import native_kernels
+from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.library import load
-from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.linear import linear
 from stoker_engine.kernels.cpu.panels import panels
 from stoker_engine.kernels.cpu.rms_norm import rms_norm
-from stoker_engine.kernels.int8_activations import block_of, in_eight_bits
+from stoker_engine.kernels.int8_activations import block_of, int8_activations
 from stoker_engine.kernels.panels import PANEL
 
 from ...support.engine.gguf_random import random_blocks
@@ -102,7 +102,7 @@ def test_linear(
     x, weight = numbers.rows_of_wider(count, inner, more), numbers.rows_of_wider(outputs, inner, more)
     bias = numbers(outputs) if biased else None
     close(
-        product(kernels, weight, bias)(x),
+        linear(kernels, weight, bias)(x),
         functional.linear(x.double(), weight.double(), None if bias is None else bias.double()),
     )
 
@@ -124,7 +124,7 @@ def test_panels(kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more
     in_panels = weight.clone()
     operations.pack(in_panels)
     assert torch.equal(operations.rows(in_panels, torch.arange(outputs)), weight)
-    close(operations.product(in_panels, bias)(x), exact)
+    close(operations.linear(in_panels, bias)(x), exact)
 
 
 @drawn
@@ -149,8 +149,8 @@ def test_gguf_blocks(
         weight.copy_(random_blocks(format, outputs, width, seed))
         x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
         plain = gguf_blocks.dequantize(kernels, weight, format, dtype)
-        got = gguf_blocks.product(kernels, weight, format, dtype, bias)(x)
-        assert torch.equal(got, product(kernels, plain, bias)(x)), format
+        got = gguf_blocks.linear(kernels, weight, format, dtype, bias)(x)
+        assert torch.equal(got, linear(kernels, plain, bias)(x)), format
 
 
 @drawn
@@ -173,8 +173,8 @@ def test_block_panels(
     of_blocks.pack(blocks, stored, inner)
     found = of_blocks.rows(blocks, stored, inner, torch.arange(outputs), torch.bfloat16)
     assert torch.equal(found, plain.bfloat16())
-    got = of_blocks.product(blocks, stored, inner, torch.bfloat16, bias)(x)
-    rounded = in_eight_bits(x, block_of(stored, inner))
+    got = of_blocks.linear(blocks, stored, inner, torch.bfloat16, bias)(x)
+    rounded = int8_activations(x, block_of(stored, inner))
     exact = rounded @ plain[:whole].double().T + (0 if bias is None else bias[:whole].double())
     summed = rounded.abs() @ plain[:whole].double().abs().T
     assert ((got[:, :whole] - exact).abs() <= exact.abs() * 2**-8 + summed * 2**-19).all()
@@ -197,8 +197,8 @@ def test_group_blocks(
     weight = weight.as_strided((outputs, row_bytes), (row_bytes + more, 1))
     weight.copy_(random_groups(format, outputs, width, seed).blocks)
     plain = group_blocks.dequantize(kernels, weight, format, width, dtype)
-    got = group_blocks.product(kernels, weight, format, width, dtype, bias)(x)
-    assert torch.equal(got, product(kernels, plain, bias)(x))
+    got = group_blocks.linear(kernels, weight, format, width, dtype, bias)(x)
+    assert torch.equal(got, linear(kernels, plain, bias)(x))
     close(got, (x.double() @ plain.double().T + (0 if bias is None else bias.double())).to(dtype))
 
 
@@ -232,10 +232,10 @@ def test_rotary(
     x = numbers(count, heads, 2 * pairs + rest)
     positions = torch.randint(0, 5000, (count,), generator=torch.Generator().manual_seed(seed))
     frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
-    cos, sin = native_rotary.angles(kernels, positions, frequencies, 1.0, dtype)
-    angles = (positions[:, None] * frequencies).double()[:, None]
-    assert float((cos.double() - angles.cos()).abs().max()) < max(EXACT[dtype], 1e-3)
-    assert float((sin.double() - angles.sin()).abs().max()) < max(EXACT[dtype], 1e-3)
+    cos, sin = native_rotary.cos_sin(kernels, positions, frequencies, 1.0, dtype)
+    cos_sin = (positions[:, None] * frequencies).double()[:, None]
+    assert float((cos.double() - cos_sin.cos()).abs().max()) < max(EXACT[dtype], 1e-3)
+    assert float((sin.double() - cos_sin.sin()).abs().max()) < max(EXACT[dtype], 1e-3)
     wanted = rotary.apply_rotary(x.double(), cos.double(), sin.double(), pairwise)
     close(native_rotary.apply_rotary(kernels, x, cos.clone(), sin.clone(), pairwise), wanted)
 
@@ -293,7 +293,7 @@ def test_experts(
     numbers, k = Numbers(seed, dtype), min(k, experts)
     x, gate_up, down = numbers(count, hidden), numbers(experts, 2 * inner, hidden), numbers(experts, hidden, inner)
     weights, chosen = numbers(count, experts).float().softmax(-1).topk(k, dim=-1)
-    got = native_kernels(kernels).experts(gate_up, down, "silu")(x, weights, chosen)
+    got = cpu_kernels(kernels).experts(gate_up, down, "silu")(x, weights, chosen)
     gate, up = torch.einsum("th,eih->tei", x.double(), gate_up.double()).chunk(2, dim=-1)
     each = torch.einsum("tei,ehi->teh", functional.silu(gate) * up, down.double())
     wanted = (each.gather(1, chosen[..., None].expand(-1, -1, hidden)) * weights.double()[..., None]).sum(1)
@@ -360,5 +360,5 @@ def test_attention(
                 spans.append((sequence, at, at + chunk))
                 done[sequence] = at + chunk
         steps.append(sorted(spans, key=lambda span: span[2] - span[1] > 1))
-    for index, got in enumerate(run(NativeBackend(kernels), sequences, *steps)):
+    for index, got in enumerate(run(CpuBackend(kernels), sequences, *steps)):
         close(got, sequences.expected(index))

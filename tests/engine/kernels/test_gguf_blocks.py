@@ -14,7 +14,7 @@ from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat
 from stoker_engine.kernels import gguf_blocks
 from stoker_engine.kernels.cpu import gguf_blocks as native
 from stoker_engine.kernels.cpu.library import load
-from stoker_engine.kernels.cpu.linear import product as dense_product
+from stoker_engine.kernels.cpu.linear import linear as dense_linear
 
 from ...support.engine.gguf_random import SCALES, numbers, random_blocks, same
 from .each_level import each_level
@@ -92,7 +92,7 @@ def test_a_product_is_about_that_of_what_was_quantized(kernels: ctypes.CDLL, nam
     weight, x = torch.randn(48, 160, generator=generator), torch.randn(2, 3, 160, generator=generator)
     bias = torch.randn(48, generator=generator)
     packed = np.ascontiguousarray(gguf_quantize(weight.numpy(), GGMLQuantizationType[name])).view(np.uint8)
-    got = native.product(kernels, torch.from_numpy(packed), format, torch.float32, bias)(x)
+    got = native.linear(kernels, torch.from_numpy(packed), format, torch.float32, bias)(x)
     assert got.shape == (2, 3, 48)
     exact = x.double() @ weight.double().T + bias.double()
     error = float((got - exact).square().mean().sqrt() / weight.std() / 160**0.5)
@@ -118,8 +118,8 @@ def test_a_product_has_the_bits_of_one_with_plain_numbers(
         part, inner = wide[2:-1, format.bytes : (1 + blocks) * format.bytes], blocks * format.numbers
         generator = torch.Generator().manual_seed(outputs)
         bias = torch.randn(outputs, generator=generator).to(dtype) if index % 2 else None
-        packed = native.product(kernels, part, format, dtype, bias)
-        dense = dense_product(kernels, numbers(part, format, dtype), bias)
+        packed = native.linear(kernels, part, format, dtype, bias)
+        dense = dense_linear(kernels, numbers(part, format, dtype), bias)
         every = torch.randn(300, inner + 7, generator=generator).to(dtype)[:, :inner]
         for rows in ROWS:
             got = packed(every[:rows])
@@ -139,7 +139,7 @@ def test_what_is_no_number_spoils_its_output_alone(
     mixed[7:20] = hostile_blocks(format, 13, blocks, seed=3)
     plain = numbers(mixed, format, dtype)
     every = torch.randn(300, plain.shape[1], generator=generator).to(dtype)
-    packed, dense = native.product(kernels, mixed, format, dtype), dense_product(kernels, plain, None)
+    packed, dense = native.linear(kernels, mixed, format, dtype), dense_linear(kernels, plain, None)
     for rows in (1, 2, 4, 5, 20, 300):
         got = packed(every[:rows])
         assert same(got, dense(every[:rows])), rows

@@ -18,10 +18,10 @@ from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, Grou
 from stoker_engine.kernels import group_blocks
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.cpu import group_blocks as native
-from stoker_engine.kernels.cpu.bundle import native_kernels
-from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.bundle import cpu_kernels
+from stoker_engine.kernels.cpu.isa import usable_isas
 from stoker_engine.kernels.cpu.library import load
-from stoker_engine.kernels.cpu.linear import product as dense_product
+from stoker_engine.kernels.cpu.linear import linear as dense_linear
 from stoker_engine.kernels.reference import REFERENCE
 
 from .each_level import each_level
@@ -41,7 +41,7 @@ def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
 @pytest.fixture(params=["reference", "native"])
 def operations(request: pytest.FixtureRequest) -> Kernels:
     """Both sets of kernels."""
-    return REFERENCE if request.param == "reference" else native_kernels(load(usable_levels()[0]))
+    return REFERENCE if request.param == "reference" else cpu_kernels(load(usable_isas()[0]))
 
 
 def meaning(code: Code, byte: int) -> float:
@@ -240,7 +240,7 @@ def test_groups_longer_than_rows_are_rows(code: Code, operations: Kernels) -> No
         with _Largest() as largest:
             assert torch.equal(group_blocks.quantize(weights, format), blocks)
             assert torch.equal(operations.block_rows(blocks, format, 80, torch.arange(5), torch.float32), wanted)
-            operations.block_product(blocks, format, 80, torch.float32)(torch.ones(2, 80))
+            operations.quant_linear(blocks, format, 80, torch.float32)(torch.ones(2, 80))
         assert largest.bytes < 1 << 15
 
 
@@ -305,8 +305,8 @@ def test_a_product_has_the_bits_of_one_with_plain_numbers(
         generator = torch.Generator().manual_seed(outputs)
         bias = torch.randn(outputs, generator=generator).to(dtype) if index % 2 else None
         plain = group_blocks.dequantize(part, format, inner, dtype)
-        packed = native.product(kernels, part, format, inner, dtype, bias)
-        dense = dense_product(kernels, plain, bias)
+        packed = native.linear(kernels, part, format, inner, dtype, bias)
+        dense = dense_linear(kernels, plain, bias)
         every = torch.randn(300, inner + 7, generator=generator).to(dtype)[:, :inner]
         for rows in ROWS if outputs < 100 else ROWS[:-3]:
             got = packed(every[:rows])
@@ -322,7 +322,7 @@ def test_a_product_is_about_that_of_what_was_quantized(operations: Kernels, code
     bias = torch.randn(48, generator=generator)
     format = GroupFormat(code, 32, "float16")
     blocks = group_blocks.quantize(weight, format)
-    got = operations.block_product(blocks, format, 160, dtype, bias.to(dtype))(x.to(dtype))
+    got = operations.quant_linear(blocks, format, 160, dtype, bias.to(dtype))(x.to(dtype))
     assert got.shape == (2, 3, 48) and got.dtype == dtype
     exact = x.double() @ weight.double().T + bias.double()
     error = float((got - exact).square().mean().sqrt() / weight.std() / 160**0.5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape
-from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.cpu.library import load
 
@@ -22,7 +22,7 @@ QUANTIZED = ["fp8", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"]
 @pytest.fixture(params=[pytest.param("sdpa", id="sdpa"), *each_level()])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """The reference, and the kernels of each level."""
-    return SdpaBackend() if request.param == "sdpa" else NativeBackend(load(request.param))
+    return SdpaBackend() if request.param == "sdpa" else CpuBackend(load(request.param))
 
 
 def through(backend: AttentionBackend, kv_cache_dtype: str, values: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from stoker_engine.kernels.cpu.block_panels import block_panels
 from stoker_engine.kernels.cpu.blocks import rows as plain_rows
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.panels import panels
-from stoker_engine.kernels.int8_activations import block_of, in_eight_bits
+from stoker_engine.kernels.int8_activations import block_of, int8_activations
 from stoker_engine.kernels.panels import PANEL, packed
 
 from ...support.engine.gguf_random import SCALES, same
@@ -41,7 +41,7 @@ def operations(library: ctypes.CDLL) -> Panels:
 
 @pytest.fixture
 def of_blocks(library: ctypes.CDLL) -> BlockPanels:
-    """Likewise."""
+    """The same."""
     found = block_panels(library)
     if found is None:
         pytest.skip("this level multiplies rows")
@@ -79,23 +79,23 @@ def test_rows_have_the_same_bits_in_every_batch(operations: Panels, outputs: int
     in_panels = weight.clone()
     operations.pack(in_panels)
     for added in (None, bias):
-        product = operations.product(in_panels, added)
-        got = product(x)
+        linear = operations.linear(in_panels, added)
+        got = linear(x)
         exact = x.double() @ weight.double().T + (0 if added is None else added.double())
         # Sums are float32 and rounded once.
         assert ((got.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5 * inner).all()
         for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 95, 96, 97, 103):
-            assert torch.equal(product(x[:rows]), got[:rows]), rows
-            assert torch.equal(product(x[-rows:]), got[-rows:]), rows
+            assert torch.equal(linear(x[:rows]), got[:rows]), rows
+            assert torch.equal(linear(x[-rows:]), got[-rows:]), rows
 
 
 def test_what_is_no_number_stays_in_its_row(operations: Panels) -> None:
     weight, x = random(40, 64), random(10, 64)
     operations.pack(weight)
-    product = operations.product(weight)
-    expected = product(x)
+    linear = operations.linear(weight)
+    expected = linear(x)
     x[3, 5], x[7, 63] = torch.nan, torch.inf
-    got = product(x)
+    got = linear(x)
     assert got[3].isnan().all() and not got[7].isfinite().any()
     others = [row for row in range(10) if row not in (3, 7)]
     assert torch.equal(got[others], expected[others])
@@ -130,7 +130,7 @@ def multiplied(
     bfloat16."""
     whole = len(weight) // PANEL * PANEL
     rest = x.double() @ weight[whole:].bfloat16().double().T
-    exact = torch.cat((in_eight_bits(x, block) @ weight[:whole].T, rest), dim=1)
+    exact = torch.cat((int8_activations(x, block) @ weight[:whole].T, rest), dim=1)
     summed = x.double().abs() @ weight.abs().T
     exact += 0 if bias is None else bias.double()
     return exact, exact.abs() * 2**-8 + summed * 2**-19
@@ -158,24 +158,24 @@ def test_blocks_are_multiplied_in_8_bits(
         of_blocks.pack(in_panels, stored, inner)
         ids = torch.randperm(outputs, generator=torch.Generator().manual_seed(outputs))[:9]
         assert same(of_blocks.rows(in_panels, stored, inner, ids, torch.bfloat16), plain[ids].bfloat16())
-        product = of_blocks.product(in_panels, stored, inner, torch.bfloat16, added)
-        got, (exact, room) = product(x), multiplied(x, block_of(stored, inner), plain.double(), added)
+        linear = of_blocks.linear(in_panels, stored, inner, torch.bfloat16, added)
+        got, (exact, room) = linear(x), multiplied(x, block_of(stored, inner), plain.double(), added)
         numbers = room < 1e38 * 2**-19  # so that sums on the way are finite
         assert numbers[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[numbers].all()
         assert not got[:7][~exact[:7].isfinite()].isfinite().any()
         for count in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):
-            assert same(product(x[:count]), got[:count]), count
-            assert same(product(x[-count:]), got[-count:]), count
+            assert same(linear(x[:count]), got[:count]), count
+            assert same(linear(x[-count:]), got[-count:]), count
 
 
 @pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
 def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, stored: StoredFormat) -> None:
     blocks, x = random_stored(stored, 40, 256, seed=1), random(10, 256)
     of_blocks.pack(blocks, stored, 256)
-    product = of_blocks.product(blocks, stored, 256, torch.bfloat16)
-    expected = product(x)
+    linear = of_blocks.linear(blocks, stored, 256, torch.bfloat16)
+    expected = linear(x)
     x[3, 5], x[7, 63], x[8, 255] = torch.nan, torch.inf, -torch.inf
-    got = product(x)
+    got = linear(x)
     assert got[3].isnan().all() and not got[[7, 8]].isfinite().any()
     others = [row for row in range(10) if row not in (3, 7, 8)]
     assert torch.equal(got[others], expected[others])

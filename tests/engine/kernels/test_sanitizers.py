@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from stoker_engine.kernels.cpu.build import SOURCES
-from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.isa import usable_isas
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(600)  # compiling takes most of it
 
-HAS_AMX = any(level.name == "amx" for level in usable_levels())
+HAS_AMX = any(isa.name == "amx" for isa in usable_isas())
 
 _ADDRESS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 
@@ -44,22 +44,20 @@ _BUILD = """
 import sys
 from stoker_engine.contract.cache_folder import cache_folder
 from stoker_engine.kernels.cpu.build import build
-from stoker_engine.kernels.cpu.isa import usable_levels
-build(next(level for level in usable_levels() if level.name == sys.argv[1]), cache_folder() / "native")
+from stoker_engine.kernels.cpu.isa import usable_isas
+build(next(level for level in usable_isas() if level.name == sys.argv[1]), cache_folder() / "native")
 """
 
 
-def _build(level: str, flags: str, environment: dict[str, str]) -> None:
+def _build(isa: str, flags: str, environment: dict[str, str]) -> None:
     """Compiles the kernels in a process that is not watched itself: the compiler would take twice as long."""
     environment = {**os.environ, "STOKER_NATIVE_CXXFLAGS": flags, **environment}
-    subprocess.run([sys.executable, "-c", _BUILD, level], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", _BUILD, isa], env=environment, check=True)
 
 
-def _sanitized(
-    level: str, *command: str, flags: str = _ADDRESS, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def _sanitized(isa: str, *command: str, flags: str = _ADDRESS, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs Python with kernels built for, and memory watched by, AddressSanitizer and UndefinedBehaviorSanitizer."""
-    _build(level, flags, environment)
+    _build(isa, flags, environment)
     environment = {
         **os.environ,
         "LD_PRELOAD": _runtime("libasan"),
@@ -75,15 +73,15 @@ def _sanitized(
 
 
 @pytest.mark.parametrize(
-    "level, examples",
+    "isa, examples",
     [
-        pytest.param(level.name, "10", id=level.name, marks=[pytest.mark.slow(drawn=False)] * (n > 0))
-        for n, level in enumerate(usable_levels())
+        pytest.param(isa.name, "10", id=isa.name, marks=[pytest.mark.slow(drawn=False)] * (n > 0))
+        for n, isa in enumerate(usable_isas())
     ],
 )
-def test_nothing_strays(level: str, examples: str) -> None:
-    arguments = ("-q", "-x", "-k", f"[{level}]", "-p", "no:cacheprovider", str(HERE / "test_fuzz.py"))
-    done = _sanitized(level, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES=examples)
+def test_nothing_strays(isa: str, examples: str) -> None:
+    arguments = ("-q", "-x", "-k", f"[{isa}]", "-p", "no:cacheprovider", str(HERE / "test_fuzz.py"))
+    done = _sanitized(isa, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES=examples)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
 
@@ -93,15 +91,15 @@ import sys
 import torch
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
 from stoker_engine.kernels.cpu.block_panels import block_panels
-from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.isa import usable_isas
 from stoker_engine.kernels.cpu.library import load
-from stoker_engine.kernels.cpu.linear import product
+from stoker_engine.kernels.cpu.linear import linear
 from stoker_engine.kernels.cpu.panels import panels
 from tests.support.engine.gguf_random import random_blocks
 from tests.engine.kernels.group_random import random_groups
 
 IN_GROUPS = GroupFormat("uint8", 64, "float16", zero=True)
-kernels = load(next(level for level in usable_levels() if level.name == sys.argv[1]))
+kernels = load(next(level for level in usable_isas() if level.name == sys.argv[1]))
 of_numbers, of_blocks, results = panels(kernels), block_panels(kernels), []
 for seed in range(12):
     generator = torch.Generator().manual_seed(seed)
@@ -111,15 +109,15 @@ for seed in range(12):
     weight = torch.randn(outputs, inner, generator=generator).bfloat16()
     if seed == 5:
         x[3, 7], x[4, 60], weight[2, 11] = torch.nan, torch.inf, 1e-39
-    results.append(product(kernels, weight)(x))
+    results.append(linear(kernels, weight)(x))
     of_numbers.pack(weight)
-    results.append(of_numbers.product(weight)(x))
+    results.append(of_numbers.linear(weight)(x))
     for stored, matrix in (
         (GGUF_FORMATS["Q4_1"], random_blocks(GGUF_FORMATS["Q4_1"], outputs, inner // 32, seed)),
         (IN_GROUPS, random_groups(IN_GROUPS, outputs, inner, seed).blocks),
     ):
         of_blocks.pack(matrix, stored, inner)
-        results.append(of_blocks.product(matrix, stored, inner, torch.bfloat16)(x))
+        results.append(of_blocks.linear(matrix, stored, inner, torch.bfloat16)(x))
 if hasattr(kernels, "amx_model_products"):
     assert kernels.amx_model_products() > 0, "it was not tiles that multiplied"
 torch.save(results, sys.argv[2])
@@ -131,8 +129,8 @@ torch.save(results, sys.argv[2])
 def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
     """The level of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
     tiles, they are fuzzed themselves, and the model is to have their bits."""
-    level = next((level.name for level in usable_levels() if level.name == "avx512-bf16"), None)
-    if level is None:
+    isa = next((isa.name for isa in usable_isas() if isa.name == "avx512-bf16"), None)
+    if isa is None:
         pytest.skip("what is not tiles on that level needs AVX512-BF16")
     flags = f"-D__AMX_BF16__ -include {HERE / 'amx_model.h'}"
     environment = {"PYTHONPATH": str(HERE.parents[2])}
@@ -140,16 +138,16 @@ def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
     if not HAS_AMX:
         drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
         files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
-        arguments = ("-q", "-x", "-p", "no:cacheprovider", "-k", f"amx_cases or ([{level}] and ({drawn}))", *files)
+        arguments = ("-q", "-x", "-p", "no:cacheprovider", "-k", f"amx_cases or ([{isa}] and ({drawn}))", *files)
         environment |= apart | {"STOKER_FUZZ_EXAMPLES": "4"}
-        done = _sanitized(level, "-m", "pytest", *arguments, flags=f"{_ADDRESS} {flags}", **environment)
+        done = _sanitized(isa, "-m", "pytest", *arguments, flags=f"{_ADDRESS} {flags}", **environment)
         assert done.returncode == 0, done.stdout[-6000:]
         assert " passed" in done.stdout
         return
 
     of_model, of_processor = tmp_path / "model.pt", tmp_path / "processor.pt"
     modelled = apart | {"STOKER_NATIVE_CXXFLAGS": f"-O1 {flags}"}
-    for name, file, other in ((level, of_model, modelled), ("amx", of_processor, {})):
+    for name, file, other in ((isa, of_model, modelled), ("amx", of_processor, {})):
         subprocess.run([sys.executable, "-c", _BITS, name, str(file)], env=os.environ | environment | other, check=True)
     for got, wanted in zip(torch.load(of_model), torch.load(of_processor), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
@@ -157,9 +155,9 @@ def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
 
 _STRAY = """
 import torch
-from stoker_engine.kernels.cpu.isa import usable_levels
+from stoker_engine.kernels.cpu.isa import usable_isas
 from stoker_engine.kernels.cpu.library import load
-kernels, x = load(usable_levels()[0]), torch.ones(3, 21)
+kernels, x = load(usable_isas()[0]), torch.ones(3, 21)
 out, largest = torch.empty(3, dtype=torch.int64), torch.empty(3)
 kernels.stoker_argmax(0, x.data_ptr(), 21, out.data_ptr(), largest.data_ptr(), 3, 21)
 print("all is well", flush=True)
@@ -169,7 +167,7 @@ print("and still")
 
 
 def test_a_stray_read_would_be_seen() -> None:
-    done = _sanitized(usable_levels()[0].name, "-c", _STRAY)
+    done = _sanitized(usable_isas()[0].name, "-c", _STRAY)
     assert "all is well" in done.stdout, done.stdout[-6000:]
     assert "heap-buffer-overflow" in done.stdout and "stoker_argmax" in done.stdout
     assert "and still" not in done.stdout
@@ -178,7 +176,7 @@ def test_a_stray_read_would_be_seen() -> None:
 def test_ranks_do_not_stray() -> None:
     test = f"{HERE.parent / 'parallel' / 'test_shm_communicator.py'}::test_operations_one_after_another[spinning-3]"
     arguments = ("-q", "-x", "-p", "no:cacheprovider", test)
-    done = _sanitized(usable_levels()[0].name, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES="25")
+    done = _sanitized(usable_isas()[0].name, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES="25")
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
 
@@ -187,8 +185,8 @@ def test_ranks_do_not_stray() -> None:
 @pytest.mark.parametrize(
     "driver, driven, says",
     [
-        ("pool.cpp", "threads.cpp", "every piece was computed once\n"),
-        ("ranks.cpp", "shared_ranks.cpp", "every result was right\n"),
+        ("pool.cpp", "common/threads.cpp", "every piece was computed once\n"),
+        ("ranks.cpp", "comm/shared_ranks.cpp", "every result was right\n"),
     ],
 )
 def test_threads_do_not_race(tmp_path: Path, driver: str, driven: str, says: str, broken: bool) -> None:

@@ -13,16 +13,16 @@ from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.parallel.communicator import Alone
+from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.quant.blocks import Blocks
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 SIZES = [1, 2, 3, 5, 31, 32, 33, 64, 96, 97, 128, 1000]
 RANKS = [1, 2, 3, 4, 7, 8]
 
 
 @dataclass
-class Seat(Alone):
+class Seat(SingleRank):
     """A rank that never talks to the others."""
 
     rank: int
@@ -75,20 +75,20 @@ def test_queries_are_where_their_keys_are(group: int, kv_heads: int, ranks: int)
 
 def test_a_slot_says_which_part_it_is() -> None:
     whole = torch.arange(7 * 12.0).view(7, 12)
-    slot = Slot.of(torch.empty(3, 4), Share(2, 3, 7), Share(2, 2, 6).times(2))
+    slot = WeightTarget.of(torch.empty(3, 4), Shard(2, 3, 7), Shard(2, 2, 6).times(2))
     assert (slot.full_shape, slot.shard) == ((7, 12), (slice(2, 5), slice(4, 8)))
     assert torch.equal(slot.part_of(whole), whole[2:5, 4:8])
-    turned = slot.transpose(0, 1)
-    assert (turned.full_shape, turned.tensor.shape) == ((12, 7), (4, 3))
-    turned.tensor.copy_(turned.part_of(whole.T))
+    rotated = slot.transpose(0, 1)
+    assert (rotated.full_shape, rotated.tensor.shape) == ((12, 7), (4, 3))
+    rotated.tensor.copy_(rotated.part_of(whole.T))
     assert torch.equal(slot.tensor, whole[2:5, 4:8])
-    assert Slot.of(torch.empty(7, 12), Share.whole(7), Share.whole(12)).shard is None
+    assert WeightTarget.of(torch.empty(7, 12), Shard.whole(7), Shard.whole(12)).shard is None
 
 
 @pytest.mark.parametrize(("columns", "ranks", "sizes"), [(40, 2, "1"), (128, 8, "1 or 2 or 4"), (96, 4, "1 or 3")])
 def test_a_cut_within_a_block_names_sizes_that_do(columns: int, ranks: int, sizes: str) -> None:
     """One rank always does, also where rows end within a block."""
-    inputs = Share(0, columns // ranks, columns)
+    inputs = Shard(0, columns // ranks, columns)
     build = replace(builds(ranks)[0], linear=lambda _: Blocks(GGUF_FORMATS["Q8_0"]))
     with pytest.raises(ModelError, match=rf"blocks of 32 columns.*; choose --tensor-parallel-size {sizes}$"):
-        MergedLinear(build, "layer", inputs, {"o": Share.whole(8)}, bias=False)
+        MergedLinear(build, "layer", inputs, {"o": Shard.whole(8)}, bias=False)

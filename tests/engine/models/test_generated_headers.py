@@ -16,7 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS
-from stoker_engine.kernels.cpu.library import native_library
+from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.sizing.weight_sizes import weight_bytes
@@ -110,7 +110,7 @@ def cached(config: Any) -> int:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_sizes_are_those_of_the_tensors(seed: int, tmp_path: Path) -> None:
-    if native_library(torch.device("cpu"), torch.bfloat16) is None:
+    if cpu_library(torch.device("cpu"), torch.bfloat16) is None:
         pytest.skip("no kernels for blocks on this machine")
     generated = Generated(seed)
     file = GGUFFile(llama_cpp.write_header(generated.model, tmp_path / "model.gguf", generated.types))

@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 
 from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.models.gguf.gguf_file import GGUFFile
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 
 def _write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, architecture: str = "gemma3") -> Path:
@@ -93,10 +93,10 @@ def test_tensors_are_dequantized_piece_by_piece(
     assert torch.equal(file.read("t"), expected)
     with torch.inference_mode():
         target = torch.empty(values.shape, dtype=dtype)
-        file.read_into("t", Slot.whole(target))
+        file.read_into("t", WeightTarget.whole(target))
         assert torch.equal(target, expected.to(dtype))
         with pytest.raises(WeightsError, match="shape"):
-            file.read_into("t", Slot.whole(torch.empty(3, 50, 63)))
+            file.read_into("t", WeightTarget.whole(torch.empty(3, 50, 63)))
 
 
 def test_a_split_file_is_read_from_its_first_part(tmp_path: Path) -> None:

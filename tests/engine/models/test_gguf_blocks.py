@@ -23,16 +23,16 @@ from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.engine import Engine
 from stoker_engine.kernels.blocks import dequantize
-from stoker_engine.kernels.cpu.library import native_library
+from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.gguf import gguf_tensor
 from stoker_engine.models.loading import stored_weights
-from stoker_engine.parallel.communicator import Alone, Ranks
+from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.blocks import BlockMatrix
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.gguf_random import quantized
@@ -54,7 +54,7 @@ _CPU = torch.device("cpu")
 _Q8, _F32 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.F32
 
 pytestmark = pytest.mark.skipif(
-    native_library(_CPU, torch.float32) is None, reason="without the kernel, files are dequantized as they are loaded"
+    cpu_library(_CPU, torch.float32) is None, reason="without the kernel, files are dequantized as they are loaded"
 )
 
 #: Sizes that become multiples of a block; the others are heads' and counts.
@@ -89,7 +89,7 @@ class Shard:
 
 
 def _model(
-    path: Path, dtype: torch.dtype = torch.float32, ranks: Ranks | None = None, in_panels: bool = False
+    path: Path, dtype: torch.dtype = torch.float32, ranks: Communicator | None = None, in_panels: bool = False
 ) -> Decoder:
     """A rank's share of the model of a file, and that it takes what the sums say.
 
@@ -97,7 +97,7 @@ def _model(
         in_panels: what can be is packed; sums have another order then, and not all types of blocks can be.
     """
     checkpoint = find_checkpoint(EngineArgs(str(path)))
-    ranks = ranks or Alone()
+    ranks = ranks or SingleRank()
     kernels = select_kernels(_CPU, dtype)
     if not in_panels:
         kernels = replace(kernels, panels=None, block_panels=None)
@@ -278,7 +278,7 @@ def test_each_rank_holds_and_reads_its_share(
     assert max(held) == _predicted(path, whole, torch.float32, ranks)
 
 
-def _numbers(slot: Slot) -> torch.Tensor:
+def _numbers(slot: WeightTarget) -> torch.Tensor:
     return slot.tensor if slot.stored is None else dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
 
 
@@ -293,7 +293,7 @@ def test_without_a_kernel_files_are_dequantized(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if dtype == torch.float32:
-        monkeypatch.setattr(stored_weights, "native_library", lambda device, dtype: None)
+        monkeypatch.setattr(stored_weights, "cpu_library", lambda device, dtype: None)
     blocks, plain = (_model(path, dtype) for path in _write("llama", tmp_path))
     assert not _matrices(blocks)
     for name, slot in plain.slots().items():

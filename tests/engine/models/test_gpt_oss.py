@@ -31,7 +31,7 @@ from stoker_engine.kernels.cpu.library import library
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.parallel.communicator import Alone, Ranks
+from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.sizing.planned_formats import stated_formats
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
@@ -147,8 +147,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> tuple[P
     return folder, theirs
 
 
-def _decoder(folder: Path, ranks: Ranks | None = None, dtype: torch.dtype = torch.float32) -> Decoder:
-    build = Build(dtype, attention_backend(CPU, served(dtype)), select.select_kernels(CPU, dtype), ranks or Alone())
+def _decoder(folder: Path, ranks: Communicator | None = None, dtype: torch.dtype = torch.float32) -> Decoder:
+    build = Build(
+        dtype, attention_backend(CPU, served(dtype)), select.select_kernels(CPU, dtype), ranks or SingleRank()
+    )
     model = find_checkpoint(EngineArgs(str(folder))).load(build, CPU, max_model_len=256)
     assert isinstance(model, Decoder)
     return model
@@ -190,7 +192,7 @@ def test_what_is_planned_is_what_is_allocated(saved: tuple[Path, PreTrainedModel
             assert held == [weight_bytes(config, dtype.itemsize, tensor=size, formats=planned)] * size
 
 
-class _Rank(Alone):
+class _Rank(SingleRank):
     """One of several that never speak to each other."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_engine.contract.termination_message import LastWords, Reason
+from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
 from ...support.waiting import until
 from .fake_hub import COMMIT, FakeHub, Fetched, Refusal, fake_hub
@@ -27,13 +27,13 @@ _LOCATE = """
 import logging, sys
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_common.errors import StokerError
-from stoker_engine.contract.termination_message import LastWords
+from stoker_engine.contract.termination_message import TerminationMessage
 from stoker_engine.models.hub.locate import locate_model
 logging.basicConfig(level=logging.INFO)
 try:
     print(locate_model(EngineArgs("org/model", revision=sys.argv[1] or None)))
 except StokerError as error:
-    print(LastWords.of(error))
+    print(TerminationMessage.of(error))
     sys.exit(2)
 """
 
@@ -84,11 +84,11 @@ def folder_and_log(process: subprocess.Popen[str]) -> tuple[Path, str]:
     return found, log
 
 
-def refused(process: subprocess.Popen[str]) -> LastWords:
+def refused(process: subprocess.Popen[str]) -> TerminationMessage:
     """Why it did not find the model."""
     out, log = process.communicate(timeout=60)
     assert process.returncode == 2, out + log
-    words = LastWords.parse(out)
+    words = TerminationMessage.parse(out)
     assert words is not None, out
     return words
 

@@ -24,7 +24,7 @@ from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 
 from ...support.engine.served import served
 from ...support.engine.thread_ranks import thread_engine
@@ -95,7 +95,7 @@ def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_
     tensors |= {f"model.layers.{name}_scale": scale.clone() for name, scale in scales.items()}
     save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
     args = EngineArgs(str(tmp_path / "m"), device="cpu", kv_cache_dtype="fp8", num_gpu_blocks_override=8, **sizes)
-    layout = Layout.of(args)
+    layout = RankLayout.of(args)
     with thread_engine(args) as engine:
         for rank, runner in enumerate(engine.executor.runners):  # type: ignore[attr-defined]
             place, here = layout.place_of(rank), layout.stage_of(rank).layers(layers)

@@ -88,8 +88,8 @@ def _in_chunks(attention: LatentAttention, x: torch.Tensor, chunks: list[int]) -
         )
         rope = attention.config.qk_rope_head_dim
         frequencies = 10000.0 ** (-torch.arange(0, rope, 2) / rope)
-        angles = (positions[:, None] * frequencies).unsqueeze(1)
-        rotate = Rotation(angles.cos(), angles.sin(), True, REFERENCE)
+        cos_sin = (positions[:, None] * frequencies).unsqueeze(1)
+        rotate = Rotation(cos_sin.cos(), cos_sin.sin(), True, REFERENCE)
         out.append(attention(x[start : start + count], rotate, attention.backend.prepare(metadata), cache))
         start += count
     return torch.cat(out)

@@ -24,9 +24,9 @@ from stoker_engine.llm import LLM
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.loading.quantized_on_load import format_on_load
-from stoker_engine.parallel.communicator import Alone, Ranks
+from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.blocks import BlockMatrix
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.served import served
@@ -42,9 +42,9 @@ _STAYS: Final = ("embed", "wte", "wpe", "lm_head", "gate.weight", "shared_expert
 CPU: Final = torch.device("cpu")
 
 
-def _load(checkpoint: Checkpoint, ranks: Ranks | None = None) -> Decoder:
+def _load(checkpoint: Checkpoint, ranks: Communicator | None = None) -> Decoder:
     dtype = torch.float32
-    build = Build(dtype, attention_backend(CPU, served(dtype)), select_kernels(CPU, dtype), ranks or Alone())
+    build = Build(dtype, attention_backend(CPU, served(dtype)), select_kernels(CPU, dtype), ranks or SingleRank())
     model = checkpoint.load(build, CPU, 128)
     assert isinstance(model, Decoder)
     return model
@@ -55,7 +55,7 @@ def _resident(model: Decoder) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _numbers(slot: Slot) -> torch.Tensor:
+def _numbers(slot: WeightTarget) -> torch.Tensor:
     if slot.stored is None:
         return slot.tensor
     return blocks.dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
@@ -128,7 +128,7 @@ def test_ranks_hold_parts_of_the_same_matrices(name: str, tmp_path: Path) -> Non
 
 
 @dataclass(frozen=True)
-class Rank(Alone):
+class Rank(SingleRank):
     """One of two, which only loads."""
 
     rank: int
@@ -224,7 +224,7 @@ def test_matrices_in_panels(name: str, method: str, tmp_path: Path, paged_run: A
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))
     backend = attention_backend(CPU, served(torch.bfloat16))
     models = [
-        checkpoint.load(Build(torch.bfloat16, backend, each, Alone()), CPU, 128)
+        checkpoint.load(Build(torch.bfloat16, backend, each, SingleRank()), CPU, 128)
         for each in (kernels, replace(kernels, block_panels=None))
     ]
     packed, rows = ([each.is_packed for each in model.modules() if isinstance(each, BlockMatrix)] for model in models)

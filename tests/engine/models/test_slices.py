@@ -34,8 +34,8 @@ from stoker_engine.models.gguf import gguf_tensor
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.loading.weights import load_weights
-from stoker_engine.parallel.communicator import Alone
-from stoker_engine.quant.weight_target import Share, Slot
+from stoker_engine.parallel.communicator import SingleRank
+from stoker_engine.quant.weight_target import Shard, WeightTarget
 from stoker_engine.sizing.pipeline_stages import Stage
 
 
@@ -56,9 +56,9 @@ class _Slots:
     """A model of slots alone."""
 
     config: ModelConfig
-    named: dict[str, Slot]
+    named: dict[str, WeightTarget]
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         return self.named
 
 
@@ -89,43 +89,43 @@ class _Counted:
         return tensor
 
 
-def _cut(tensor: torch.Tensor, dim: int, start: int, size: int) -> Slot:
+def _cut(tensor: torch.Tensor, dim: int, start: int, size: int) -> WeightTarget:
     """A slot for the part of a weight that begins at `start` along `dim`, where the whole has `size`."""
-    shares = [Share.whole(length) for length in tensor.shape]
-    shares[dim] = Share(start, tensor.shape[dim], size)
-    return Slot.of(tensor, *shares)
+    shares = [Shard.whole(length) for length in tensor.shape]
+    shares[dim] = Shard(start, tensor.shape[dim], size)
+    return WeightTarget.of(tensor, *shares)
 
 
 def _cuts(size: int, ranks: int, rng: random.Random) -> list[int]:
     return [0, *sorted(rng.randrange(size + 1) for _ in range(ranks - 1)), size]
 
 
-def _parts(whole: dict[str, Slot], ranks: int, rng: random.Random) -> list[dict[str, Slot]]:
+def _parts(whole: dict[str, WeightTarget], ranks: int, rng: random.Random) -> list[dict[str, WeightTarget]]:
     """Each rank's slots. Not all are cut, and no gate over the shared experts, which is a vector in GGUF."""
-    shares: list[dict[str, Slot]] = [{} for _ in range(ranks)]
+    shares: list[dict[str, WeightTarget]] = [{} for _ in range(ranks)]
     for name, slot in whole.items():
         shape = slot.full_shape
         dim = None if "shared_gate" in name else rng.choice([None, 0, len(shape) - 1])
         for share, start, stop in zip(shares, (cuts := _cuts(shape[dim or 0], ranks, rng)), cuts[1:], strict=False):
             if dim is None:
-                share[name] = Slot.whole(torch.empty(shape))
+                share[name] = WeightTarget.whole(torch.empty(shape))
             else:
                 own = [*shape[:dim], stop - start, *shape[dim + 1 :]]
                 share[name] = _cut(torch.empty(own), dim, start, shape[dim])
     return shares
 
 
-def _assert_same_parts(whole: dict[str, Slot], shares: list[dict[str, Slot]]) -> None:
+def _assert_same_parts(whole: dict[str, WeightTarget], shares: list[dict[str, WeightTarget]]) -> None:
     for name, slot in whole.items():
         for share in shares:
             assert torch.equal(share[name].tensor, share[name].part_of(slot.tensor)), name
 
 
-def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Slot]:
+def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, WeightTarget]:
     with torch.inference_mode():
         model = Decoder(config, Build(torch.float32, SdpaBackend(), REFERENCE), max_model_len=128)
         load(model)
-        return {name: Slot.whole(slot.tensor.contiguous()) for name, slot in model.slots().items()}
+        return {name: WeightTarget.whole(slot.tensor.contiguous()) for name, slot in model.slots().items()}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
 
 
 @dataclass
-class _Seat(Alone):
+class _Seat(SingleRank):
     """A rank that never talks to the others."""
 
     rank: int

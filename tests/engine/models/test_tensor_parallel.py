@@ -25,7 +25,7 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.loading.weights import load_weights
-from stoker_engine.parallel.communicator import Alone, Ranks
+from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes
 
 from ...support.engine.served import served
@@ -135,7 +135,7 @@ class Together:
 
 @dataclass
 class ThreadRanks:
-    """A `Ranks` of one thread."""
+    """A `Communicator` of one thread."""
 
     rank: int
     size: int
@@ -151,7 +151,7 @@ class ThreadRanks:
         return self.together.exchange(self.rank, x)[0]
 
 
-def load(folder: Path, ranks: Ranks, whole_experts: bool = False) -> Decoder:
+def load(folder: Path, ranks: Communicator, whole_experts: bool = False) -> Decoder:
     """One rank's part of the model in `folder`."""
     config, cpu = ModelConfig.from_folder(folder), torch.device("cpu")
     backend, kernels = attention_backend(cpu, served(torch.float32)), select_kernels(cpu, torch.float32)
@@ -162,7 +162,7 @@ def load(folder: Path, ranks: Ranks, whole_experts: bool = False) -> Decoder:
     return model
 
 
-def on_every_rank(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+def on_every_rank(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
     """What `work` returns on each rank."""
     together = Together(size)
 
@@ -177,7 +177,7 @@ def on_every_rank(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
         return list(pool.map(guarded, range(size)))
 
 
-def part_of(model: Decoder, ranks: Ranks) -> Any:
+def part_of(model: Decoder, ranks: Communicator) -> Any:
     """`model` with a config of the caches that one of `ranks` keeps, as a test's runner makes them, and all logits."""
     size = ranks.size
     layers = tuple(
@@ -197,10 +197,10 @@ def test_ranks_compute_what_one_computes(
     name: str, size: int, whole_experts: bool, tmp_path: Path, paged_run: Any, assert_run: Any
 ) -> None:
     save(name, tmp_path)
-    whole = load(tmp_path, Alone())
+    whole = load(tmp_path, SingleRank())
     prompts = [[5, 130, 2, 77], list(range(2, 63)), [129]]
 
-    def work(ranks: Ranks) -> tuple[Any, Decoder]:
+    def work(ranks: Communicator) -> tuple[Any, Decoder]:
         model = load(tmp_path, ranks, whole_experts)
         return paged_run(part_of(model, ranks), prompts, new_tokens=6), model
 
@@ -225,7 +225,7 @@ def test_the_ranks_parts_are_the_whole(name: str, size: int, whole_experts: bool
     """Each number of a weight is in some rank's slot, at the place that its shard says."""
     save(name, tmp_path)
     parts = [load(tmp_path, ThreadRanks(rank, size, Together(size)), whole_experts).slots() for rank in range(size)]
-    for slot, expected in load(tmp_path, Alone()).slots().items():
+    for slot, expected in load(tmp_path, SingleRank()).slots().items():
         joined = torch.full_like(expected.tensor, torch.nan)
         for part in (each[slot] for each in parts):
             assert part.full_shape == expected.tensor.shape

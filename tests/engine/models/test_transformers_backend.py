@@ -23,7 +23,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.transformers_backend import TransformersModel
-from stoker_engine.parallel.communicator import Alone
+from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128
@@ -173,7 +173,7 @@ def test_loading_tells_of_its_progress(tmp_path: Path) -> None:
 
 
 def test_it_is_not_split_over_ranks(tmp_path: Path) -> None:
-    class Two(Alone):
+    class Two(SingleRank):
         size = 2
 
     _tiny("smollm3", {}).save_pretrained(tmp_path)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from stoker_engine.attention.cpu import NativeBackend
+from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.kernels.cpu.library import native_library
+from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
@@ -27,7 +27,7 @@ from ...support.engine.served import served
 
 _CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(native_library(_CPU, torch.float32) is None, reason="these are the CPU's kernels")
+pytestmark = pytest.mark.skipif(cpu_library(_CPU, torch.float32) is None, reason="these are the CPU's kernels")
 
 
 def _beside(name: str) -> ModuleType:
@@ -108,7 +108,7 @@ def test_layers_that_cannot_be_whole_are_between_those_that_can(
     llama_cpp.write(tiny, path, stored=lambda _: GGMLQuantizationType.F32)
     expected = paged_run(_loaded(path, torch.bfloat16), [[5], list(range(2, 63))], new_tokens=5, dtype=torch.bfloat16)
     takes = iter([True, True, False, True, False, True, True, False])
-    monkeypatch.setattr(NativeBackend, "takes", lambda *_: next(takes))
+    monkeypatch.setattr(CpuBackend, "takes", lambda *_: next(takes))
     for lengths in ([2, 1, 1], [1, 2, 1]):
         model = _loaded(path, torch.bfloat16)
         assert [len(run.layers) for run in model.runs] == lengths

@@ -122,7 +122,7 @@ class Machines:
         """Pulls a machine's cable."""
         self.all[0].run("ip", "link", "set", f"port{index}", "down")
 
-    def mend(self, index: int) -> None:
+    def fix(self, index: int) -> None:
         """Puts it in again."""
         self.all[0].run("ip", "link", "set", f"port{index}", "up")
 

@@ -178,7 +178,7 @@ def test_a_life_of_two_machines(
     served.wait_log("is gone with its node: it did not answer for 4 s")
     _until(lambda: not _lives(rank), lambda: "a rank outlives its head")
     assert not served.is_ready()
-    two.mend(1)
+    two.fix(1)
     served.wait_ready()
     assert served.complete() == alone[0][0]
 
@@ -272,12 +272,12 @@ def test_a_life_of_two_engines_on_two_machines(
     ranks = ranks_of_node_1()
     two.cut(1)
 
-    def mend() -> None:
+    def fix() -> None:
         is_missed()
         all_have_ended()
-        two.mend(1)
+        two.fix(1)
 
-    goes_on_after(f"rank 0 of 2 {where} is gone with its node: it did not answer for 4 s", mend)
+    goes_on_after(f"rank 0 of 2 {where} is gone with its node: it did not answer for 4 s", fix)
 
     ranks = ranks_of_node_1()
     agent = served.process(1, "--headless")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker_common.errors import ArgumentError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.serve_args import ServeArgs
-from stoker_engine.nodes.placement import Placement
+from stoker_engine.nodes.placement import RankPlacement
 
 LAYOUTS = st.tuples(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.integers(1, 12)).filter(
     lambda drawn: drawn[0] * drawn[1] * drawn[2] % drawn[3] == 0
@@ -32,7 +32,7 @@ def _args(tensor: int, stages: int, engines: int, nodes: int, **options: Any) ->
 @given(LAYOUTS)
 def test_every_rank_is_on_one_node(layout: tuple[int, int, int, int]) -> None:
     tensor, stages, engines, nodes = layout
-    placement = Placement.of(_args(*layout))
+    placement = RankPlacement.of(_args(*layout))
     dealt = [
         (engine, rank, node)
         for node in range(nodes)
@@ -52,7 +52,7 @@ def test_every_rank_is_on_one_node(layout: tuple[int, int, int, int]) -> None:
 def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
     """Each rank of a node, and nobody else, has another place there; the places are all there are."""
     tensor, stages, engines, nodes = layout
-    placement = Placement.of(_args(*layout))
+    placement = RankPlacement.of(_args(*layout))
     found: dict[int, list[tuple[int, int]]] = {}
     for engine in range(engines):
         for rank in range(tensor * stages):
@@ -62,9 +62,9 @@ def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
 
 
 def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:
-    whole = Placement.of(_args(2, 1, 2, 2))
+    whole = RankPlacement.of(_args(2, 1, 2, 2))
     assert [whole.nodes_of(engine) for engine in range(2)] == [range(1), range(1, 2)]
-    stages = Placement.of(_args(2, 2, 1, 2))
+    stages = RankPlacement.of(_args(2, 2, 1, 2))
     assert [stages.ranks_on(node, 0) for node in range(2)] == [[0, 1], [2, 3]]
 
 

@@ -38,7 +38,7 @@ from stoker_engine.core.step import Step
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.nodes import node_info
-from stoker_engine.nodes.connection import Line
+from stoker_engine.nodes.connection import NodeConnection
 from stoker_engine.nodes.handshake import greet_head
 from stoker_engine.nodes.head import Head
 from stoker_engine.parallel.rendezvous import rendezvous_at
@@ -341,7 +341,7 @@ def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFi
     """It is hung up on, and other nodes come as before."""
     head = nodes.head()
     for nonsense in NONSENSE:
-        line = Line(socket.create_connection(("127.0.0.1", nodes.port)))
+        line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port)))
         line.wait_at_most(120)
         greet_head(line, b"")
         line.send_bytes(nonsense.encode())
@@ -505,13 +505,15 @@ def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) 
 def test_a_node_that_comes_while_the_head_goes(nodes: Nodes) -> None:
     """It is hung up on, and not taken in by a head that will never end it."""
     head = nodes.head()
-    line = Line(socket.create_connection(("127.0.0.1", nodes.port), 120))
+    line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port), 120))
     try:
         greet_head(line, b"")
         head.close()
         line.wait_at_most(120)
         with pytest.raises((EOFError, ConnectionError)):
-            line.send(node=1, path="", **dataclasses.asdict(node_info.Hello.of(nodes.args(node_rank=1), nodes.model)))
+            line.send(
+                node=1, path="", **dataclasses.asdict(node_info.NodeInfo.of(nodes.args(node_rank=1), nodes.model))
+            )
             line.receive()
     finally:
         line.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from stoker_engine.parallel.communicator import RankLostError, Ranks
+from stoker_engine.parallel.communicator import Communicator, RankLostError
 from stoker_engine.parallel.torch_communicator import World
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -30,7 +30,7 @@ def given(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
     return (torch.randn(shape, generator=generator) * 2.0**exponents).to(dtype)
 
 
-def operations(ranks: Ranks) -> dict[str, list[torch.Tensor]]:
+def operations(ranks: Communicator) -> dict[str, list[torch.Tensor]]:
     """Results by operation, in the order of `DTYPES` × `SHAPES` or `WIDTHS`."""
     done: dict[str, list[torch.Tensor]] = {name: [] for name in ("sums", "again", "rows", "gathered", "sent")}
     for dtype in DTYPES:

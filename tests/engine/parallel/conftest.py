@@ -11,11 +11,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker_engine.parallel import torch_communicator
 from stoker_engine.parallel.join import Joined, join
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 
 
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, Layout], Joined]]:
+def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, RankLayout], Joined]]:
     """Makes a rank meet the others, who are not there."""
     begin = distributed.init_process_group
 

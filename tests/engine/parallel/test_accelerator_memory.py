@@ -14,10 +14,10 @@ pytest.importorskip("triton")
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.runner import Runner
 from stoker_engine.kernels.triton.compile.compile_only import compile_only
-from stoker_engine.parallel.communicator import Alone
+from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.parallel.join import Joined
-from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.rank_groups import Groups
+from stoker_engine.parallel.layout import RankLayout
+from stoker_engine.parallel.rank_groups import RankGroups
 from stoker_engine.sizing.activations import activation_bytes
 from stoker_engine.sizing.memory import Device
 from stoker_engine.sizing.weight_sizes import Sharding
@@ -37,7 +37,7 @@ from ...support.engine.fake_device import (
     prompts,
 )
 
-Meet = Callable[[int, Layout], Joined]
+Meet = Callable[[int, RankLayout], Joined]
 TOKENS: Final = 8192
 
 
@@ -86,10 +86,10 @@ def held(case: Case, meet: Meet, monkeypatch: pytest.MonkeyPatch, **sizes: Any) 
     """By the first rank."""
     sizes = {"max_model_len": TOKENS, "max_num_batched_tokens": TOKENS, **case.sizes, **sizes}
     args = EngineArgs("m", device="cuda", **sizes)
-    layout = Layout.of(args)
+    layout = RankLayout.of(args)
     joined = meet(0, layout) if layout.size > 1 else None
     try:
-        groups = Groups() if joined is None else dataclasses.replace(joined.groups, copy=Alone())
+        groups = RankGroups() if joined is None else dataclasses.replace(joined.groups, engine=SingleRank())
         with monkeypatch.context() as patch, fake_device(patch, case.memory_bytes):
             before = bytes_on_device()
             with compile_only(SM_90, lambda kernel, key: None):
@@ -115,7 +115,7 @@ def test_all_that_is_held_is_within_three_hundredths_of_what_is_planned(
     case = CASES[name]
     found = held(case, meet, monkeypatch, max_num_seqs=64)
     args = EngineArgs("m", **case.sizes)
-    device = Device(case.memory_bytes, args.gpu_memory_utilization, on_cpu=False, sharding=Layout.of(args).sharding)
+    device = Device(case.memory_bytes, args.gpu_memory_utilization, on_cpu=False, sharding=RankLayout.of(args).sharding)
     planned = int(device.memory_bytes * device.utilization) - device.allowances
     assert 0.97 * planned <= found.loaded + found.step <= planned
 
@@ -127,7 +127,7 @@ def test_activations_of_a_rank_are_within_a_tenth_of_what_is_planned(
     config = {**CASES[name].config, "num_hidden_layers": 5}  # of DeepSeek's three are dense; and the last holds less
     case = CASES[name]._replace(config=config)
     step = held(case, meet, monkeypatch, max_num_seqs=8, num_gpu_blocks_override=1024).step
-    sharding = Layout.of(EngineArgs("m", **case.sizes)).sharding
+    sharding = RankLayout.of(EngineArgs("m", **case.sizes)).sharding
     shape = checkpoint(config).config
     planned = activation_bytes(shape, TOKENS, 8, 2, sharding, fused=True)
     assert 0.9 * planned <= step <= planned

@@ -21,9 +21,9 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.step import Step
 from stoker_engine.exec.runner import Runner
 from stoker_engine.kernels.triton.compile.compile_only import compile_only
-from stoker_engine.parallel.communicator import Alone
+from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.parallel.join import Joined
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 
 from ...support.engine.fake_device import (
     LLAMA_8B,
@@ -41,7 +41,7 @@ from ...support.engine.fake_device import (
 
 @pytest.fixture
 def trace(
-    meet: Callable[[int, Layout], Joined], monkeypatch: pytest.MonkeyPatch
+    meet: Callable[[int, RankLayout], Joined], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[list[DeviceTrace]]]:
     """Traces what each rank of a layout does in `steps`, or the first few: [rank][step]."""
 
@@ -49,13 +49,13 @@ def trace(
         config: dict[str, Any], steps: list[Step], ranks: int | None = None, **sizes: Any
     ) -> list[list[DeviceTrace]]:
         args = EngineArgs("m", device="cuda", max_model_len=512, max_num_seqs=8, num_gpu_blocks_override=64, **sizes)
-        layout = Layout.of(args)
+        layout = RankLayout.of(args)
         found = []
         for rank in range(ranks or layout.size):
             joined = meet(rank, layout)
             try:
                 with monkeypatch.context() as patch, fake_device(patch):
-                    groups = dataclasses.replace(joined.groups, copy=Alone())
+                    groups = dataclasses.replace(joined.groups, engine=SingleRank())
                     with compile_only(SM_90, lambda kernel, key: None):
                         runner = Runner(args, checkpoint(config), groups=groups)
                     of_rank = []
@@ -102,7 +102,7 @@ def test_what_a_stage_sends_the_next_one_receives(tensor: int, pipeline: int, tr
     steps = [prompts(9, 16), decodes(9, 16), prompts(1)]
     config = {**LLAMA_8B, "num_hidden_layers": 4}
     traced = called(trace(config, steps, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline))
-    layout = Layout(tensor, pipeline)
+    layout = RankLayout(tensor, pipeline)
     for step, num_tokens in enumerate((25, 2, 1)):
         for rank, of_rank in enumerate(traced):
             stage, calls = layout.stage_of(rank), of_rank[step]

@@ -15,16 +15,16 @@ import sys
 import torch
 from stoker_engine.kernels.cpu.library import library
 from stoker_engine.parallel.join import join
-from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.parallel.shm_communicator import SharedMemory
 
 rank, tensor, rendezvous, region = map(int, sys.argv[1:5])
 has = sys.argv[5].split(",")[rank]
 shared = None if has == "no memory" else SharedMemory(region, library() if has == "kernels" else None)
-joined = join(rank, Layout(tensor), f"file:///proc/self/fd/{rendezvous}", 60, shared)
+joined = join(rank, RankLayout(tensor), f"file:///proc/self/fd/{rendezvous}", 60, shared)
 groups = joined.groups
 total = groups.tensor.all_reduce(torch.full((3,), rank + 1.0)).tolist()
-print(type(groups.tensor).__name__, type(groups.copy).__name__, total, flush=True)
+print(type(groups.tensor).__name__, type(groups.engine).__name__, total, flush=True)
 joined.close()
 """
 
@@ -32,10 +32,10 @@ joined.close()
 @pytest.mark.parametrize(
     "have, kind",
     [
-        ("kernels,kernels", "SharedRanks"),
-        ("kernels,nothing", "ProcessRanks"),
-        pytest.param("nothing,kernels", "ProcessRanks", marks=pytest.mark.slow),
-        pytest.param("no memory,no memory", "ProcessRanks", marks=pytest.mark.slow),  # they do without
+        ("kernels,kernels", "ShmCommunicator"),
+        ("kernels,nothing", "TorchCommunicator"),
+        pytest.param("nothing,kernels", "TorchCommunicator", marks=pytest.mark.slow),
+        pytest.param("no memory,no memory", "TorchCommunicator", marks=pytest.mark.slow),  # they do without
     ],
 )
 def test_ranks_meet_where_all_can(have: str, kind: str) -> None:
@@ -54,4 +54,4 @@ def test_ranks_meet_where_all_can(have: str, kind: str) -> None:
     os.close(rendezvous)
     os.close(region)
     said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert said == [f"{kind} ProcessRanks [3.0, 3.0, 3.0]\n"] * 2
+    assert said == [f"{kind} TorchCommunicator [3.0, 3.0, 3.0]\n"] * 2

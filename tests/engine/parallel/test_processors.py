@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker_engine.parallel import processors
-from stoker_engine.parallel.processors import Machine, Share, bind, crowding, deal, parse_cpulist
+from stoker_engine.parallel.processors import Machine, ProcessorShare, bind, crowding, deal, parse_cpulist
 
 
 def draw(chance: random.Random) -> Machine:
@@ -45,7 +45,7 @@ def test_drawn_machines(seed: int) -> None:
     time = len(cores) if machine.quota is None else min(len(cores), max(1, math.ceil(machine.quota)))
     assert sum(share.threads for share in shares) <= max(count, time)
     if count > time:
-        assert all(share == Share(machine.allowed, 1, True) for share in shares)
+        assert all(share == ProcessorShare(machine.allowed, 1, True) for share in shares)
         said = crowding(machine, count)
         assert said is not None and f"{count} ranks" in said and f"{len(cores)} cores" in said
         return
@@ -76,11 +76,11 @@ def test_two_sockets() -> None:
     cores = tuple(frozenset({number, number + 32}) for number in range(32))
     nodes = (parse_cpulist("0-15,32-47"), parse_cpulist("16-31,48-63\n"))
     machine = Machine(frozenset(range(64)), nodes, cores)
-    assert deal(machine, 2) == [Share(nodes[0], 16, False), Share(nodes[1], 16, False)]
+    assert deal(machine, 2) == [ProcessorShare(nodes[0], 16, False), ProcessorShare(nodes[1], 16, False)]
     assert [share.threads for share in deal(machine, 4)] == [8] * 4
     assert [share.processors for share in deal(machine, 4)] == [nodes[0], nodes[0], nodes[1], nodes[1]]
     assert [share.threads for share in deal(machine, 3)] == [8, 8, 10]
-    assert deal(machine, 1) == [Share(machine.allowed, 32, False)]
+    assert deal(machine, 1) == [ProcessorShare(machine.allowed, 32, False)]
     limited = Machine(machine.allowed, nodes, cores, quota=6)
     assert [share.threads for share in deal(limited, 2)] == [3, 3]
     assert crowding(limited, 6) is None
@@ -110,19 +110,19 @@ def test_what_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     # 4 cores, and time for 3 of them: the core of hyperthreads is one
     assert [(share.processors, share.threads) for share in deal(machine, 3)] == [({0, 1}, 1), ({2, 3}, 1), ({6}, 1)]
     nothing = Machine.here(tmp_path / "not there")
-    assert nothing.nodes == () and deal(nothing, 2) == [Share(machine.allowed, 1, False)] * 2
+    assert nothing.nodes == () and deal(nothing, 2) == [ProcessorShare(machine.allowed, 1, False)] * 2
 
 
 def test_threads_that_are_started_later_are_bound_too() -> None:
     before, found = os.sched_getaffinity(0), []
     try:
         one = min(before)
-        bind(Share(frozenset({one}), 1, False))
+        bind(ProcessorShare(frozenset({one}), 1, False))
         thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
         thread.start()
         thread.join()
         assert found == [{one}]
-        bind(Share(frozenset({max(before) + 500}), 1, False))  # there is none: nothing changes
+        bind(ProcessorShare(frozenset({max(before) + 500}), 1, False))  # there is none: nothing changes
         assert os.sched_getaffinity(0) == {one}
     finally:
         os.sched_setaffinity(0, before)

@@ -24,7 +24,7 @@ import torch
 
 from stoker_engine.kernels.cpu.library import library
 from stoker_engine.parallel.communicator import RankLostError
-from stoker_engine.parallel.shm_communicator import SharedRanks
+from stoker_engine.parallel.shm_communicator import ShmCommunicator
 
 T = TypeVar("T")
 
@@ -53,10 +53,10 @@ def region() -> Iterator[int]:
         os.close(fd)
 
 
-def together(size: int, work: Callable[[SharedRanks], T], timeout_s: float = 120, spin_us: float = 50) -> list[T]:
+def together(size: int, work: Callable[[ShmCommunicator], T], timeout_s: float = 120, spin_us: float = 50) -> list[T]:
     """What `work` returns in each of that many ranks, which are threads."""
     with region() as fd, ThreadPoolExecutor(size) as pool:
-        members = [SharedRanks(rank, size, fd, timeout_s, kernels(), spin_us) for rank in range(size)]
+        members = [ShmCommunicator(rank, size, fd, timeout_s, kernels(), spin_us) for rank in range(size)]
         return list(pool.map(work, members))
 
 
@@ -102,7 +102,7 @@ class Operation:
     def part(self, rank: int) -> torch.Tensor:
         return given(rank, (self.rows, self.widths[rank]), self.dtype, self.seed)
 
-    def do(self, ranks: SharedRanks) -> torch.Tensor:
+    def do(self, ranks: ShmCommunicator) -> torch.Tensor:
         x = self.part(ranks.rank)
         if self.seed % 2:  # not contiguous
             x = x.t().contiguous().t()
@@ -145,7 +145,7 @@ def test_a_rows_sum_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
     """In one pass, in slices, and in several pieces."""
     size, width, rows = 4, 2047, 300  # 1.2 MB of bf16: five pieces
 
-    def work(ranks: SharedRanks) -> tuple[torch.Tensor, torch.Tensor]:
+    def work(ranks: ShmCommunicator) -> tuple[torch.Tensor, torch.Tensor]:
         x = given(ranks.rank, (rows, width), dtype, 1)
         some = torch.cat([ranks.all_reduce(x[row : row + n].clone()) for row, n in ((0, 1), (1, 2), (3, 30), (33, 5))])
         return some, ranks.all_reduce(x.clone())[:38]
@@ -157,7 +157,7 @@ def test_a_rows_sum_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_do_different_things_are_told_so(size: int) -> None:
     x = torch.zeros(64)
-    calls: list[tuple[Callable[[SharedRanks], object], str]] = [
+    calls: list[tuple[Callable[[ShmCommunicator], object], str]] = [
         (lambda ranks: ranks.all_reduce(x.clone()), "all_reduce of 256 bytes (torch.float32)"),
         (lambda ranks: ranks.all_reduce(x[:63].clone()), "all_reduce of 252 bytes (torch.float32)"),
         (lambda ranks: ranks.all_reduce(x.bfloat16()), "all_reduce of 128 bytes (torch.bfloat16)"),
@@ -172,7 +172,7 @@ def test_ranks_that_do_different_things_are_told_so(size: int) -> None:
         for other, (do_other, says_other) in enumerate(calls):
             if one != other:
 
-                def work(ranks: SharedRanks) -> str:
+                def work(ranks: ShmCommunicator) -> str:
                     ranks.all_reduce(torch.ones(3))
                     last = ranks.rank == size - 1
                     with pytest.raises(RankLostError) as raised:
@@ -189,7 +189,7 @@ def test_ranks_that_do_different_things_are_told_so(size: int) -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     absent = threading.Event()
 
-    def work(ranks: SharedRanks) -> str:
+    def work(ranks: ShmCommunicator) -> str:
         if ranks.rank in (1, 2):
             absent.wait(60)
             return ""
@@ -219,12 +219,12 @@ class Forked:
                 read, write = os.pipe()
                 pid = os.fork()
                 if pid == 0:
-                    self._run(SharedRanks(rank, size, fd, timeout_s, kernels(), spin_us), lengths, write)
+                    self._run(ShmCommunicator(rank, size, fd, timeout_s, kernels(), spin_us), lengths, write)
                 os.close(write)
                 self.pids.append(pid)
                 self.pipes.append(read)
 
-    def _run(self, ranks: SharedRanks, lengths: list[int], write: int) -> None:
+    def _run(self, ranks: ShmCommunicator, lengths: list[int], write: int) -> None:
         said, rounds = "", 0
         try:
             total = ranks.size * (ranks.size + 1) // 2
@@ -293,7 +293,7 @@ def test_nobody_waits_forever_for_a_rank_that(how: signal.Signals, size: int, se
             assert said.startswith("RankLostError") and f"rank {rank} of {size} waited in vain" in said, said
             late = said.partition("for rank ")[2].partition(" (")[0].split(", ")
             assert str(victim) in late, said  # the others too, where the machine let them wait as long
-        if how == signal.SIGSTOP:  # and who wakes up too late goes on with nothing either
+        if how == signal.SIGSTOP:  # and who wakes up too late continues with nothing either
             os.kill(ranks.pids[victim], signal.SIGCONT)
             assert "waited in vain" in ranks.last_words(victim)
 

@@ -101,7 +101,7 @@ class Runner:
         for fork in step.forks:
             self._known[fork.row] = self._known[fork.parent][: fork.num_tokens]
         for new in step.new:
-            self._known[new.row] = [*new.asked.prompt_token_ids, *new.output_token_ids]
+            self._known[new.row] = [*new.spec.prompt_token_ids, *new.output_token_ids]
         for row, position, token_ids in step.written:
             self._known[row][position:] = token_ids
         sampled = []

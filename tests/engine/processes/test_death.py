@@ -28,7 +28,7 @@ SLOW_STEP = "time.sleep(0.02)"
 
 
 async def _in_flight(llm: AsyncLLM) -> Any:
-    """A stream that has begun."""
+    """A stream that has started."""
     stream = llm.generate("in flight", [5], LONG)
     await anext(stream)
     return stream

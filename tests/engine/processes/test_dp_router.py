@@ -1,4 +1,4 @@
-"""Which engine gets a request, against the rule itself, computed anew from all that happened."""
+"""Which engine gets a request, against the rule itself, computed again from all that happened."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from ...support.waiting import until
 _PROGRAM = """
 import os, pickle, signal, sys, time
 from multiprocessing.connection import Connection
-from stoker_engine.processes.heartbeat import Phase, StatusWord
-connection, word = Connection(int(sys.argv[1])), StatusWord(int(sys.argv[2]))
+from stoker_engine.processes.heartbeat import Phase, Heartbeat
+connection, word = Connection(int(sys.argv[1])), Heartbeat(int(sys.argv[2]))
 """
 
 MORTAL = Path(__file__).with_name("crashing_engine.py")

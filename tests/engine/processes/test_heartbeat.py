@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from stoker_engine.processes.heartbeat import Phase, StatusWord
+from stoker_engine.processes.heartbeat import Heartbeat, Phase
 
 from ...support.waiting import until
 
 _WRITER = """
 import sys
-from stoker_engine.processes.heartbeat import Phase, StatusWord
-word = StatusWord(int(sys.argv[1]))
+from stoker_engine.processes.heartbeat import Phase, Heartbeat
+word = Heartbeat(int(sys.argv[1]))
 while True:
     word.enter(Phase.STEPPING)
     word.enter(Phase.IDLE)
@@ -20,7 +20,7 @@ while True:
 
 
 def test_a_reader_never_sees_half_a_word() -> None:
-    word = StatusWord()
+    word = Heartbeat()
     word.enter(Phase.IDLE)
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(word.fd)], pass_fds=(word.fd,)) as writer:
         seen, longest = set[Phase](), 0.0
@@ -36,7 +36,7 @@ def test_a_reader_never_sees_half_a_word() -> None:
 
 
 def test_only_work_takes_time() -> None:
-    word = StatusWord()
+    word = Heartbeat()
     for phase in Phase:
         word.enter(phase)
         if phase.is_work:

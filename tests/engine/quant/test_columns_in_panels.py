@@ -24,11 +24,11 @@ def test_packed_and_as_it_lies() -> None:
     for matrix in (packed, plain):
         assert matrix.columns is not None
         matrix.columns.data.copy_(order)
-    products = packed.product(), plain.product()
+    linears = packed.linear(), plain.linear()
     packed.pack()
     assert packed.is_packed and not plain.is_packed
     rows = torch.tensor([0, 7, 47, 49])
     assert torch.equal(packed.lookup(rows), plain.lookup(rows))
     x = torch.randn(9, 256, generator=generator).bfloat16()
-    got, wanted = (product(x).float() for product in products)
+    got, wanted = (linear(x).float() for linear in linears)
     assert (got - wanted).norm() <= 0.02 * wanted.norm()

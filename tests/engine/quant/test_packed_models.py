@@ -212,7 +212,7 @@ def test_answers_and_bytes(family: str, method: str, pair_of: Callable[..., tupl
 def test_without_kernels_of_the_cpu(
     method: str, pair_of: Callable[..., tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select, "native_library", lambda device, dtype: None)
+    monkeypatch.setattr(select, "cpu_library", lambda device, dtype: None)
     quantized, numbers = pair_of("llama", method)
     _assert_close(_answers(quantized), _answers(numbers))
 

@@ -25,7 +25,7 @@ from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.parallel.communicator import Alone, Ranks
+from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.served import served
@@ -292,7 +292,7 @@ def test_quantized_models_answer_as_their_numbers(
 def test_without_kernels_of_the_cpu(
     method: str, pair_of: Callable[[str, str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select, "native_library", lambda device, dtype: None)
+    monkeypatch.setattr(select, "cpu_library", lambda device, dtype: None)
     pair = pair_of("llama", method)
     _assert_close(_answers(pair.quantized), _answers(pair.numbers))
 
@@ -326,10 +326,12 @@ def test_answers_are_those_of_transformers_with_the_numbers(
         assert_greedy(pair.numbers, prompt, tokens)
 
 
-def _decoder(folder: Path, ranks: Ranks | None = None) -> tuple[Decoder, int]:
+def _decoder(folder: Path, ranks: Communicator | None = None) -> tuple[Decoder, int]:
     """The model, or one rank's part of it, and how many bytes the weights of the model were to take."""
     checkpoint, cpu, dtype = find_checkpoint(EngineArgs(str(folder))), torch.device("cpu"), torch.float32
-    build = Build(dtype, attention_backend(cpu, served(dtype)), select.select_kernels(cpu, dtype), ranks or Alone())
+    build = Build(
+        dtype, attention_backend(cpu, served(dtype)), select.select_kernels(cpu, dtype), ranks or SingleRank()
+    )
     model = checkpoint.load(build, cpu, 128)
     assert isinstance(model, Decoder)
     formats = checkpoint.weight_formats(dtype, cpu)
@@ -412,7 +414,7 @@ def test_stacks_of_experts_in_mxfp4(pair_of: Callable[[str, str], Pair]) -> None
 
 
 @dataclass
-class _Rank(Alone):
+class _Rank(SingleRank):
     """One of several that never speak to each other."""
 
     rank: int = 0

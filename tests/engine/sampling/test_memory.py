@@ -14,7 +14,7 @@ from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.sampling.sampler import sample
-from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 from stoker_engine.sizing import activations
 
 KERNELS = select_kernels(torch.device("cpu"), torch.float32)
@@ -37,11 +37,11 @@ def peak(run: Callable[[], object]) -> int:
     return most
 
 
-def sequence(row: int, num_samples: int = 1, **fields: Any) -> Choice:
+def sequence(row: int, num_samples: int = 1, **fields: Any) -> SamplingMetadata:
     asked = EngineRequest(str(row), [1, 2, 3], SamplingParams(**fields), 16)
     rules = LogitRules.of(asked)
     counts = None if rules is None else rules.counts([1, 2, 3])
-    return Choice(asked.params, row, [1, 2, 3], 3, num_samples, rules, counts)
+    return SamplingMetadata(asked.params, row, [1, 2, 3], 3, num_samples, rules, counts)
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from stoker_engine.sampling.draw import Draw, _parameters, _uniform
 from stoker_engine.sampling.draw import draw as draw_rows
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.sampler import sample as sample_rows
-from stoker_engine.sampling.sampling_metadata import Choice
+from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
 
-def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) -> Choice:
+def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) -> SamplingMetadata:
     known = known or [0]
     seed, num_samples = fields.pop("seed", 0), fields.pop("num_samples", 1)
     bad_words, end_tokens = fields.pop("bad_words", ()), fields.pop("end_tokens", ())
@@ -38,14 +38,14 @@ def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) ->
     for token in known[prompt:]:
         if counts is not None:
             counts.add(token)
-    return Choice(params, seed, known, prompt, num_samples, rules, counts, may_end=not end_tokens)
+    return SamplingMetadata(params, seed, known, prompt, num_samples, rules, counts, may_end=not end_tokens)
 
 
 #: The one that the engine uses on this machine.
 KERNELS = select_kernels(torch.device("cpu"), torch.float32)
 
 
-def sample(logits: torch.Tensor, choices: list[Choice], at_once: int = 64) -> list[Sampled]:
+def sample(logits: torch.Tensor, choices: list[SamplingMetadata], at_once: int = 64) -> list[Sampled]:
     return sample_rows(logits, choices, at_once, KERNELS)
 
 
@@ -261,7 +261,7 @@ def test_several_samples_of_a_row_are_those_of_as_many_seeds() -> None:
 
 def test_beams_offer_their_likeliest_tokens() -> None:
     logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(11))
-    beam = Choice(BeamSearchParams(2), 0, [1], 1, num_candidates=4)
+    beam = SamplingMetadata(BeamSearchParams(2), 0, [1], 1, num_candidates=4)
     drawn, offered = sample(logits, [_sequence(), beam])
     assert drawn.candidates is None and offered.candidates is not None
     top = logits[1].log_softmax(-1).topk(4)

@@ -62,7 +62,7 @@ class Batch:
 class Row:
     """What the pretend runner keeps of a sequence."""
 
-    asked: EngineRequest
+    spec: EngineRequest
     index: int
     token_ids: list[int]
     blocks: list[list[int]]
@@ -70,7 +70,7 @@ class Row:
 
     @property
     def seed(self) -> int:
-        return self.asked.seed + self.index
+        return self.spec.seed + self.index
 
 
 def next_token(known: Sequence[int], seed: int) -> int:
@@ -159,11 +159,11 @@ class Pretend:
             self.scheduler.check()
             self._in_flight.append(scheduled)
 
-    def abandon(self) -> None:
+    def discard_in_flight(self) -> None:
         """No step in flight is run, and the rows are lost."""
         self._in_flight.clear()
         self._rows.clear()
-        self.scheduler.abandon()
+        self.scheduler.discard_in_flight()
         self.scheduler.check()
 
     def drain(self, limit: int = 5000) -> None:
@@ -194,17 +194,17 @@ class Pretend:
             known.append([*row.token_ids[: start + length - len(draft)], *draft])
             assert len(known[-1]) == start + length
             sequence = scheduled.sequences[place]
-            if sequence.life == scheduled.lives[place]:
+            if sequence.epoch == scheduled.epochs[place]:
                 both = min(len(sequence.token_ids), start + length - len(draft))
                 assert known[-1][:both] == sequence.token_ids[:both]
             blocks = [list(table) for table in row.blocks]
-            shares.append(Share(f"{row.asked.id}#{row.index}", start, known[-1][start:], blocks))
+            shares.append(Share(f"{row.spec.id}#{row.index}", start, known[-1][start:], blocks))
         self.batches.append(Batch(shares, step.num_tokens, step.copies))
 
         assert len({to for _, to in step.copies}) == len(step.copies)
         copied = {(to, i): self._cache.get((from_, i)) for from_, to in step.copies for i in range(BLOCK)}
         self._cache.update(copied)
-        spoiled = [row.asked.id in self.spoiled and step.num_samples[p] > 0 for p, row in enumerate(batch)]
+        spoiled = [row.spec.id in self.spoiled and step.num_samples[p] > 0 for p, row in enumerate(batch)]
         for place, row in enumerate(batch):
             self._write(row, step.starts[place], known[place], spoiled[place])
         spreads = True
@@ -219,7 +219,7 @@ class Pretend:
         for place, row in enumerate(batch):
             if step.num_samples[place]:
                 draft = drafts.get(place, [])
-                if row.asked.id in self.spoiled:
+                if row.spec.id in self.spoiled:
                     sampled.append(Sampled([], is_corrupted=True))
                     if not self._is_pipeline:
                         row.token_ids[len(known[place]) - len(draft) :] = [0]  # a step in flight may look at it
@@ -251,11 +251,11 @@ class Pretend:
             tokens = parent.token_ids[: fork.num_tokens]
             blocks = [table[:count] for table, count in zip(parent.blocks, fork.num_blocks, strict=True)]
             assert len(tokens) == fork.num_tokens
-            self._rows[fork.row] = Row(parent.asked, fork.index, tokens, blocks, parent.num_candidates)
+            self._rows[fork.row] = Row(parent.spec, fork.index, tokens, blocks, parent.num_candidates)
         for new in step.new:
-            tokens = [*new.asked.prompt_token_ids, *new.output_token_ids]
+            tokens = [*new.spec.prompt_token_ids, *new.output_token_ids]
             blocks = [list(table) for table in new.blocks]
-            self._rows[new.row] = Row(new.asked, new.index, tokens, blocks, new.num_candidates)
+            self._rows[new.row] = Row(new.spec, new.index, tokens, blocks, new.num_candidates)
         for row, position, token_ids in step.written:
             self._rows[row].token_ids[position:] = token_ids
             assert len(self._rows[row].token_ids) == position + len(token_ids)
@@ -312,9 +312,9 @@ class Oracle:
 
     def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
         known = list(token_ids)
-        asked = [r for r in self._asked if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
+        spec = [r for r in self._asked if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
         draft: list[int] = []
-        seed = self._rng.choice(asked).seed + self._rng.randrange(2) if asked else 0
+        seed = self._rng.choice(spec).seed + self._rng.randrange(2) if spec else 0
         while len(draft) < self._rng.randrange(most + 1):
             right = next_token([*known, *draft], seed)
             draft.append(right if self._rng.random() < 0.8 else self._rng.randrange(VOCABULARY))

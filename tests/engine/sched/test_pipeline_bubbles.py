@@ -77,7 +77,7 @@ def test_prompts_beside_decodes(stages: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_sequences_that_end_at_random(stages: int, seed: int) -> None:
-    """A batch that ends as a whole leaves a gap, until others' sequences are dealt anew: one filling at most each."""
+    """A batch that ends as a whole leaves a gap, until others' sequences are dealt again: one filling at most each."""
     chance, pretend, count = Random(seed), pipeline(stages), 32
     for index in range(count):
         pretend.add(sampling(str(index), [index, seed], chance.randrange(1, 80)))

@@ -71,7 +71,7 @@ def test_prompts_leave_decodes_their_tokens_and_still_get_on_when_there_are_too_
         pretend.add(sampling(str(index), [index], max_tokens=20))
     pretend.step()
     pretend.add(sampling("urgent", [40] * 20, max_tokens=1))
-    pretend.scheduler.waiting.first().key = (-1, 0)  # before all of them
+    pretend.scheduler.waiting.first().sort_key = (-1, 0)  # before all of them
     pretend.step()
     assert [len(s.token_ids) for s in pretend.batches[-1].sequences] == [1] * 8
 
@@ -337,14 +337,14 @@ def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
-    """As after Ctrl-C: nothing of a prefix that was never computed is found, and everybody begins anew."""
+    """As after Ctrl-C: nothing of a prefix that was never computed is found, and everybody starts again."""
     pretend = Pretend(num_blocks=200, tokens=24, in_flight=in_flight, groups=HYBRID)
     asked = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
     for request in asked:
         pretend.add(request)
     for _ in range(9):
         pretend.launch()
-        pretend.abandon()
+        pretend.discard_in_flight()
         pretend.step()
     pretend.drain()
     for request in asked:
@@ -433,7 +433,7 @@ def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
         elif chance < 0.3:
             pretend.spoiled.add(victim)
         elif chance < 0.35:
-            pretend.abandon()
+            pretend.discard_in_flight()
         pretend.scheduler.check()
     pretend.drain()
     for request in asked:

@@ -101,7 +101,7 @@ def _rank(served: Served, engine: int, rank: int) -> psutil.Process:
     raise AssertionError(f"there is no rank {rank} of engine {engine}")
 
 
-async def _ask(client: httpx.AsyncClient, prompt: list[int], begun: asyncio.Semaphore) -> Answer:
+async def _ask(client: httpx.AsyncClient, prompt: list[int], started: asyncio.Semaphore) -> Answer:
     body = {"prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
     answer = Answer()
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -116,20 +116,20 @@ async def _ask(client: httpx.AsyncClient, prompt: list[int], begun: asyncio.Sema
                     answer.error, answer.ended = content["error"]["message"], True
                 else:
                     answer.text += content["choices"][0]["text"]
-                    begun.release()
+                    started.release()
     return answer
 
 
 def _ask_all(url: str, victim: psutil.Process | None = None, signum: int = 0) -> list[Answer]:
-    """All prompts at once; when all have begun to be answered, something happens to a process."""
+    """All prompts at once; when all have started to be answered, something happens to a process."""
 
     async def run() -> list[Answer]:
-        begun = [asyncio.Semaphore(0) for _ in PROMPTS]
+        started = [asyncio.Semaphore(0) for _ in PROMPTS]
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=SECONDS, limits=limits) as client:
-            asked = [asyncio.create_task(_ask(client, *each)) for each in zip(PROMPTS, begun, strict=True)]
+            asked = [asyncio.create_task(_ask(client, *each)) for each in zip(PROMPTS, started, strict=True)]
             if victim is not None:
-                for each in begun:
+                for each in started:
                     await each.acquire()
                 victim.send_signal(signum)
             return await asyncio.gather(*asked)

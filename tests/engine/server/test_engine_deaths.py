@@ -114,8 +114,8 @@ async def _ask(
 def _ask_all(mortal: Mortal, clients: int, first: int = 0) -> list[Answer]:
     """Every second client streams, every sixth leaves when it has text.
 
-    Before them `first` more stream, and all others wait for their text: whoever dies later has begun something, however
-    slowly the others come.
+    Before them `first` more stream, and all others wait for their text: whoever dies later has started something,
+    however slowly the others come.
     """
 
     async def run() -> list[Answer]:
@@ -125,10 +125,10 @@ def _ask_all(mortal: Mortal, clients: int, first: int = 0) -> list[Answer]:
             httpx.AsyncClient(base_url=mortal.serving.url, timeout=None, limits=limits) as c,
         ):
             texts = [asyncio.Event() for _ in range(first)]
-            begun = [asyncio.create_task(_ask(c, True, has_text=text)) for text in texts]
+            started = [asyncio.create_task(_ask(c, True, has_text=text)) for text in texts]
             for text in texts:
                 await text.wait()
-            return await asyncio.gather(*begun, *(_ask(c, i % 2 == 0, i % 6 == 4) for i in range(clients)))
+            return await asyncio.gather(*started, *(_ask(c, i % 2 == 0, i % 6 == 4) for i in range(clients)))
 
     return asyncio.run(run())
 

@@ -123,9 +123,9 @@ def test_a_stream_that_breaks_ends_with_an_error(client: TestClient, engine: Fak
     engine.breaks_with = mistake
     for path, body in (("/v1/completions", {"prompt": ["a", "b"]}), ("/v1/chat/completions", CHAT)):
         response = client.post(path, json={**body, "stream": True})
-        assert response.status_code == 200, "it had begun"
-        *begun, last, rest = response.text.split("\n\n")
-        assert begun
+        assert response.status_code == 200, "it had started"
+        *started, last, rest = response.text.split("\n\n")
+        assert started
         assert rest == ""
         assert json.loads(last.removeprefix("data: "))["error"]["type"] == "internal_error"
         assert "[DONE]" not in response.text

@@ -263,7 +263,7 @@ def test_each_engine_has_its_own(registry: CollectorRegistry) -> None:
     assert each("stoker:engine_restarts_total") == [0, 1, 0]
     assert each("stoker:engine_up") == [1, 0, 0]
     metrics.on_step(StepReport(4, 3, 1, SchedulerStats(1, 2, 0.5, 7, 2, 0), engine=1))
-    assert each("vllm:prefix_cache_hits_total") == [5, 7, 5], "another engine counts anew"
+    assert each("vllm:prefix_cache_hits_total") == [5, 7, 5], "another engine counts again"
     text = generate_latest(registry).decode()
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     assert text.count("vllm:cache_config_info{") == text.count("stoker:model_info{") == 3

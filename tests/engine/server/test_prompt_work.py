@@ -60,10 +60,10 @@ def test_what_is_cut_may_be_of_any_length(
 def test_hanging_up_ends_the_work_for_the_prompt(
     engine: FakeEngine, app: FastAPI, listen: Listen, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
-    begun, ended = threading.Event(), threading.Event()
+    started, ended = threading.Event(), threading.Event()
 
     async def endless(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -73,7 +73,7 @@ def test_hanging_up_ends_the_work_for_the_prompt(
     monkeypatch.setattr(engine.tokenizer, "encode", endless)
     with listen(app) as address:
         with asked(address, path, stream):
-            wait_until(begun.is_set)
+            wait_until(started.is_set)
             assert not ended.is_set()
         wait_until(ended.is_set)
     assert not engine.asked

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from stoker_engine.cli.lines import lines_of
-from stoker_engine.contract.termination_message import LastWords, Reason
+from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
 from ...support.waiting import until
 from .test_serve_command import SERVE
@@ -151,7 +151,7 @@ def _answer(url: str, max_tokens: int = 4) -> int:
 
 @contextmanager
 def _in_flight(url: str) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has begun."""
+    """The lines of a stream that has started."""
     body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
         lines = filter(None, lines_of(answer.iter_bytes()))
@@ -175,7 +175,7 @@ def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_pat
         assert f"rank 1 of {SIZE} was killed by signal 9 (SIGKILL)" in served.log
         served.wait_for("rank 0").kill()
         assert served.ended() == 1
-        told = LastWords.parse(served.last_words.read_text())
+        told = TerminationMessage.parse(served.last_words.read_text())
         assert told is not None
         assert told.reason is Reason.ENGINE_DIED
         assert f"rank 0 of {SIZE} was killed by signal 9 (SIGKILL)" in told.message
@@ -196,7 +196,7 @@ def test_a_stopped_rank_is_named(traffic: bool, tiny_llama: Path, tmp_path: Path
         if traffic:
             assert f"rank 1 of {SIZE} was stopped" in json.loads(last.removeprefix("data: "))["error"]["message"]
         assert served.ended() == 1, "what it runs on may be stuck"
-        told = LastWords.parse(served.last_words.read_text())
+        told = TerminationMessage.parse(served.last_words.read_text())
         assert told is not None
         assert f"rank 1 of {SIZE} was stopped" in told.message
         assert "Traceback" not in served.log

@@ -145,12 +145,12 @@ def test_echo(stream: bool, fields: dict[str, Any], echoed: str) -> None:
 def test_what_continues_an_answer_is_no_reasoning(stream: bool) -> None:
     engine = ScriptedEngine(" world", " world")
     client = serve(engine, reasoning_parser="deepseek_r1")
-    begun = [*MESSAGES, {"role": "assistant", "content": "Hello"}]
-    chat = {"messages": begun, "continue_final_message": True, "structured_outputs": {"regex": "[a-z ]+"}}
+    started = [*MESSAGES, {"role": "assistant", "content": "Hello"}]
+    chat = {"messages": started, "continue_final_message": True, "structured_outputs": {"regex": "[a-z ]+"}}
     answer = client.post("/v1/chat/completions", json={**chat, "stream": stream})
     assert "reasoning_content" not in answer.text
     assert engine.asked[-1][1].structured_outputs.begins_after is None, "its format holds at once"
-    answer = client.post("/v1/messages", json={"messages": begun, "max_tokens": 9, "model": "tiny", "stream": stream})
+    answer = client.post("/v1/messages", json={"messages": started, "max_tokens": 9, "model": "tiny", "stream": stream})
     assert "thinking" not in answer.text.replace("thinking_tokens", "")
 
 

@@ -39,7 +39,7 @@ USAGE = ResponseUsage(
 SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def begun() -> Response:
+def started() -> Response:
     return Response(
         id="resp_1",
         created_at=1,
@@ -101,7 +101,7 @@ def pieces(rng: random.Random, parts: list[Part]) -> Iterator[list[Part]]:
 def write(
     steps: list[list[Part]], logprobs: list[list[ContentLogprob]] | None = None, *, reason: FinishReason
 ) -> tuple[Response, list[Event]]:
-    writer = ResponseWriter(begun())
+    writer = ResponseWriter(started())
     events = writer.begin()
     for number, step in enumerate(steps):
         thinks = any(isinstance(part, Reasoning) for part in step)

@@ -22,7 +22,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_engine.cli.lines import lines_of
-from stoker_engine.contract.termination_message import LastWords, Reason
+from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
 from ...support.waiting import until
 from ..conftest import engine_of
@@ -95,7 +95,7 @@ def test_a_mistake_is_told_in_a_sentence(words: list[str], code: int, says: str)
 def test_its_last_words_tell_why(words: list[str], reason: Reason, says: str, tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
     assert run(*words, STOKER_TERMINATION_LOG=str(file)).returncode != 0
-    told = LastWords.parse(file.read_text())
+    told = TerminationMessage.parse(file.read_text())
     assert told is not None
     assert told.reason is reason
     assert says in told.message
@@ -193,7 +193,7 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
         code, log = ended(process)
     assert code == 1, log
     assert "signal 9" in log, "the log has the cause"
-    told = LastWords.parse(last_words.read_text())
+    told = TerminationMessage.parse(last_words.read_text())
     assert told is not None
     assert told.reason is Reason.ENGINE_DIED
     assert "signal 9" in told.message
@@ -201,7 +201,7 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
 
 
 def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> None:
-    """Only what was in flight fails; an engine that dies once too often ends the process."""
+    """OnlyValue what was in flight fails; an engine that dies once too often ends the process."""
     with serving(tiny_llama, "--max-engine-restarts=1") as (process, url):
         parent = psutil.Process(process.pid)
 

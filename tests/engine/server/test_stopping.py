@@ -90,7 +90,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
         assert kept.get("/ready").status_code == 200
         engine.hangs_at = None
         server.call(server.server.stop, signal.SIGTERM)
-        in_grace = kept.post("/v1/completions", json={"prompt": "a"})  # first, as the grace begins anew with it
+        in_grace = kept.post("/v1/completions", json={"prompt": "a"})  # first, as the grace starts again with it
         assert in_grace.status_code == 200
         assert in_grace.headers["connection"] == "close"
         assert kept.get("/ready").status_code == 503

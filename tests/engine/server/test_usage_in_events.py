@@ -45,7 +45,7 @@ def test_the_same_events_with_a_count(client: TestClient, path: str, body: dict[
     usages = [event.pop("stoker_usage") for event in counted if "stoker_usage" in event]
     if path in ("/v1/chat/completions", "/v1/completions"):
         assert counted == plain
-    else:  # ids of items are made anew for each answer
+    else:  # ids of items are made again for each answer
         assert [event["type"] for event in counted] == [event["type"] for event in plain]
     whole = client.post(path, json={**ASKED[path], "n": body["n"]} if "n" in body else ASKED[path]).json()
     usage = whole["usage"]

@@ -171,7 +171,7 @@ def test_an_error_is_raised_though_others_go_on() -> None:
         stream.put(OutputDelta("b", "later, "))
         with pytest.raises(RequestFailedError, match="the server stops"):
             await stream.take()
-        stream.put(OutputDelta("b", "anew"))
-        assert [delta.text for delta in await stream.take()] == ["after, later, anew"], "and lose nothing"
+        stream.put(OutputDelta("b", "again"))
+        assert [delta.text for delta in await stream.take()] == ["after, later, again"], "and lose nothing"
 
     asyncio.run(run())

@@ -180,7 +180,23 @@ def _byte_level_gguf(pre: str, path: Path, backend: Backend) -> Path:
 def _sentencepiece_gguf(architecture: str, path: Path, backend: Backend) -> Path:
     del backend
     characters = sorted(set("".join(ODD).replace(" ", "▁")) - set("\x00"))
-    words = ["▁H", "▁He", "ll", "llo", "▁Hello", "▁w", "or", "▁wor", "▁world", "▁▁", "▁▁▁▁", "12", "123", "aa", "aaaa"]
+    words = [
+        "▁H",
+        "▁He",
+        "ll",
+        "llo",
+        "▁Hello",
+        "▁w",
+        "or",
+        "▁wor",
+        "▁world",
+        "▁▁",
+        "▁▁▁▁",
+        "12",
+        "123",
+        "aa",
+        "aaaa",
+    ]
     if architecture == "gemma3":
         words = [word.replace("▁▁▁▁", "    ").replace("▁▁", "  ") if not word.strip("▁") else word for word in words]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *characters, *words, "<think>"]

@@ -17,7 +17,7 @@ from aiohttp import web
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
 _SPEC = spec_from_file_location("scripted_picker", Path(__file__).parents[1] / "scripted_picker.py")
 assert _SPEC and _SPEC.loader
@@ -64,7 +64,7 @@ async def _gateway() -> AsyncIterator[Gateway]:
         stubs = [await _stub("a"), await _stub("b")]
         servers = [address for _, address in stubs]
         settings = EnvoySettings("127.0.0.1", 0, Path(folder), hold_s=1, max_body_bytes=24 << 20, threads=1)
-        EnvoyFiles(settings).write(Directory({"m": Endpoint("m", "cluster-m", tuple(servers))}))
+        EnvoyFiles(settings).write(ModelRegistry({"m": Endpoint("m", "cluster-m", tuple(servers))}))
         picker = _MODULE.DictatingPicker("cluster-m", servers[0])
         grpc_server = await picker.serve(settings.picker_socket)
         envoy = EnvoyProcess(settings)

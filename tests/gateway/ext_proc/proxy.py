@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.ext_proc.server import PickerServer
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker
 
@@ -194,7 +194,7 @@ class Picking:
     """A picker that runs, and what it works with."""
 
     server: PickerServer
-    directory: Directory
+    model_registry: ModelRegistry
     pickers: dict[str, EndpointPicker]
     registry: CollectorRegistry
     address: str
@@ -204,7 +204,7 @@ class Picking:
         """All servers say this, now."""
         now = asyncio.get_running_loop().time()
         for name, picker in self.pickers.items():
-            for server in self.directory.endpoints[name].servers:
+            for server in self.model_registry.endpoints[name].servers:
                 picker.observe(server, load, now, now)
 
     async def until_waiting(self, model: str, number: int) -> None:
@@ -216,11 +216,11 @@ class Picking:
         return self.registry.get_sample_value(f"stoker:gateway_{name}", labels) or 0.0
 
 
-def directory(
+def model_registry(
     models: Mapping[str, Sequence[str]], session_header: str | None = None, authorization: str | None = None
-) -> Directory:
+) -> ModelRegistry:
     """These models, with these servers."""
-    return Directory(
+    return ModelRegistry(
         {
             name: Endpoint(name, f"cluster-{number}", tuple(servers), session_header, authorization)
             for number, (name, servers) in enumerate(models.items())
@@ -228,7 +228,7 @@ def directory(
     )
 
 
-def pickers_of(models: Directory, now: float) -> dict[str, EndpointPicker]:
+def pickers_of(models: ModelRegistry, now: float) -> dict[str, EndpointPicker]:
     """One for each model."""
     made = {name: EndpointPicker() for name in models.endpoints}
     for name, picker in made.items():
@@ -247,7 +247,7 @@ async def picking(
 ) -> AsyncIterator[Picking]:
     """A picker for these models, at a port of its own."""
     clock = clock or asyncio.get_running_loop().time
-    known, registry = directory(models, session_header, authorization), CollectorRegistry()
+    known, registry = model_registry(models, session_header, authorization), CollectorRegistry()
     made = pickers_of(known, clock())
     server = PickerServer(known, made, limits, registry, clock, keyring)
     address = f"127.0.0.1:{server.listen('127.0.0.1:0')}"

@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from stoker_gateway.ext_proc.metrics import PickerMetrics
-from stoker_gateway.ext_proc.request_handler import Decider
+from stoker_gateway.ext_proc.request_handler import RequestHandler
 from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.ext_proc.server import Processor
 
-from .proxy import MODES, directory, head, pickers_of, picking
+from .proxy import MODES, head, model_registry, pickers_of, picking
 
 _MODELS = {"a": ("10.0.0.1:80", "10.0.0.2:80"), "ü/b": ("10.0.0.3:80",), "none": ()}
 _PATHS = (
@@ -112,9 +112,9 @@ class _Stream:
 
 def test_each_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        known, limits = directory(_MODELS), RequestLimits(max_body_bytes=100_000)
+        known, limits = model_registry(_MODELS), RequestLimits(max_body_bytes=100_000)
         metrics = PickerMetrics(CollectorRegistry())
-        decider = Decider(known, pickers_of(known, 0), limits, metrics, lambda: 0.0)
+        decider = RequestHandler(known, pickers_of(known, 0), limits, metrics, lambda: 0.0)
         processor, rng, outcomes = Processor(decider, limits, metrics), random.Random(0), Counter[str]()
         for _ in range(3000):
             messages = []

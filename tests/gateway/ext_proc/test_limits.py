@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from stoker_common.errors import RequestError
 from stoker_gateway.ext_proc.metrics import PickerMetrics
 from stoker_gateway.ext_proc.request import read_request
-from stoker_gateway.ext_proc.request_handler import Decider
+from stoker_gateway.ext_proc.request_handler import RequestHandler
 from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.ext_proc.server import Processor
 from stoker_gateway.keys.key import Key, Limits, digest_of
@@ -26,7 +26,7 @@ from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 from stoker_gateway.scheduling.load import ServerLoad
 
 from ...support.waiting import until_async
-from .proxy import Outcome, Picking, chat, directory, head, pickers_of, picking
+from .proxy import Outcome, Picking, chat, head, model_registry, pickers_of, picking
 
 SERVERS = ("10.0.0.1:80", "10.0.0.2:80")
 CHAT = "/v1/chat/completions"
@@ -155,10 +155,10 @@ class _EndsEarly:
 @pytest.mark.parametrize("read", [True, False])
 def test_a_stream_that_ends_while_the_route_is_written_frees_only_what_the_proxy_did_not_read(read: bool) -> None:
     async def main() -> None:
-        known, limits = directory({"a": SERVERS}), RequestLimits()
+        known, limits = model_registry({"a": SERVERS}), RequestLimits()
         metrics, limiter = PickerMetrics(CollectorRegistry()), LocalLimiter()
         key = Key("tenant", digest_of(TEXT), limits=Limits(tokens_per_minute=1000, concurrency=1))
-        decider = Decider(
+        decider = RequestHandler(
             known, pickers_of(known, 0), limits, metrics, lambda: 0.0, keyring=Keyring([key]), limiter=limiter
         )
         stream = _EndsEarly(json.dumps(chat("a", "x", max_tokens=900)).encode(), read=read)

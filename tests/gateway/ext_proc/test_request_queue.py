@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker_gateway.ext_proc.request_queue import WaitingLine
+from stoker_gateway.ext_proc.request_queue import RequestQueue
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, PickerSettings, Refusal
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 from ...support.virtual_time import elapse
 
@@ -26,7 +26,7 @@ class _Line:
         self.clock = asyncio.get_running_loop().time
         self.picker = EndpointPicker(PickerSettings(most_waiting=64))
         self.picker.set_servers([SERVER], 0)
-        self.line = WaitingLine(self.picker, most, hold_s, self.clock)
+        self.line = RequestQueue(self.picker, most, hold_s, self.clock)
         self.order: list[str] = []
         self.say(room=0)
 
@@ -37,7 +37,7 @@ class _Line:
 
     async def ask(self, name: str, priority: int = 0) -> Pick | Refusal:
         """Asks as the key that `name` begins with."""
-        choice = self.line.at_once(Ask()) or await self.line.turn(Ask(), name[0], priority)
+        choice = self.line.at_once(RoutingRequest()) or await self.line.turn(RoutingRequest(), name[0], priority)
         if isinstance(choice, Pick):
             self.order.append(name)
         return choice
@@ -55,7 +55,7 @@ def test_keys_take_turns_and_nobody_overtakes(virtual_time: Run) -> None:
         line = _Line()
         tasks = await line.begin("a1", "a2", "a3", "a4", "b1", "b2")
         assert len(line.line) == 6
-        assert line.line.at_once(Ask()) is None
+        assert line.line.at_once(RoutingRequest()) is None
         for done in range(1, 7):
             line.say(room=1)
             await elapse(0.001)
@@ -65,7 +65,7 @@ def test_keys_take_turns_and_nobody_overtakes(virtual_time: Run) -> None:
         assert [name for name in line.order if name[0] == "a"] == ["a1", "a2", "a3", "a4"]
         assert len(line.line) == 0
         line.say(room=2)
-        assert isinstance(line.line.at_once(Ask()), Pick)
+        assert isinstance(line.line.at_once(RoutingRequest()), Pick)
 
     virtual_time(main)
 
@@ -128,9 +128,14 @@ def test_all_are_told_when_there_are_no_servers_any_more(virtual_time: Run) -> N
 
 
 @pytest.mark.parametrize(
-    "wants", [Ask(held_by=SERVER), Ask(subset=frozenset({SERVER})), Ask(held_by=SERVER, subset=frozenset({SERVER}))]
+    "wants",
+    [
+        RoutingRequest(held_by=SERVER),
+        RoutingRequest(subset=frozenset({SERVER})),
+        RoutingRequest(held_by=SERVER, subset=frozenset({SERVER})),
+    ],
 )
-def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants: Ask) -> None:
+def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants: RoutingRequest) -> None:
     async def main() -> None:
         other = "10.0.0.2:80"
         line = _Line()
@@ -138,7 +143,7 @@ def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants:
         held = [asyncio.create_task(line.line.turn(wants, "a")) for _ in range(3)]
         await elapse(0.001)
         for key in ("a", "b"):  # whoever asks: they wait for that server, not for their keys
-            choice = await line.line.turn(Ask(), key)
+            choice = await line.line.turn(RoutingRequest(), key)
             assert isinstance(choice, Pick) and choice.servers[0] == other
         assert len(line.line) == 3 and not any(each.done() for each in held)
         line.say(room=1)
@@ -158,7 +163,7 @@ def test_of_those_who_wait_for_the_same_servers_nobody_overtakes(virtual_time: R
         order = list[int]()
 
         async def ask(number: int) -> None:
-            wants = Ask(held_by=SERVER) if number % 2 else Ask()
+            wants = RoutingRequest(held_by=SERVER) if number % 2 else RoutingRequest()
             await line.line.turn(wants, "a")
             order.append(number)
 

@@ -20,7 +20,7 @@ from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.ext_proc.server import PickerServer, TLSFiles
 from stoker_gateway.scheduling.load import ServerLoad
 
-from .proxy import Proxy, chat, directory, head, pickers_of, picking
+from .proxy import Proxy, chat, head, model_registry, pickers_of, picking
 
 THREE = ("10.0.0.1:80", "10.0.0.2:80", "[fd00::3]:80")
 LONG = "the same beginning of every prompt, " * 200
@@ -200,7 +200,7 @@ def test_models_are_listed_without_a_server() -> None:
             for method, path in (("POST", "/v1/models"), ("DELETE", "/v1/models/b"), ("GET", "/v1/chat/completions"),
                                  ("PUT", "/v1/completions")):  # fmt: skip
                 assert (await proxy.ask(method, path, None)).status == 405
-            picker.server.update(directory({"new": THREE}), pickers_of(directory({"new": THREE}), 0))
+            picker.server.update(model_registry({"new": THREE}), pickers_of(model_registry({"new": THREE}), 0))
             assert [card["id"] for card in (await proxy.get("/v1/models")).json["data"]] == ["new"]
             assert (await proxy.post("/v1/completions", {"model": "b", "prompt": ""})).status == 404
             assert (await proxy.post("/v1/completions", {"model": "new", "prompt": ""})).servers
@@ -244,7 +244,7 @@ def test_who_waits_for_too_long_or_for_a_model_that_goes_is_told() -> None:
             assert late.status == 429 and "retry-after" in late.headers
             waiting = asyncio.ensure_future(picker.proxy.post("/v1/completions", {"model": "b", "prompt": ""}))
             await picker.until_waiting("b", 1)
-            picker.server.update(directory({"a": THREE}), {"a": picker.pickers["a"]})
+            picker.server.update(model_registry({"a": THREE}), {"a": picker.pickers["a"]})
             assert (await waiting).status in (429, 503)
 
     asyncio.run(main())
@@ -253,14 +253,14 @@ def test_who_waits_for_too_long_or_for_a_model_that_goes_is_told() -> None:
 def test_a_proxy_that_does_not_speak_the_protocol_is_told() -> None:
     async def main() -> None:
         body = ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=b"{}", end_of_stream=True))
-        begun = head("POST", "/v1/completions", {}, ends=False)
+        started = head("POST", "/v1/completions", {}, ends=False)
         watching, unknown = ext_proc.ProcessingRequest(), ext_proc.ProcessingRequest()
-        watching.CopyFrom(begun)
+        watching.CopyFrom(started)
         watching.observability_mode = True
-        unknown.CopyFrom(begun)
+        unknown.CopyFrom(started)
         unknown.protocol_config.request_body_mode = 0  # no body at all
         wrong = [
-            [body], [ext_proc.ProcessingRequest()], [begun, begun], [watching], [unknown],
+            [body], [ext_proc.ProcessingRequest()], [started, started], [watching], [unknown],
             [ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders())],
         ]  # fmt: skip
         async with picking({"a": THREE}) as picker:
@@ -296,7 +296,7 @@ def test_health_is_told_by_name() -> None:
 
 def test_it_listens_on_a_socket_file_and_with_tls(tmp_path: Path) -> None:
     async def main() -> None:
-        known = directory({"a": THREE})
+        known = model_registry({"a": THREE})
         server = PickerServer(known, pickers_of(known, 0))
         files = TLSFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
         old = _certify(files)

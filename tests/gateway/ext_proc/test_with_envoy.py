@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from stoker_gateway.envoy.process import envoy_binary
 from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.ext_proc.server import PickerServer
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker
 
@@ -36,7 +36,7 @@ class Behind:
     """What is behind Envoy: a picker, and servers that answer with what they got."""
 
     folder: Path
-    directory: Directory = field(default_factory=Directory)
+    model_registry: ModelRegistry = field(default_factory=ModelRegistry)
     pickers: dict[str, EndpointPicker] = field(default_factory=dict)
     picker: PickerServer | None = None
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -51,7 +51,7 @@ class Behind:
 
         def observe() -> None:
             for name, picker in self.pickers.items():
-                for server in self.directory.endpoints[name].servers:
+                for server in self.model_registry.endpoints[name].servers:
                     picker.observe(server, load, time.monotonic(), time.monotonic())
                 assert self.picker is not None
                 self.picker.wake(name)
@@ -67,18 +67,18 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     async def serve() -> None:
         runners = [await _server(name) for name in ("a", "a", "a", "b")]
         addresses = [f"127.0.0.1:{runner.addresses[0][1]}" for runner in runners]
-        made.directory = Directory(
+        made.model_registry = ModelRegistry(
             {
                 "org/a": Endpoint("org/a", "one", tuple(addresses[:3])),
                 "b": Endpoint("b", "two", (addresses[3],)),
                 "empty": Endpoint("empty", "none", ()),
             }
         )
-        for name, endpoint in made.directory.endpoints.items():
+        for name, endpoint in made.model_registry.endpoints.items():
             made.pickers[name] = EndpointPicker()
             made.pickers[name].set_servers(endpoint.servers, time.monotonic())
         made.picker = PickerServer(
-            made.directory, made.pickers, RequestLimits(_BODY_LIMIT, max_wait_s=20), made.registry
+            made.model_registry, made.pickers, RequestLimits(_BODY_LIMIT, max_wait_s=20), made.registry
         )
         made.picker.listen(f"unix:{folder}/picker.sock")
         await made.picker.start()
@@ -127,7 +127,7 @@ def envoy(
 ) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("envoy")  # another one each time: in a drawn order the two ways take turns
     config, ports = folder / "envoy.json", folder / "addresses"
-    config.write_text(json.dumps(_config(behind.directory, behind.folder / "picker.sock", request.param)))
+    config.write_text(json.dumps(_config(behind.model_registry, behind.folder / "picker.sock", request.param)))
     binary = envoy_binary()
     process = subprocess.Popen(
         [binary, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error",
@@ -148,7 +148,7 @@ def envoy(
         process.wait()
 
 
-def _config(directory: Directory, socket: Path, mode: str) -> dict[str, Any]:
+def _config(model_registry: ModelRegistry, socket: Path, mode: str) -> dict[str, Any]:
     asks = {
         "@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor",
         "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
@@ -192,7 +192,10 @@ def _config(directory: Directory, socket: Path, mode: str) -> dict[str, Any]:
             ],
             "clusters": [
                 _picker(socket),
-                *(_cluster(endpoint, number % 2 == 0) for number, endpoint in enumerate(directory.endpoints.values())),
+                *(
+                    _cluster(endpoint, number % 2 == 0)
+                    for number, endpoint in enumerate(model_registry.endpoints.values())
+                ),
             ],
         },
     }

@@ -75,7 +75,7 @@ def test_a_name_belongs_to_the_oldest_in_whatever_order_endpoints_come(seed: int
     read = [made for each in seen if (made := facts.read_endpoint(each)) is not None]
     assert len(read) == len(seen)
     rng.shuffle(read)
-    directory = build_registry.make(read, filter(None, map(facts.read_slice, slices)), {}, KeyHistory())
+    model_registry = build_registry.make(read, filter(None, map(facts.read_slice, slices)), {}, KeyHistory())
     for name in names:
         claims = [
             (each["metadata"]["creationTimestamp"], each["metadata"]["namespace"], each["metadata"]["name"])
@@ -83,10 +83,10 @@ def test_a_name_belongs_to_the_oldest_in_whatever_order_endpoints_come(seed: int
             if name in each["spec"]["model"]["servedNames"]
         ]
         if claims:
-            assert directory.endpoints[name].servers == (address[min(claims)[1:]],)
+            assert model_registry.endpoints[name].servers == (address[min(claims)[1:]],)
         else:
-            assert name not in directory.endpoints
-    clusters = [each.cluster for each in directory.endpoints.values()]
+            assert name not in model_registry.endpoints
+    clusters = [each.cluster for each in model_registry.endpoints.values()]
     assert len(set(clusters)) == len(clusters)
 
 
@@ -112,8 +112,8 @@ def test_pods_count_once_and_only_those_that_take_requests() -> None:
             each["targetRef"] = {"kind": "Pod", "uid": pod}
     read = facts.read_endpoint(endpoint("a"))
     assert read is not None
-    directory = build_registry.make([read], filter(None, map(facts.read_slice, every)), {}, KeyHistory())
-    assert directory.endpoints["org/a"].servers == ("10.0.0.1:80", "10.0.0.4:80", "[fd00::2]:80")
+    model_registry = build_registry.make([read], filter(None, map(facts.read_slice, every)), {}, KeyHistory())
+    assert model_registry.endpoints["org/a"].servers == ("10.0.0.1:80", "10.0.0.4:80", "[fd00::2]:80")
 
 
 def test_what_the_operator_has_not_admitted_is_not_there() -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from stoker_gateway.keys.key import Key, Limits
 from stoker_gateway.limits import peer_client, peer_limiter
-from stoker_gateway.limits.key_usage import Use
-from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply
+from stoker_gateway.limits.key_usage import KeyUsage
+from stoker_gateway.limits.messages import LimitRequest, Message, MessageError, Reply
 from stoker_gateway.limits.peer_limiter import PeerLimiter
-from stoker_gateway.limits.peer_reports import Told, statement
+from stoker_gateway.limits.peer_reports import PeerReports, statement
 from stoker_gateway.limits.peer_server import METHOD, SERVICE, PeerServer, credentials
-from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, Grant, Standing
+from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, Grant, RateLimitStatus
 from stoker_gateway.limits.replicas import View
 
 from ...support.waiting import until_async
@@ -380,7 +380,7 @@ def test_hostile_messages_are_refused_and_the_next_is_heard() -> None:
         random_ = random.Random(18)
         replica = Replica(0, "t")
         await replica.server.start()
-        good = Message("other", 5, {"k": statement(Use(), 0.0)}, (Ask("k", Limits(1), 1),)).encode()
+        good = Message("other", 5, {"k": statement(KeyUsage(), 0.0)}, (LimitRequest("k", Limits(1), 1),)).encode()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{replica.port}") as channel:
             call = channel.unary_unary(f"/{SERVICE}/{METHOD}")
             metadata = (("authorization", credentials("t")),)
@@ -410,7 +410,7 @@ def test_hostile_messages_are_refused_and_the_next_is_heard() -> None:
 def test_what_is_told_counts_for_a_minute_by_any_clock(
     past: list[tuple[float, int]], delay: float, skew: float, later: float
 ) -> None:
-    use, told = Use(), Told()
+    use, told = KeyUsage(), PeerReports()
     for at, tokens in sorted(past):
         use.begin(tokens, 1000 + at)
     now = 1131.0
@@ -434,10 +434,10 @@ def test_all_who_reach_each_other_agree_on_owners(names: list[str], more: int) -
 
 
 def test_messages_come_out_as_they_went_in() -> None:
-    ask = Ask("k", Limits(1, None, 3), 7)
-    message = Message("me", 3, {"k": statement(Use(), 0.0)}, (ask,))
+    ask = LimitRequest("k", Limits(1, None, 3), 7)
+    message = Message("me", 3, {"k": statement(KeyUsage(), 0.0)}, (ask,))
     assert Message.decode(message.encode()) == message
-    standing = Standing(Allowance(3, 1, 0.5), None)
+    standing = RateLimitStatus(Allowance(3, 1, 0.5), None)
     reply = Reply("me", (standing, Denial("tokens", 5, 4, 9, None, standing)))
     assert Reply.decode(reply.encode()) == reply
     for data in (b"", b"[]", b"{}", b"7", b'{"sender": 1}'):

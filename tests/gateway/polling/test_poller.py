@@ -19,10 +19,10 @@ from stoker_gateway.polling.poller import (
     CORE_SHARE,
     LOST_AFTER,
     TIMEOUT_S,
-    Heard,
     HttpAsker,
     Poller,
     PollerThread,
+    PollResult,
     read_metrics,
 )
 from stoker_gateway.scheduling.load import ServerLoad
@@ -116,7 +116,7 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
 
 
 def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: VirtualTime) -> None:
-    heard: list[Heard] = []
+    heard: list[PollResult] = []
     back = False
 
     async def ask(server: str) -> ServerLoad:
@@ -215,7 +215,7 @@ def test_what_servers_answer(answers: dict[str, tuple[int, bytes]], says: Server
 
 def test_the_thread_tells_the_loop_that_started_it_and_ends() -> None:
     async def main() -> None:
-        heard: asyncio.Queue[Heard] = asyncio.Queue()
+        heard: asyncio.Queue[PollResult] = asyncio.Queue()
         async with a_server({"/ready": (200, b""), "/metrics": (200, WELL)}) as server:
             thread = PollerThread(heard.put_nowait)
             thread.poller.set_servers([server])
@@ -248,7 +248,7 @@ def test_that_nobody_asks_any_more_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_frozen_server_is_lost_five_seconds_after_its_last_answer(
     frozen_at: float, takes_s: float, virtual_time: VirtualTime
 ) -> None:
-    heard: list[tuple[float, Heard]] = []
+    heard: list[tuple[float, PollResult]] = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.registry.named_servers import NamedServers, addresses_of
 
 from ...support.virtual_time import elapse
@@ -44,15 +44,15 @@ def test_names_are_looked_up_every_half_minute_and_soon_when_all_servers_are_los
         nonlocal lost
         loop = asyncio.get_running_loop()
 
-        async def change(directory: Directory) -> None:
-            changes.append((loop.time(), directory.endpoints["m"].servers))
+        async def change(model_registry: ModelRegistry) -> None:
+            changes.append((loop.time(), model_registry.endpoints["m"].servers))
 
         async def looked(function: Callable[[], Any]) -> Any:
             return function()
 
         asyncio.to_thread, before = looked, asyncio.to_thread  # type: ignore[assignment]
         try:
-            first = Directory({"m": Endpoint("m", "m", named.servers()["m"])})
+            first = ModelRegistry({"m": Endpoint("m", "m", named.servers()["m"])})
             watching = asyncio.create_task(named.watch(first, change, lambda: lost))
             await elapse(40)
             assert not changes

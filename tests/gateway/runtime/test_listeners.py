@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stoker_gateway.polling.poller import Heard
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.polling.poller import PollResult
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.runtime.listeners import listener
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 
 class _Picker(EndpointPicker):
@@ -26,17 +26,17 @@ class _Picker(EndpointPicker):
 
 def test_only_the_endpoints_that_have_a_server_hear_of_it() -> None:
     servers = {"a": ("10.0.0.1:80", "10.0.0.2:80"), "b": ("10.0.0.2:80",), "c": ("10.0.0.3:80",)}
-    directory = Directory({name: Endpoint(name, name, addresses) for name, addresses in servers.items()})
+    model_registry = ModelRegistry({name: Endpoint(name, name, addresses) for name, addresses in servers.items()})
     pickers = {name: _Picker() for name in servers}
     for name, addresses in servers.items():
         pickers[name].set_servers(addresses, 0)
     woken = list[str]()
-    hear = listener(directory, pickers, woken.append)
-    hear(Heard("10.0.0.2:80", ServerLoad(ready=False), 1.0))
-    hear(Heard("10.0.0.3:80", None, 1.0))
-    hear(Heard("10.0.0.4:80", None, 1.0))
+    hear = listener(model_registry, pickers, woken.append)
+    hear(PollResult("10.0.0.2:80", ServerLoad(ready=False), 1.0))
+    hear(PollResult("10.0.0.3:80", None, 1.0))
+    hear(PollResult("10.0.0.4:80", None, 1.0))
     assert {name: picker.heard for name, picker in pickers.items()} == {
         "a": ["10.0.0.2:80"], "b": ["10.0.0.2:80"], "c": ["10.0.0.3:80"]
     }  # fmt: skip
     assert woken == ["a", "b", "c"]
-    assert not isinstance(pickers["b"].pick(Ask(), 2.0), Pick)
+    assert not isinstance(pickers["b"].pick(RoutingRequest(), 2.0), Pick)

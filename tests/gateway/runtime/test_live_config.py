@@ -15,11 +15,11 @@ import pytest
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.ext_proc.server import PickerServer
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.runtime import live_config as module
-from stoker_gateway.runtime.live_config import Serving
+from stoker_gateway.runtime.live_config import LiveConfig
 from stoker_gateway.scheduling.picker import Pick
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 from ...support.waiting import until_async
 
@@ -52,27 +52,27 @@ class SlowReader:
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[Serving, SlowReader]]:
+async def served(folder: Path) -> AsyncIterator[tuple[LiveConfig, SlowReader]]:
     settings = EnvoySettings("127.0.0.1", 0, folder, 1)
     envoy: Any = SlowReader(settings)
-    picker = PickerServer(Directory(), {})
-    serving = Serving(EnvoyFiles(settings), envoy, picker, "x")
-    serving.begin(Directory())
+    picker = PickerServer(ModelRegistry(), {})
+    serving = LiveConfig(EnvoyFiles(settings), envoy, picker, "x")
+    serving.begin(ModelRegistry())
     envoy.read()
     yield serving, envoy
     await picker.stop()
 
 
-def directory(**servers: tuple[int, ...]) -> Directory:
+def model_registry(**servers: tuple[int, ...]) -> ModelRegistry:
     made = {name: tuple(f"10.0.0.{each}:80" for each in numbers) for name, numbers in servers.items()}
-    return Directory({name: Endpoint(name, f"cluster-{name}", addresses) for name, addresses in made.items()})
+    return ModelRegistry({name: Endpoint(name, f"cluster-{name}", addresses) for name, addresses in made.items()})
 
 
-def named(serving: Serving) -> dict[str, set[str]]:
+def named(serving: LiveConfig) -> dict[str, set[str]]:
     """All servers that the picker may name."""
     found: dict[str, set[str]] = {}
     for name, picker in serving.pickers.items():
-        picks = [picker.pick(Ask(), 1e9) for _ in range(40)]
+        picks = [picker.pick(RoutingRequest(), 1e9) for _ in range(40)]
         found[f"cluster-{name}"] = {server for pick in picks if isinstance(pick, Pick) for server in pick.servers}
     return found
 
@@ -80,7 +80,7 @@ def named(serving: Serving) -> dict[str, set[str]]:
 def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(tmp_path) as (serving, envoy):
-            before, after = directory(a=(1,)), directory(a=(2,), b=(3,))
+            before, after = model_registry(a=(1,)), model_registry(a=(2,), b=(3,))
             changing = asyncio.create_task(serving.change(before))
             await asyncio.sleep(0)
             envoy.read()
@@ -109,7 +109,9 @@ def test_whatever_is_gone_is_forgotten_and_never_what_comes(
     async def run() -> None:
         async with served(tmp_path) as (serving, envoy):
             for _ in range(20):
-                wanted = directory(**{name: tuple(rng.sample(range(1, 9), 3)) for name in "abc" if rng.random() < 0.7})
+                wanted = model_registry(
+                    **{name: tuple(rng.sample(range(1, 9), 3)) for name in "abc" if rng.random() < 0.7}
+                )
                 changing = asyncio.create_task(serving.change(wanted))
                 while not changing.done():
                     asked = envoy.asked + rng.choice([0, 1, 4])

@@ -13,14 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from stoker_common.text_prefix_hash import FIRST_BLOCK, text_chain
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import BALANCE, FEW, EndpointPicker, Pick, PickerSettings, Refusal
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 SERVERS = [f"10.0.0.{number}:8000" for number in range(1, 9)]
 MOST_BLOCKS = 40
 
 
-def ask_of(text: bytes, **others: object) -> Ask:
-    return Ask(chain=text_chain(text, "m"), size=len(text), **others)  # type: ignore[arg-type]
+def ask_of(text: bytes, **others: object) -> RoutingRequest:
+    return RoutingRequest(chain=text_chain(text, "m"), size=len(text), **others)  # type: ignore[arg-type]
 
 
 def picked(result: Pick | Refusal) -> str:
@@ -225,7 +225,7 @@ def test_a_failed_server_is_tried_again_later_and_later() -> None:
     bad = SERVERS[0]
 
     def gets_something(now: float) -> bool:
-        return any(picked(picker.pick(Ask(), now)) == bad for _ in range(20))
+        return any(picked(picker.pick(RoutingRequest(), now)) == bad for _ in range(20))
 
     assert gets_something(0.0)
     picker.failed(bad, 0.0)
@@ -264,5 +264,7 @@ def test_pickers_that_know_nothing_of_requests_do_not_pick_in_step() -> None:
     for picker in (one, another):
         picker.set_servers(SERVERS, 0)
     for now in range(200):
-        same += picked(one.pick(Ask(size=1), now * 100)) == picked(another.pick(Ask(size=1), now * 100))
+        same += picked(one.pick(RoutingRequest(size=1), now * 100)) == picked(
+            another.pick(RoutingRequest(size=1), now * 100)
+        )
     assert same < 60  # 25 of 200 by chance

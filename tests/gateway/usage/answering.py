@@ -16,11 +16,11 @@ from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.ext_proc.server import PickerServer
-from stoker_gateway.registry.model_registry import Directory, Endpoint
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.runtime.listeners import answered_listener, ended_listener
 from stoker_gateway.scheduling.picker import EndpointPicker
 from stoker_gateway.usage.access_log_service import AccessLogService
-from stoker_gateway.usage.completed_request import Ended
+from stoker_gateway.usage.completed_request import CompletedRequest
 
 from ...support.waiting import until_async
 
@@ -40,9 +40,9 @@ class Behind:
     url: str = ""
     servers: tuple[str, ...] = ()
     picker: EndpointPicker = field(default_factory=EndpointPicker)
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[CompletedRequest] = field(default_factory=list)
 
-    async def next_end(self) -> Ended:
+    async def next_end(self) -> CompletedRequest:
         """The oldest that nobody has asked for."""
         async with asyncio.timeout(60):
             await until_async(lambda: self.ended)
@@ -67,7 +67,7 @@ async def behind(handler: Handler | None, addresses: tuple[str, ...] = ()) -> As
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     made.servers = (*addresses, *([f"127.0.0.1:{runner.addresses[0][1]}"] if handler else []))
-    directory = Directory({"m": Endpoint("m", "cluster-m", made.servers)})
+    directory = ModelRegistry({"m": Endpoint("m", "cluster-m", made.servers)})
     made.picker.set_servers(made.servers, time.monotonic())
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         settings = EnvoySettings("127.0.0.1", 0, Path(folder), hold_s=5, threads=1)

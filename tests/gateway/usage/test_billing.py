@@ -13,12 +13,14 @@ import pytest
 
 from stoker_gateway.usage import billing
 from stoker_gateway.usage.billing import BillingLog
-from stoker_gateway.usage.completed_request import Ended
+from stoker_gateway.usage.completed_request import CompletedRequest
 from stoker_gateway.usage.tokens import Tokens
 
 from ...support.waiting import until
 
-ENDED = Ended("m", "team", "", 1, ("10.0.0.1:80",), False, 200, Tokens(3, 1, 2), 10, False, 1795420800.25, 1.0, "r")
+ENDED = CompletedRequest(
+    "m", "team", "", 1, ("10.0.0.1:80",), False, 200, Tokens(3, 1, 2), 10, False, 1795420800.25, 1.0, "r"
+)
 
 
 def ids(*files: Path) -> list[str]:

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from stoker_gateway.scheduling.picker import Pick
-from stoker_gateway.scheduling.routing_request import Ask
+from stoker_gateway.scheduling.routing_request import RoutingRequest
 from stoker_gateway.usage.tokens import Tokens
 
 from ...support.waiting import until_async
@@ -226,7 +226,7 @@ def test_the_picker_counts_requests_out_and_hears_of_servers_that_are_not_there(
                 assert at.picker.sequences == 0
                 assert {each.servers[0] for each in ends} == {gone, at.servers[1]}
                 assert {each.servers[-1] for each in ends if each.status == 200} == {at.servers[1]}
-                picks = [at.picker.pick(Ask(), time.monotonic()) for _ in range(6)]
+                picks = [at.picker.pick(RoutingRequest(), time.monotonic()) for _ in range(6)]
                 assert {pick.servers[0] for pick in picks if isinstance(pick, Pick)} == {at.servers[1]}
 
     asyncio.run(main())

@@ -74,7 +74,7 @@ class Kube:
         self.written.append(kind)
 
     async def looked_at_again(self) -> None:
-        """Until two more rounds of the keeper's have begun: each looks at the Secret once or twice."""
+        """Until two more rounds of the keeper's have started: each looks at the Secret once or twice."""
         before = self.looks
         await until_async(lambda: self.looks >= before + 5)
 

@@ -14,12 +14,12 @@ import aiohttp
 import pytest
 
 from stoker_operator.admission.certificates import issue
-from stoker_operator.admission.review import API_VERSION, Check, Malformed, Verdict, answer
+from stoker_operator.admission.review import API_VERSION, Check, Malformed, ReviewVerdict, answer
 from stoker_operator.admission.webhook import Webhook
 from stoker_operator.api.violation import Violation
 from stoker_operator.objects.owner import Owner
 from stoker_operator.process.metrics import Metrics
-from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
 from ...support.work import work
 
@@ -48,8 +48,8 @@ def review(new: Document | None, old: Document | None = None, **request: Any) ->
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": asked | request}
 
 
-def refuse(_new: Any, _old: Any) -> Verdict:
-    return Verdict([WRONG])
+def refuse(_new: Any, _old: Any) -> ReviewVerdict:
+    return ReviewVerdict([WRONG])
 
 
 def respond(asked: Document, check: Check = refuse) -> Document:
@@ -62,7 +62,7 @@ def respond(asked: Document, check: Check = refuse) -> Document:
 
 def test_what_is_wrong_is_said_as_the_api_server_says_it(document: Callable[..., Document]) -> None:
     wrong = Violation("spec.model.source", "there is no such model", reason="ModelNotFound")
-    response = respond(review(document()), lambda _new, _old: Verdict([WRONG, wrong], ["mind the gap"]))
+    response = respond(review(document()), lambda _new, _old: ReviewVerdict([WRONG, wrong], ["mind the gap"]))
     assert response["allowed"] is False
     assert response["warnings"] == ["mind the gap"]
     assert response["status"] == {
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said_as_the_api_server_says_it(document: Callable[...,
 
 
 def test_warnings_do_not_refuse(document: Callable[..., Document]) -> None:
-    response = respond(review(document()), lambda _new, _old: Verdict(warnings=["x" * 1000]))
+    response = respond(review(document()), lambda _new, _old: ReviewVerdict(warnings=["x" * 1000]))
     assert response["allowed"] is True
     assert response["warnings"] == ["x" * 256]
 
@@ -92,9 +92,9 @@ def test_a_changed_spec_is_judged_with_what_it_was(document: Callable[..., Docum
     old, new = document(), document(replicas=2)
     seen: list[Any] = []
 
-    def check(*both: Any) -> Verdict:
+    def check(*both: Any) -> ReviewVerdict:
         seen.append(both)
-        return Verdict([WRONG])
+        return ReviewVerdict([WRONG])
 
     assert respond(review(new, old), check)["allowed"] is False
     assert seen == [(new, old)]
@@ -205,7 +205,7 @@ def test_malformed_requests_are_told_so_and_leave_no_traceback(
 def test_a_bug_is_logged_and_left_to_the_failure_policy(
     tmp_path: Path, document: Callable[..., Document], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def check(_new: Any, _old: Any) -> Verdict:
+    def check(_new: Any, _old: Any) -> ReviewVerdict:
         raise ZeroDivisionError
 
     async def ask(session: aiohttp.ClientSession, url: str) -> None:
@@ -219,8 +219,8 @@ def test_a_bug_is_logged_and_left_to_the_failure_policy(
 def test_a_review_is_little_work(tmp_path: Path, document: Callable[..., Document], catalogue: Any) -> None:
     """Judged by everything that a manifest is judged by, however many came before."""
 
-    def check(new: Any, _old: Any) -> Verdict:
-        return Verdict(judge(Owner("demo", "default"), new, Knowledge(catalogue)).violations)
+    def check(new: Any, _old: Any) -> ReviewVerdict:
+        return ReviewVerdict(evaluate(Owner("demo", "default"), new, PlanningContext(catalogue)).violations)
 
     bad = document(engine={"runtime": "nonsense"})
 

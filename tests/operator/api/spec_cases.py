@@ -92,7 +92,7 @@ RIGHT: dict[str, Spec] = {
     "chosen by the planner": spec(hardware=GPUS, parallelism={"mode": "Auto", "minConcurrency": 16}),
     "chosen by the planner, on two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"mode": "Auto"}),
     "chosen by the planner, on a cpu": spec(parallelism={"mode": "Auto"}),
-    "a floor, and all else as ever": spec(hardware=GPUS, parallelism={"minConcurrency": 1}),
+    "a floor, and all else as always": spec(hardware=GPUS, parallelism={"minConcurrency": 1}),
     "the most accelerators": spec(
         hardware={**GPUS, "count": 64, "nodes": 2}, parallelism={"tensor": 64, "data": 1, "pipeline": 2}
     ),

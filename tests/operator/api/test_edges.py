@@ -18,7 +18,7 @@ from stoker_operator.objects.facts import Child
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.drift import differs
-from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
 from .spec_cases import RIGHT, at, dotted, fields
 
@@ -98,10 +98,10 @@ def _judged(spec: Any, catalogue: Catalogue) -> None:
         "metadata": {"name": "a"},
         "spec": spec,
     }
-    judgement = judge(OWNER, document, Knowledge(catalogue))
-    assert bool(judgement.objects) != bool(judgement.violations)
-    json.dumps([str(violation) for violation in judgement.violations])
-    for each in judgement.objects:
+    evaluation = evaluate(OWNER, document, PlanningContext(catalogue))
+    assert bool(evaluation.objects) != bool(evaluation.violations)
+    json.dumps([str(violation) for violation in evaluation.violations])
+    for each in evaluation.objects:
         assert Child.of(each)
         differs(each, {**each, "metadata": {**each["metadata"], "managedFields": []}}, "stoker")
 

@@ -15,7 +15,7 @@ from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.api.violation import Refused
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
 from .spec_cases import RIGHT, RULE_BREAKERS, Wrong, at, dotted, fields, generated
 
@@ -94,9 +94,9 @@ def test_a_field_that_is_wrong_is_named() -> None:
 def test_the_operator_refuses_them_as_well(catalogue: Catalogue) -> None:
     """One that got past the API server, since its definition is older, is reported and not stumbled over."""
     for wrong in (*RULE_BREAKERS, *GENERATED):
-        judgement = judge(OWNER, manifest(wrong.spec), Knowledge(catalogue))
-        assert wrong.field in {violation.field for violation in judgement.refused}, wrong.name
-        assert not judgement.objects
+        evaluation = evaluate(OWNER, manifest(wrong.spec), PlanningContext(catalogue))
+        assert wrong.field in {violation.field for violation in evaluation.refused}, wrong.name
+        assert not evaluation.objects
 
 
 json_values = st.recursive(
@@ -114,7 +114,7 @@ def test_anything_anywhere_is_planned_or_refused(catalogue: Catalogue, where: An
     spec = copy.deepcopy(RIGHT[name])
     spec.setdefault("engine", {}).setdefault("image", "mine:1")  # the catalogue has none for some
     at(spec, path[:-1])[path[-1]] = value
-    judgement = judge(OWNER, manifest(spec), Knowledge(catalogue))
-    assert bool(judgement.objects) != bool(judgement.violations)
-    assert all(violation.field and violation.message for violation in judgement.violations)
-    json.dumps([str(violation) for violation in judgement.violations])
+    evaluation = evaluate(OWNER, manifest(spec), PlanningContext(catalogue))
+    assert bool(evaluation.objects) != bool(evaluation.violations)
+    assert all(violation.field and violation.message for violation in evaluation.violations)
+    json.dumps([str(violation) for violation in evaluation.violations])

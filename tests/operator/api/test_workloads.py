@@ -15,8 +15,8 @@ from stoker_operator.objects.owner import INSTANCE, Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.decide import Decision, decide
 from stoker_operator.reconcile.diagnosis import Diagnosis
-from stoker_operator.reconcile.evaluate import Knowledge, judge
-from stoker_operator.reconcile.status import Seen, SeenWorkload, status
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
+from stoker_operator.reconcile.status import Observed, ObservedWorkload, status
 
 OWNER = Owner("demo", "default", "uid-1")
 PREFILL = OWNER.of("prefill")
@@ -36,10 +36,10 @@ def seen(owner: Owner, kind: str, version: int, **metadata: Any) -> dict[str, An
 
 def decided(document: Any, live: Any, *also: Owner) -> Decision:
     """The decision on an endpoint that has workloads beside its main one, like that."""
-    judgement = judge(OWNER, document, Knowledge(Catalogue.load()))
-    further = tuple(each | {"metadata": {**owner.metadata()}} for owner in also for each in judgement.objects)
-    judgement = dataclasses.replace(judgement, objects=judgement.objects + further)
-    return decide(facts(document), OWNER, judgement, live, {}, "stoker")
+    evaluation = evaluate(OWNER, document, PlanningContext(Catalogue.load()))
+    further = tuple(each | {"metadata": {**owner.metadata()}} for owner in also for each in evaluation.objects)
+    evaluation = dataclasses.replace(evaluation, objects=evaluation.objects + further)
+    return decide(facts(document), OWNER, evaluation, live, {}, "stoker")
 
 
 def facts(document: Any) -> Endpoint:
@@ -93,10 +93,10 @@ def test_ready_means_every_workload(document: Any) -> None:
     decision = decided(document(), {}, PREFILL)
     trouble = Diagnosis("Unschedulable", "no node takes pod demo-prefill-x")
     workloads = {
-        MAIN: SeenWorkload(DONE, reported=Reported(7)),
-        "prefill": SeenWorkload(HALF, trouble, reported=Reported(8)),
+        MAIN: ObservedWorkload(DONE, reported=Reported(7)),
+        "prefill": ObservedWorkload(HALF, trouble, reported=Reported(8)),
     }
-    reported = status(facts(document()), decision, Seen({}, "", workloads), datetime(2026, 1, 1, tzinfo=UTC))
+    reported = status(facts(document()), decision, Observed({}, "", workloads), datetime(2026, 1, 1, tzinfo=UTC))
     conditions = {each["type"]: (each["status"], each["reason"]) for each in reported["conditions"]}
     assert conditions["Ready"] == ("False", "Unschedulable")
     assert conditions["Available"][0] == "True"

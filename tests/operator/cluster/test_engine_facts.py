@@ -207,7 +207,7 @@ def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeyp
     assert facts.reported(KEY, "main", "pod-1", honest.url) == Reported(1234)
     assert len(honest.requests) == 1
     assert len(hung.requests) <= 10, "one request at a time to each"
-    assert facts.reported(KEY, "main", "pod-2", honest.url) is None, "another pod is asked anew"
+    assert facts.reported(KEY, "main", "pod-2", honest.url) is None, "another pod is asked again"
     assert facts.reported(KEY, "prefill", "pod-9", honest.url) is None, "and another workload for itself"
     facts.forget(KEY)
     assert KEY not in facts._asked

@@ -140,7 +140,7 @@ def test_a_liar_costs_little(pod: Pod) -> None:
         assert len(state.message) <= 400 and state.message.isprintable()
 
 
-def test_somebody_is_told_when_a_engine_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
+def test_somebody_is_told_when_an_engine_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
     told: list[Key] = []
     watch = watch_with(told.append)
     seen = lambda: watch.engine_states(KEY, "main", {"a": pod.url})  # noqa: E731

@@ -84,7 +84,7 @@ def test_a_write_says_when_to_try_again_and_does_not_wait(server: Server, status
 
 def test_a_list_is_asked_for_again_when_the_api_server_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(kube_module, "time", SimpleNamespace(sleep=waited.append))  # other threads sleep as ever
+    monkeypatch.setattr(kube_module, "time", SimpleNamespace(sleep=waited.append))  # other threads sleep as always
     kube = Kube.connect()
     server.answers = [(429, "1"), (429, "3600")]
     assert kube.list("Lease").items == []

@@ -47,7 +47,7 @@ class Kube:
         return Listing([self.endpoint] if kind == KIND else [], "50")
 
     async def listed_again(self) -> None:
-        """Until two more rounds of lists have begun, and what the first one found has been acted on."""
+        """Until two more rounds of lists have started, and what the first one found has been acted on."""
         before = self.rounds
         await until_async(lambda: self.rounds >= before + 3)
 
@@ -159,7 +159,7 @@ def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPat
         lead.epoch = 2
         controller._gain()
         controller._wake(Key("ns", "demo"))
-        assert woken == [], "each lead lists anew"
+        assert woken == [], "each lead lists again"
         await until_async(lambda: woken)
 
     asyncio.run(main())
@@ -190,25 +190,25 @@ def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pyt
 def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         kube: Any = Kube()
-        begun: list[Any] = []
+        started: list[Any] = []
         settings = Settings(health_address="127.0.0.1:0", resync_seconds=0.02)
-        controller = Controller(settings, kube, Catalogue.load(), watch=lambda *watch: begun.append(watch))
+        controller = Controller(settings, kube, Catalogue.load(), watch=lambda *watch: started.append(watch))
         monkeypatch.setattr(controller._tasks, "wake", lambda key: None)
         assert "PodMonitor" not in {each.kind for each in controller.watched()}
         await controller.start()
         await kube.listed_again()
-        assert not begun
+        assert not started
         kube.pod_monitors = True
-        await until_async(lambda: begun)
+        await until_async(lambda: started)
         await kube.listed_again()
-        ((watched, saw, ended),) = begun
+        ((watched, saw, ended),) = started
         assert [each.kind for each in watched] == ["PodMonitor"]
         told: list[Any] = []
         monkeypatch.setattr(controller, "saw", lambda *words: told.append(words))
         await asyncio.to_thread(saw, "PodMonitor", "ADDED", {})
         await until_async(lambda: told == [("PodMonitor", "ADDED", {})])
         await asyncio.to_thread(ended)
-        await until_async(lambda: len(begun) == 2)
+        await until_async(lambda: len(started) == 2)
         await controller.stop()
 
     asyncio.run(main())
@@ -237,7 +237,7 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
             controller.saw(KIND, None, ENDPOINT)
         await elapse(550)
         assert rounds == [200], "and then the clock again"
-        controller._informer.doubtful = False
+        controller._informer.needs_relist = False
         await elapse(100)
         assert rounds == [200, 800]
         listing.cancel()
@@ -264,7 +264,7 @@ def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pyt
             controller.saw("Namespace", "MODIFIED", {"kind": "Namespace", "metadata": metadata})
 
         def route(namespace: str) -> str:
-            found = controller._knowledge(Key(namespace, "demo")).route
+            found = controller._context(Key(namespace, "demo")).route
             return found.reason if found else ""
 
         spec = {"model": {"source": "demo://gemma-3-270m"}}

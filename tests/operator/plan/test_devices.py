@@ -13,7 +13,7 @@ from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
-from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
 from .conftest import LLAMA_8B, document
 
@@ -37,7 +37,7 @@ def catalogue(tmp_path: Path) -> Catalogue:
 
 def against(catalogue: Catalogue, manifest: dict[str, Any]) -> tuple[Violation, ...]:
     """What admission and reconcile say."""
-    return judge(Owner("demo", "default", "uid"), manifest, Knowledge(catalogue)).violations
+    return evaluate(Owner("demo", "default", "uid"), manifest, PlanningContext(catalogue)).violations
 
 
 @pytest.mark.parametrize("key", ["mig-3g", "mig-single", "nvidia-h100-80gb-shared"])

@@ -20,7 +20,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.loading.stored_weights import with_formats
-from stoker_engine.parallel.communicator import Alone
+from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.quant.unquantized import UNQUANTIZED
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
@@ -33,7 +33,7 @@ DIVISION = {"HeadsNotDivisible", "KVHeadsNotDivisible", "ShardsNotDivisible", "E
 
 
 @dataclass
-class Seat(Alone):
+class Seat(SingleRank):
     """A rank that never talks to the others."""
 
     rank: int

@@ -137,7 +137,7 @@ def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None
     import torch
 
     from stoker_engine.contract.engine_args import EngineArgs
-    from stoker_engine.kernels.cpu.library import native_library
+    from stoker_engine.kernels.cpu.library import cpu_library
     from stoker_engine.models.checkpoint import find_checkpoint
     from stoker_engine.models.gguf.gguf_file import GGUFFile
     from stoker_engine.models.hub.demo import demo_model
@@ -147,7 +147,7 @@ def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None
         shape = shape_of(source(f"demo://{name}"), None)
         assert isinstance(shape, Shape)
         theirs = GGUFFile(demo_model(name)).config()
-        if native_library(cpu, torch.float32) is not None:
+        if cpu_library(cpu, torch.float32) is not None:
             formats = find_checkpoint(EngineArgs(f"demo://{name}")).weight_formats(torch.float32, cpu)
             assert weight_bytes(shape.config, 4, formats=shape.formats) == weight_bytes(theirs, 4, formats=formats)
             assert weight_bytes(shape.config, 4, formats=shape.formats) < weight_bytes(shape.config, 4)

@@ -18,7 +18,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.plan.options import Advice
 from stoker_operator.plan.planner import study
-from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
 from .conftest import document
 
@@ -65,7 +65,7 @@ def manifest(dice: random.Random) -> dict[str, Any]:
 
 def judged(document: dict[str, Any]) -> set[str]:
     """What admission and reconcile say."""
-    return {str(violation) for violation in judge(OWNER, document, Knowledge(CATALOGUE)).violations}
+    return {str(violation) for violation in evaluate(OWNER, document, PlanningContext(CATALOGUE)).violations}
 
 
 @pytest.mark.parametrize("seed", range(120))

@@ -18,7 +18,7 @@ from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.plan.planner import Study, plan, planned_ways_out, study
-from stoker_operator.reconcile.evaluate import Configs, Knowledge, judge
+from stoker_operator.reconcile.evaluate import Configs, PlanningContext, evaluate
 
 from .conftest import document
 
@@ -309,7 +309,7 @@ def test_admission_names_sizes_by_the_config_that_is_there() -> None:
     )
 
     def remedy(configs: Configs) -> str:
-        (violation,) = judge(Owner("demo"), manifest, Knowledge(CATALOGUE, configs)).violations
+        (violation,) = evaluate(Owner("demo"), manifest, PlanningContext(CATALOGUE, configs)).violations
         return violation.remedy
 
     assert remedy(lambda _name, _revision: None).startswith("tensor × data must be 6 (")

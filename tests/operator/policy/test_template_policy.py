@@ -20,7 +20,7 @@ from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.policy import Policy
 from stoker_operator.policy.template_policy import forbidden
-from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
 ROOT = Path(__file__).parents[3]
 SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -208,11 +208,11 @@ def test_the_judge_refuses(document: Any) -> None:
     """So the webhook does, and a reconcile that no webhook went before."""
     escape = document(template={"spec": {"hostPID": True}})
     for use, field in (("Restricted", "spec.template.spec.hostPID"), ("None", "spec.template.spec")):
-        knowledge = Knowledge(Catalogue.load(), policy=Policy(template=use))
-        judgement = judge(Owner("demo", "default", "u"), escape, knowledge)
-        assert [each.field for each in judgement.refused] == [field]
-        assert judgement.objects == ()
-    assert judge(Owner("demo", "default", "u"), escape, Knowledge(Catalogue.load())).objects
+        context = PlanningContext(Catalogue.load(), policy=Policy(template=use))
+        evaluation = evaluate(Owner("demo", "default", "u"), escape, context)
+        assert [each.field for each in evaluation.refused] == [field]
+        assert evaluation.objects == ()
+    assert evaluate(Owner("demo", "default", "u"), escape, PlanningContext(Catalogue.load())).objects
 
 
 def test_a_policy_is_read_and_a_wrong_one_refused(tmp_path: Path, capsys: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from stoker_operator.cluster.kube import Kube, KubeError, Listing
 from stoker_operator.plan.capacity import Holder
 from stoker_operator.reconcile import accelerator_usage
-from stoker_operator.reconcile.accelerator_usage import Holders, holder
+from stoker_operator.reconcile.accelerator_usage import AcceleratorUsage, holder
 
 GPU = "nvidia.com/gpu"
 OURS = {"app.kubernetes.io/managed-by": "stoker"}
@@ -69,7 +69,7 @@ class Cluster(Kube):
 
 def test_a_round_of_requests_serves_all_who_ask_for_some_seconds() -> None:
     cluster, clock = Cluster([pod(takes(1))], [pod(takes(2)), pod({"name": "c"})]), 100.0
-    asked = Holders(cluster, lambda: clock)
+    asked = AcceleratorUsage(cluster, lambda: clock)
     for _ in range(100):
         assert [each.requests[GPU] for each in asked.now()] == [1, 2]
     assert cluster.rounds == 1
@@ -81,7 +81,7 @@ def test_a_round_of_requests_serves_all_who_ask_for_some_seconds() -> None:
 def test_who_may_not_see_pods_says_nothing_of_them(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster([pod(takes(1))])
     cluster.broken = True
-    assert Holders(cluster).now() == ()
+    assert AcceleratorUsage(cluster).now() == ()
     assert caplog.records
 
 
@@ -95,7 +95,7 @@ def test_a_list_is_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Kube, "_request", request)
     kube = Kube(None)  # type: ignore[arg-type]
-    assert [each.requests[GPU] for each in Holders(kube).now()] == [1, 2]
+    assert [each.requests[GPU] for each in AcceleratorUsage(kube).now()] == [1, 2]
     assert "continue" not in asked[0] and asked[1]["continue"] == "next"
     assert asked[0]["fieldSelector"] == accelerator_usage._RUNNING
     items, version = kube.list("Pod")

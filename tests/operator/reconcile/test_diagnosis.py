@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_engine.contract.termination_message import LastWords, Reason
+from stoker_engine.contract.termination_message import Reason, TerminationMessage
 from stoker_operator.cluster.observe import pod as observe_pod
 from stoker_operator.cluster.observe import rollout as observe_rollout
 from stoker_operator.objects.facts import Rollout
@@ -74,14 +74,18 @@ CASES = [
     (ended(code=137), "OOMKilled", "limits.memory"),  # as containerd says of an early death
     (ended(code=0, reason="OOMKilled"), "OOMKilled", "limits.memory"),  # as containerd says now and then
     (ended(code=0, reason="Completed"), "CrashLoopBackOff", "ended with code 0"),
-    (ended(str(LastWords(Reason.OUT_OF_MEMORY, "the model needs 9 GiB"))), "OOMKilled", "needs 9 GiB"),
-    (ended(str(LastWords(Reason.MODEL_NOT_FOUND, "there is no org/x"))), "ModelNotFound", "no org/x"),
-    (ended(str(LastWords(Reason.MODEL_ACCESS_DENIED, "org/x is gated"))), "ModelAccessDenied", "is gated"),
-    (ended(str(LastWords(Reason.DOWNLOAD_FAILED, "the disk is full"))), "DownloadFailed", "disk is full"),
-    (ended(str(LastWords(Reason.START_ERROR, "--tensor-parallel-size 2: one device"))), "StartError", "one device"),
-    (ended(str(LastWords(Reason.ENGINE_DIED, "the engine died of SIGSEGV"))), "CrashLoopBackOff", "SIGSEGV"),
+    (ended(str(TerminationMessage(Reason.OUT_OF_MEMORY, "the model needs 9 GiB"))), "OOMKilled", "needs 9 GiB"),
+    (ended(str(TerminationMessage(Reason.MODEL_NOT_FOUND, "there is no org/x"))), "ModelNotFound", "no org/x"),
+    (ended(str(TerminationMessage(Reason.MODEL_ACCESS_DENIED, "org/x is gated"))), "ModelAccessDenied", "is gated"),
+    (ended(str(TerminationMessage(Reason.DOWNLOAD_FAILED, "the disk is full"))), "DownloadFailed", "disk is full"),
     (
-        ended(str(LastWords(Reason.ENGINE_DIED, "engine 1 of 2: rank 3 of 4 was killed (SIGKILL)"))),
+        ended(str(TerminationMessage(Reason.START_ERROR, "--tensor-parallel-size 2: one device"))),
+        "StartError",
+        "one device",
+    ),
+    (ended(str(TerminationMessage(Reason.ENGINE_DIED, "the engine died of SIGSEGV"))), "CrashLoopBackOff", "SIGSEGV"),
+    (
+        ended(str(TerminationMessage(Reason.ENGINE_DIED, "engine 1 of 2: rank 3 of 4 was killed (SIGKILL)"))),
         "CrashLoopBackOff",
         "engine 1 of 2: rank 3 of 4 was killed",
     ),
@@ -271,15 +275,15 @@ def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, told: bool) 
 def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
     crashed = ended("no such option")
     old = dataclasses.replace(crashed, name="demo-0", version="old", created="2026-01-01T11:00:00Z")
-    mended = Rollout(current=True, desired=1, total=1, updated=0, ready=0, available=0)
-    assert diagnose([old], mended) is None
-    both = dataclasses.replace(mended, total=2, updated=1)
+    fixed = Rollout(current=True, desired=1, total=1, updated=0, ready=0, available=0)
+    assert diagnose([old], fixed) is None
+    both = dataclasses.replace(fixed, total=2, updated=1)
     assert diagnose([pod(), old], both) is None
     found = diagnose([crashed, old], both)
     assert found and "demo-1" in found.message
     # What nodes refuse is made again and again, and counted nowhere.
     refused = pod(phase="Failed", reason="OutOfcpu", message="m")
-    found = diagnose([refused, old], mended)
+    found = diagnose([refused, old], fixed)
     assert found and found.reason == "OutOfcpu"
 
 

@@ -49,7 +49,7 @@ def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, mon
     async def main() -> None:
         operator = controller(world, monkeypatch)
         with monkeypatch.context() as patch:
-            patch.setattr(reconcile_module, "judge", broken)
+            patch.setattr(reconcile_module, "evaluate", broken)
             with pytest.raises(ArithmeticError):
                 await operator._reconcile(KEY)
         for kind, status in (("Ready", "False"), ("Stalled", "True")):
@@ -75,7 +75,7 @@ def test_an_error_leaves_what_is_known_of_the_same_spec(world: World, monkeypatc
         await operator._reconcile(KEY)
         before = conditions(world)
         with monkeypatch.context() as patch:
-            patch.setattr(reconcile_module, "judge", broken)
+            patch.setattr(reconcile_module, "evaluate", broken)
             with pytest.raises(ArithmeticError):
                 await operator._reconcile(KEY)
         after = conditions(world)
@@ -139,16 +139,16 @@ def test_calls_that_hang_hold_up_no_others(released: threading.Event) -> None:
 
 def test_no_more_calls_are_made_at_a_time_than_there_are_slots(released: threading.Event) -> None:
     async def main() -> None:
-        workers, begun = WorkerThreads("test", 2, 30), threading.Semaphore(0)
+        workers, started = WorkerThreads("test", 2, 30), threading.Semaphore(0)
 
         def work() -> None:
-            begun.release()
+            started.release()
             assert released.wait(120)
 
         calls = [asyncio.create_task(workers.call(work, lambda: None)) for _ in range(4)]
         for _ in range(2):
-            assert await asyncio.to_thread(begun.acquire, timeout=120)
-        assert not begun.acquire(blocking=False)
+            assert await asyncio.to_thread(started.acquire, timeout=120)
+        assert not started.acquire(blocking=False)
         released.set()
         await asyncio.gather(*calls)
 

@@ -58,7 +58,7 @@ class Operator:
         self.now += 60
         self.world.restart()
         cluster = Cluster(self.world.kube, self.world.store, self.world.cluster.writer, operators=self.operators)
-        outcome = reconcile(cluster, self.world.knowledge, KEY, NOON)
+        outcome = reconcile(cluster, self.world.context, KEY, NOON)
         return outcome, [each for each in self.world.kube.asked if each.split()[0] in ("apply", "delete", "create")]
 
 
@@ -204,13 +204,13 @@ def test_operators_that_refuse_an_endpoint_differently_rest(world: World, caplog
     spec = {**world.document["spec"], "template": {"spec": {"hostNetwork": True}}}
     world.kube.seen({**world.document, "metadata": {**world.document["metadata"], "uid": "u"}, "spec": spec})
     pair = {"Restricted": Operator(world, "a"), "None": Operator(world, "b")}
-    knowledge = world.knowledge
+    context = world.context
 
     def written(rounds: int) -> int:
         count = 0
         for _ in range(rounds):
             for template, operator in pair.items():
-                world.knowledge = dataclasses.replace(knowledge, policy=Policy(template=template))
+                world.context = dataclasses.replace(context, policy=Policy(template=template))
                 operator.now -= 60
                 count += len([each for each in operator.reconcile()[1] if each.startswith("apply")])
         return count

@@ -23,7 +23,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.policy.policy import Policy
 from stoker_operator.reconcile.apply import MANAGER, NotLeading, Writer
-from stoker_operator.reconcile.evaluate import Knowledge
+from stoker_operator.reconcile.evaluate import PlanningContext
 from stoker_operator.reconcile.pinning import ANNOTATION
 from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.reconcile.routing import Route
@@ -108,7 +108,7 @@ class World:
         self.engines: dict[str, EngineStates] = {}
         self.asked_for_engines: list[Any] = []
         self.now = NOON
-        self.knowledge = Knowledge(Catalogue.load())
+        self.context = PlanningContext(Catalogue.load())
         self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
         self.restart()
 
@@ -126,7 +126,7 @@ class World:
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
         self.kube.asked.clear()
-        return reconcile(self.cluster, self.knowledge, KEY, self.now), list(self.kube.asked)
+        return reconcile(self.cluster, self.context, KEY, self.now), list(self.kube.asked)
 
     def change(self, kind: str, **parts: Any) -> None:
         live = self.kube.objects[kind, "demo"]
@@ -280,9 +280,9 @@ def test_a_newer_operator_writes_nothing(world: World) -> None:
     world.reconcile()
     world.serve()
     world.reconcile()
-    catalogue = world.knowledge.catalogue
+    catalogue = world.context.catalogue
     runtimes = {**catalogue.runtimes, "stoker": {"cpu": "stoker/engine-cpu:99"}}
-    world.knowledge = Knowledge(catalogue.model_copy(update={"runtimes": runtimes}))
+    world.context = PlanningContext(catalogue.model_copy(update={"runtimes": runtimes}))
     world.restart()
     _, asked = world.reconcile()
     assert asked == [f"apply {KIND}/status"]  # which says that a newer image waits
@@ -295,8 +295,8 @@ def test_a_newer_operator_writes_nothing(world: World) -> None:
 
 def test_scaling_does_not_take_the_newer_image(world: World) -> None:
     world.reconcile()
-    world.knowledge = Knowledge(
-        world.knowledge.catalogue.model_copy(update={"runtimes": {"stoker": {"cpu": "stoker/engine-cpu:99"}}})
+    world.context = PlanningContext(
+        world.context.catalogue.model_copy(update={"runtimes": {"stoker": {"cpu": "stoker/engine-cpu:99"}}})
     )
     world.spec(replicas=3)
     _, asked = world.reconcile()
@@ -322,7 +322,7 @@ def test_a_stricter_policy_stops_nothing_that_runs(document: Any, use: Any) -> N
     world.reconcile()
     world.serve()
     assert world.reconcile()[0] is Outcome.SETTLED
-    world.knowledge = dataclasses.replace(world.knowledge, policy=Policy(template=use))
+    world.context = dataclasses.replace(world.context, policy=Policy(template=use))
     world.restart()
     _, asked = world.reconcile()
     assert asked == [f"apply {KIND}/status", "create Event TemplateNotPermitted"]
@@ -555,8 +555,8 @@ class Hub:
         model = {"source": "hf://org/model"}
         hardware = {"accelerator": "nvidia-l4", "count": 1}
         made = World(document(model=model, hardware=hardware, engine={"image": "x"}, **spec))
-        made.knowledge = Knowledge(
-            made.knowledge.catalogue, lambda *_: self.config, pending=lambda *_: self.pending and self.config is None
+        made.context = PlanningContext(
+            made.context.catalogue, lambda *_: self.config, pending=lambda *_: self.pending and self.config is None
         )
         return made
 
@@ -572,7 +572,7 @@ def test_first_pods_wait_for_the_first_attempt(document: Any, config: Any) -> No
     hub.config, hub.pending = config, False
     assert world.reconcile()[0] is Outcome.MOVING
     timely = World(world.document)
-    timely.knowledge = world.knowledge
+    timely.context = world.context
     timely.reconcile()
     made = [each.kube.objects["Deployment", "demo"]["spec"] for each in (world, timely)]
     assert made[0] == made[1]
@@ -651,8 +651,8 @@ def test_a_route_opens_the_network_and_replaces_no_pod(document: Any) -> None:
     world = World(document())
     world.reconcile()
     gateway = GatewaySettings("https://models.example.com", "system", "gateway")
-    world.knowledge = dataclasses.replace(world.knowledge, route=Route("Routed", "the gateway serves it", gateway))
+    world.context = dataclasses.replace(world.context, route=Route("Routed", "the gateway serves it", gateway))
     assert world.reconcile()[1] == ["apply NetworkPolicy", "apply InferenceEndpoint/status"]
     assert world.reconcile()[1] == []
-    world.knowledge = dataclasses.replace(world.knowledge, route=Route("NameTaken", "it is taken"))
+    world.context = dataclasses.replace(world.context, route=Route("NameTaken", "it is taken"))
     assert world.reconcile()[1] == ["apply NetworkPolicy", "apply InferenceEndpoint/status"]

@@ -68,8 +68,8 @@ def test_pods_behind_an_object_with_clocks_that_differ() -> None:
     for _ in range(500):
         changed, skew = rng.uniform(100, 10_000), rng.uniform(-4, 4)
         fresh = pod(changed + rng.uniform(0, 500) + skew, changed + 520 + skew, "fresh")
-        begun = rng.uniform(0, changed - 80)
-        stale = pod(begun + skew, begun + rng.uniform(1, 60) + skew, "stale")
+        started_late = rng.uniform(0, changed - 80)
+        stale = pod(started_late + skew, started_late + rng.uniform(1, 60) + skew, "stale")
         found = older([KEYS], lambda _, changed=changed: version(0, changed), [fresh, stale])  # type: ignore[misc]
         assert [each.pods for each in found] == [("stale",)]
 

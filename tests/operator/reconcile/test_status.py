@@ -14,9 +14,9 @@ from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.decide import Decision, decide
 from stoker_operator.reconcile.diagnosis import Diagnosis
-from stoker_operator.reconcile.evaluate import Knowledge, judge
+from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 from stoker_operator.reconcile.routing import Route
-from stoker_operator.reconcile.status import Seen, SeenWorkload, status
+from stoker_operator.reconcile.status import Observed, ObservedWorkload, status
 from stoker_operator.settings import GatewaySettings
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -37,8 +37,8 @@ def ours(kind: str) -> dict[str, Any]:
 
 
 def decided(endpoint: Endpoint, live: Any, catalogue: Catalogue, access_modes: Any = None) -> Decision:
-    judgement = judge(OWNER, endpoint.document, Knowledge(catalogue))
-    return decide(endpoint, OWNER, judgement, live, access_modes or {}, "stoker")
+    evaluation = evaluate(OWNER, endpoint.document, PlanningContext(catalogue))
+    return decide(endpoint, OWNER, evaluation, live, access_modes or {}, "stoker")
 
 
 def report(
@@ -59,8 +59,8 @@ def report(
     endpoint = facts(document, **(before or {}))
     live = {Child("Service"): ours("Service")} if live is None else live
     decision = decided(endpoint, live, catalogue, access_modes)
-    workloads = {MAIN: SeenWorkload(rollout, trouble, told, engines=engines or {})} if rollout else {}
-    return status(endpoint, decision, Seen(live, refusal, workloads, route), now)
+    workloads = {MAIN: ObservedWorkload(rollout, trouble, told, engines=engines or {})} if rollout else {}
+    return status(endpoint, decision, Observed(live, refusal, workloads, route), now)
 
 
 def condition(reported: dict[str, Any], kind: str) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from stoker_engine.core.step import Step
 from stoker_engine.engine import Engine
 from stoker_engine.exec import kv_cache, runner
 from stoker_engine.exec.executor import LocalExecutor
-from stoker_engine.exec.input_batch import Rows
+from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import Inputs
 from stoker_engine.exec.kv_cache import KVCachePool
 from stoker_engine.exec.runner import Runner
@@ -224,7 +224,7 @@ class GuardedKVCachePool(KVCachePool):
 class WatchedInputs:
     """Stands for an `InputBuilder`."""
 
-    build: Callable[[Step, Rows, int | None], Inputs]
+    build: Callable[[Step, InputBatch, int | None], Inputs]
 
 
 def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> None:
@@ -252,7 +252,7 @@ def _check_inputs(engine: Engine, of: Runner) -> None:
     pool, build = of._pool, of._inputs.build
     assert isinstance(pool, GuardedKVCachePool)
 
-    def checked_build(step: Step, rows: Rows, size: int | None = None) -> Inputs:
+    def checked_build(step: Step, rows: InputBatch, size: int | None = None) -> Inputs:
         inputs = build(step, rows, size)
         check_tables(pool.running, step, inputs, engine.info.block_size)
         return inputs

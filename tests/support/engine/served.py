@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker_engine.attention.external import Served, said
+from stoker_engine.attention.external import AttentionRequirements, said
 
 
-def served(dtype: torch.dtype) -> Served:
-    return Served((), dtype, said(dtype), 16)
+def served(dtype: torch.dtype) -> AttentionRequirements:
+    return AttentionRequirements((), dtype, said(dtype), 16)

@@ -25,9 +25,9 @@ from stoker_engine.engine import Engine
 from stoker_engine.exec.runner import Runner
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.parallel.communicator import Alone
-from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.rank_groups import Groups
+from stoker_engine.parallel.communicator import SingleRank
+from stoker_engine.parallel.layout import RankLayout
+from stoker_engine.parallel.rank_groups import RankGroups
 from stoker_engine.sizing.pipeline_stages import Stage
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ TIMEOUT_S = 120.0
 
 
 class ThreadRanks:
-    """See `parallel.communicator.Ranks`.
+    """See `parallel.communicator.Communicator`.
 
     Attributes:
         calls: the operations so far, by name.
@@ -55,7 +55,7 @@ class ThreadRanks:
         return [cls(rank, board, barrier) for rank in range(size)]
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         first, *others = self._exchange(x, "all_reduce")
         total = first.float() if x.dtype in (torch.bfloat16, torch.float16) else first.clone()
         for part in others:
@@ -63,13 +63,13 @@ class ThreadRanks:
         return total.to(x.dtype)
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         parts = self._exchange(x, "all_gather")
         assert [part.shape[-1] for part in parts] == list(widths or [x.shape[-1]] * self.size)
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Communicator`."""
         return self._exchange(x, "broadcast")[0].clone()
 
     def abort(self) -> None:
@@ -108,14 +108,14 @@ class ThreadPipeline:
         return x
 
 
-def thread_groups(layout: Layout) -> list[Groups]:
+def thread_groups(layout: RankLayout) -> list[RankGroups]:
     """Of each rank of an engine, those it works with."""
     engines = ThreadRanks.group(layout.size)
     tensors = [ThreadRanks.group(layout.tensor) for _ in range(layout.pipeline)]
     queues = [[queue.SimpleQueue[torch.Tensor]() for _ in range(layout.pipeline)] for _ in range(layout.tensor)]
     return [
-        Groups(
-            tensors[layout.stage_of(rank).index][layout.place_of(rank)] if layout.tensor > 1 else Alone(),
+        RankGroups(
+            tensors[layout.stage_of(rank).index][layout.place_of(rank)] if layout.tensor > 1 else SingleRank(),
             ThreadPipeline(layout.stage_of(rank), queues[layout.place_of(rank)]),
             engines[rank],
         )
@@ -132,7 +132,7 @@ class ThreadExecutor:
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        layout = Layout.of(args)
+        layout = RankLayout.of(args)
         self.groups = thread_groups(layout)
         self._answering = layout.first_of_last_stage
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(layout.size)]
@@ -161,7 +161,7 @@ class ThreadExecutor:
         self._launched.popleft()
         return result
 
-    def abandon(self) -> None:
+    def discard_in_flight(self) -> None:
         """See `Executor`."""
         while self._launched:
             for result in self._launched.popleft():

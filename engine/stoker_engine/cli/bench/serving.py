@@ -64,7 +64,7 @@ class BenchServeArgs:
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """What became of a request; times in seconds."""
 
     prompt_len: int
@@ -128,14 +128,14 @@ def _samples(args: BenchServeArgs, dataset: DatasetArgs, models: list[dict[str, 
 
 async def _send_all(
     client: httpx.AsyncClient, args: BenchServeArgs, model: str, samples: list[Sample], seed: int
-) -> list[Answer]:
+) -> list[ChatAnswer]:
     from tqdm import tqdm
 
     chance = random.Random(seed)
     places = asyncio.Semaphore(args.max_concurrency or len(samples))
     with tqdm(total=len(samples), desc="Requests", disable=args.disable_tqdm) as bar:
 
-        async def one(sample: Sample) -> Answer:
+        async def one(sample: Sample) -> ChatAnswer:
             async with places:
                 answer = await _ask(client, args, model, sample)
             bar.update()
@@ -152,7 +152,7 @@ async def _send_all(
         return await asyncio.gather(*tasks)
 
 
-async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, sample: Sample) -> Answer:
+async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, sample: Sample) -> ChatAnswer:
     import httpx
 
     body: dict[str, Any] = {
@@ -164,7 +164,7 @@ async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, samp
         "ignore_eos": args.ignore_eos,
         "temperature": args.temperature,
     }
-    answer = Answer(len(sample.prompt))
+    answer = ChatAnswer(len(sample.prompt))
     started = last = time.perf_counter()
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -192,7 +192,7 @@ async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, samp
     return answer
 
 
-def figures_of(answers: list[Answer], duration: float, args: BenchServeArgs) -> dict[str, Any]:
+def figures_of(answers: list[ChatAnswer], duration: float, args: BenchServeArgs) -> dict[str, Any]:
     """All figures, under the names of ``vllm bench serve``."""
     good = [answer for answer in answers if answer.error is None]
     prompt, output = sum(a.prompt_len for a in good), sum(a.output_len for a in good)

@@ -10,7 +10,7 @@ import torch
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 from stoker_engine.kernels.bundle import BlockPanels
 from stoker_engine.kernels.cpu import gguf_panels, group_panels
-from stoker_engine.kernels.cpu.matrix import NativeProduct
+from stoker_engine.kernels.cpu.matrix import CpuLinear
 from stoker_engine.kernels.panels import PANEL, checked
 
 
@@ -19,7 +19,7 @@ def block_panels(library: ctypes.CDLL) -> BlockPanels | None:
     if not library.stoker_has_panels():
         return None
     return BlockPanels(
-        fit=partial(fit, library), pack=partial(pack, library), product=partial(product, library),
+        fit=partial(fit, library), pack=partial(pack, library), linear=partial(linear, library),
         rows=partial(rows, library),
     )  # fmt: skip
 
@@ -41,19 +41,19 @@ def pack(library: ctypes.CDLL, blocks: torch.Tensor, stored: StoredFormat, inner
         group_panels.pack(library, blocks, stored, inner)
 
 
-def product(
+def linear(
     library: ctypes.CDLL,
     blocks: torch.Tensor,
     stored: StoredFormat,
     inner: int,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> NativeProduct:
+) -> CpuLinear:
     """See `BlockPanels`."""
     assert fit(library, blocks, stored, inner, dtype)
     if isinstance(stored, GGUFFormat):
-        return gguf_panels.product(library, blocks, stored, inner, dtype, bias)
-    return group_panels.product(library, blocks, stored, inner, dtype, bias)
+        return gguf_panels.linear(library, blocks, stored, inner, dtype, bias)
+    return group_panels.linear(library, blocks, stored, inner, dtype, bias)
 
 
 def rows(

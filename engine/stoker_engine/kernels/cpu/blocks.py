@@ -8,21 +8,21 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 from stoker_engine.kernels.cpu import gguf_blocks, group_blocks
-from stoker_engine.kernels.cpu.matrix import NativeProduct
+from stoker_engine.kernels.cpu.matrix import CpuLinear
 
 
-def product(
+def linear(
     library: ctypes.CDLL,
     blocks: torch.Tensor,
     stored: StoredFormat,
     inner: int,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> NativeProduct:
+) -> CpuLinear:
     """See `kernels.blocks.block_linear`. Rows of `blocks` may lie apart."""
     if isinstance(stored, GGUFFormat):
-        return gguf_blocks.product(library, blocks, stored, dtype, bias)
-    return group_blocks.product(library, blocks, stored, inner, dtype, bias)
+        return gguf_blocks.linear(library, blocks, stored, dtype, bias)
+    return group_blocks.linear(library, blocks, stored, inner, dtype, bias)
 
 
 def rows(

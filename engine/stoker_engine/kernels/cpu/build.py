@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stoker_engine.contract.cache_folder import cache_folder
-from stoker_engine.kernels.cpu.isa import Level, levels, usable_levels
+from stoker_engine.kernels.cpu.isa import Isa, isas, usable_isas
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class BuildError(Exception):
     """The kernels cannot be compiled; says why."""
 
 
-def _flags(level: Level) -> tuple[str, ...]:
-    return (*_FLAGS, *level.flags, *shlex.split(os.environ.get("STOKER_NATIVE_CXXFLAGS", "")))
+def _flags(isa: Isa) -> tuple[str, ...]:
+    return (*_FLAGS, *isa.flags, *shlex.split(os.environ.get("STOKER_NATIVE_CXXFLAGS", "")))
 
 
 def _sources() -> list[Path]:
@@ -51,22 +51,22 @@ def _sources() -> list[Path]:
 
 
 @functools.cache
-def file_name(level: Level) -> str:
+def file_name(isa: Isa) -> str:
     """The library's name, without its folder."""
-    digest = hashlib.sha256(" ".join(_flags(level)).encode())
+    digest = hashlib.sha256(" ".join(_flags(isa)).encode())
     for file in sorted((*_sources(), *SOURCES.rglob("*.h"))):
         digest.update(file.read_bytes())
-    return f"stoker-{level.name}-{digest.hexdigest()[:16]}.so"
+    return f"stoker-{isa.name}-{digest.hexdigest()[:16]}.so"
 
 
-def build(level: Level, folder: Path) -> Path:
-    """Compiles the library of `level` into `folder`, unless it is there; takes the one in the cache folder, if there is
+def build(isa: Isa, folder: Path) -> Path:
+    """Compiles the library of `isa` into `folder`, unless it is there; takes the one in the cache folder, if there is
     one. Safe to call from several processes.
 
     Raises:
         BuildError: no compiler, one that is too old, or a folder that cannot be written.
     """
-    target = folder / file_name(level)
+    target = folder / file_name(isa)
     if target.is_file():
         return target
     compiled = cache_folder() / "native" / target.name
@@ -78,11 +78,11 @@ def build(level: Level, folder: Path) -> Path:
             if target.is_file():
                 return target
             if compiler is None:
-                logger.info("copying CPU kernels (%s) into %s", level.name, folder)
+                logger.info("copying CPU kernels (%s) into %s", isa.name, folder)
                 _copy(compiled, target)
             else:
-                logger.info("compiling CPU kernels (%s) into %s", level.name, folder)
-                _compile(compiler, level, target)
+                logger.info("compiling CPU kernels (%s) into %s", isa.name, folder)
+                _compile(compiler, isa, target)
     except OSError as error:
         raise BuildError(f"cannot write {folder}: {error.strerror}") from error
     return target
@@ -103,10 +103,10 @@ def _copy(compiled: Path, target: Path) -> None:
         copied.rename(target)  # whole, or not there
 
 
-def _compile(compiler: str, level: Level, target: Path) -> None:
+def _compile(compiler: str, isa: Isa, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name, ThreadPoolExecutor() as pool:
         folder = Path(name)
-        flags = _flags(level)
+        flags = _flags(isa)
         sources = _sources()
         objects = [folder / f"{source.parent.name}-{source.stem}.o" for source in sources]
         commands = [
@@ -135,11 +135,11 @@ def main() -> None:
     options = parser.parse_args()
     folder: Path = options.folder
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    wanted = levels()
-    if options.levels == "host":
-        wanted = tuple(level for level in usable_levels() if level.tried)[:1]
+    wanted = isas()
+    if options.isas == "host":
+        wanted = tuple(isa for isa in usable_isas() if isa.tried)[:1]
     try:
-        made = {build(level, folder) for level in wanted}
+        made = {build(isa, folder) for isa in wanted}
     except BuildError as error:
         sys.exit(f"the CPU kernels were not built: {error}")
     for stale in set(folder.glob("stoker-*.so")) - made:

@@ -15,25 +15,25 @@ from stoker_engine.kernels.cpu import blocks
 from stoker_engine.kernels.cpu.activation import activation, clamped_swiglu, kind_of
 from stoker_engine.kernels.cpu.argmax import argmax
 from stoker_engine.kernels.cpu.block_panels import block_panels
-from stoker_engine.kernels.cpu.linear import product
-from stoker_engine.kernels.cpu.matrix import side_by_side
+from stoker_engine.kernels.cpu.linear import linear
+from stoker_engine.kernels.cpu.matrix import concat_linear
 from stoker_engine.kernels.cpu.panels import panels
 from stoker_engine.kernels.cpu.rms_norm import rms_norm
-from stoker_engine.kernels.cpu.rotary import angles, apply_rotary
+from stoker_engine.kernels.cpu.rotary import apply_rotary, cos_sin
 from stoker_engine.kernels.cpu.token_mask import keep_allowed
-from stoker_engine.kernels.moe import block_experts, each_product, experts, wide_product
+from stoker_engine.kernels.moe import block_experts, experts, float32_linear, grouped_linear
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.rms_norm import after_sum
 
 
 @cache
-def native_kernels(library: ctypes.CDLL) -> Kernels:
+def cpu_kernels(library: ctypes.CDLL) -> Kernels:
     """The bundle of one library. Tensors are on the CPU, in bfloat16 or float32; a row's result is the same in every
     batch, bit for bit."""
-    multiply = partial(product, library)
+    multiply = partial(linear, library)
 
-    def batched_product(weight: torch.Tensor) -> Operation:
-        heads = each_product(multiply, weight)
+    def batched_linear(weight: torch.Tensor) -> Operation:
+        heads = grouped_linear(multiply, weight)
         return lambda x: torch.stack([head(x[:, index]) for index, head in enumerate(heads)], dim=1)
 
     def chosen_experts(
@@ -44,10 +44,10 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         down_bias: torch.Tensor | None = None,
     ) -> Experts:
         return experts(
-            each_product(multiply, gate_up, gate_up_bias), each_product(multiply, down, down_bias), gated(act)
+            grouped_linear(multiply, gate_up, gate_up_bias), grouped_linear(multiply, down, down_bias), gated(act)
         )
 
-    multiply_blocks = partial(blocks.product, library)
+    multiply_blocks = partial(blocks.linear, library)
 
     def chosen_block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
         return block_experts(multiply_blocks, gate_up, down, gated(act), dtype)
@@ -62,12 +62,12 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
 
     return replace(
         REFERENCE,
-        product=multiply,
-        batched_product=batched_product,
-        side_by_side=partial(side_by_side, library),
+        linear=multiply,
+        batched_linear=batched_linear,
+        concat_linear=partial(concat_linear, library),
         experts=chosen_experts,
-        wide_product=wide_product(multiply),
-        block_product=multiply_blocks,
+        float32_linear=float32_linear(multiply),
+        quant_linear=multiply_blocks,
         block_experts=chosen_block_experts,
         block_rows=partial(blocks.rows, library),
         rms_norm=partial(rms_norm, library),
@@ -75,7 +75,7 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         activation=plain,
         act_and_mul=gated,
         apply_rotary=partial(apply_rotary, library),
-        angles=partial(angles, library),
+        cos_sin=partial(cos_sin, library),
         argmax=partial(argmax, library),
         narrow_logits=True,
         keep_allowed=partial(keep_allowed, library),

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat
-from stoker_engine.kernels.cpu.matrix import GGUF, NativeProduct
+from stoker_engine.kernels.cpu.matrix import GGUF, CpuLinear
 
 #: ggml's numbers of its types.
 TYPES: Final = {
@@ -30,16 +30,16 @@ TYPES: Final = {
 }
 
 
-def product(
+def linear(
     library: ctypes.CDLL,
     blocks: torch.Tensor,
     format: GGUFFormat,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> NativeProduct:
+) -> CpuLinear:
     """The product with a matrix in `blocks` (uint8 [outputs, row bytes], whose rows may lie apart), of x in `dtype`;
     it has the bits of the product with the dequantized matrix."""
-    return NativeProduct.of(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
+    return CpuLinear.of(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
 
 
 def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:

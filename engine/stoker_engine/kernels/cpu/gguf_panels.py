@@ -8,7 +8,7 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat
 from stoker_engine.kernels.cpu.gguf_blocks import TYPES, dequantize
-from stoker_engine.kernels.cpu.matrix import GGUF_PANELS, NativeProduct
+from stoker_engine.kernels.cpu.matrix import GGUF_PANELS, CpuLinear
 
 
 def has_panels(library: ctypes.CDLL, stored: GGUFFormat) -> bool:
@@ -21,16 +21,16 @@ def pack(library: ctypes.CDLL, blocks: torch.Tensor) -> None:
     library.stoker_pack_gguf_panels(blocks.data_ptr(), len(blocks), blocks.shape[1] // 2)
 
 
-def product(
+def linear(
     library: ctypes.CDLL,
     blocks: torch.Tensor,
     stored: GGUFFormat,
     inner: int,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> NativeProduct:
+) -> CpuLinear:
     """See `BlockPanels`."""
-    return NativeProduct.of(library, GGUF_PANELS, blocks, inner, dtype, bias, [TYPES[stored.name]])
+    return CpuLinear.of(library, GGUF_PANELS, blocks, inner, dtype, bias, [TYPES[stored.name]])
 
 
 def rows(

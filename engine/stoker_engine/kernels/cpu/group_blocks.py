@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
-from stoker_engine.kernels.cpu.matrix import GROUPS, NativeProduct
+from stoker_engine.kernels.cpu.matrix import GROUPS, CpuLinear
 
 #: In the order of group_blocks.cpp.
 _CODES: Final[tuple[Code, ...]] = (
@@ -17,18 +17,18 @@ _CODES: Final[tuple[Code, ...]] = (
 _SCALES: Final[tuple[Scale, ...]] = ("float32", "float16", "bfloat16", "e8m0", "fp8_e4m3")
 
 
-def product(
+def linear(
     library: ctypes.CDLL,
     blocks: torch.Tensor,
     format: GroupFormat,
     inner: int,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> NativeProduct:
+) -> CpuLinear:
     """The product with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the numbers that
     `kernels.group_blocks.dequantize` makes of it, bit for bit."""
     _check(blocks, format, inner)
-    return NativeProduct.of(library, GROUPS, blocks, inner, dtype, bias, numbers_of(format, inner))
+    return CpuLinear.of(library, GROUPS, blocks, inner, dtype, bias, numbers_of(format, inner))
 
 
 def dequantize(

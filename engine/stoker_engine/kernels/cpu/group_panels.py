@@ -8,7 +8,7 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.kernels.cpu.group_blocks import dequantize, numbers_of
-from stoker_engine.kernels.cpu.matrix import GROUP_PANELS, NativeProduct
+from stoker_engine.kernels.cpu.matrix import GROUP_PANELS, CpuLinear
 
 
 def has_panels(library: ctypes.CDLL, stored: GroupFormat, inner: int) -> bool:
@@ -21,16 +21,16 @@ def pack(library: ctypes.CDLL, blocks: torch.Tensor, stored: GroupFormat, inner:
     library.stoker_pack_group_panels(*numbers_of(stored, inner), inner, blocks.data_ptr(), len(blocks))
 
 
-def product(
+def linear(
     library: ctypes.CDLL,
     blocks: torch.Tensor,
     stored: GroupFormat,
     inner: int,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> NativeProduct:
+) -> CpuLinear:
     """See `BlockPanels`."""
-    return NativeProduct.of(library, GROUP_PANELS, blocks, inner, dtype, bias, numbers_of(stored, inner))
+    return CpuLinear.of(library, GROUP_PANELS, blocks, inner, dtype, bias, numbers_of(stored, inner))
 
 
 def rows(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Level:
+class Isa:
     """One instruction set.
 
     Attributes:
@@ -34,25 +34,25 @@ _BF16_FLAGS = ("-mavx512bf16", "-mavx512vnni")
 #: The widest first. The last of each runs on every processor of its kind.
 _LEVELS = {
     "x86_64": (
-        Level("amx", ("-march=x86-64-v4", *_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
-        Level("avx512-bf16", ("-march=x86-64-v4", *_BF16_FLAGS), _BF16),
-        Level("avx512", ("-march=x86-64-v4",), _V4),
-        Level("avx2", ("-march=x86-64-v3",), _V3),
-        Level("sse2", ("-march=x86-64",), frozenset()),
+        Isa("amx", ("-march=x86-64-v4", *_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
+        Isa("avx512-bf16", ("-march=x86-64-v4", *_BF16_FLAGS), _BF16),
+        Isa("avx512", ("-march=x86-64-v4",), _V4),
+        Isa("avx2", ("-march=x86-64-v3",), _V3),
+        Isa("sse2", ("-march=x86-64",), frozenset()),
     ),
-    "aarch64": (Level("neon", ("-march=armv8-a",), frozenset(), tried=False),),
+    "aarch64": (Isa("neon", ("-march=armv8-a",), frozenset(), tried=False),),
 }
 
 
-def levels() -> tuple[Level, ...]:
+def isas() -> tuple[Isa, ...]:
     """All levels of this kind of processor, the widest first; none where we know no compiler flags for it."""
     return _LEVELS.get(platform.machine(), ())
 
 
-def usable_levels() -> tuple[Level, ...]:
+def usable_isas() -> tuple[Isa, ...]:
     """Those that this processor runs."""
     words = _processor_words()
-    return tuple(level for level in levels() if level.needs <= words)
+    return tuple(isa for isa in isas() if isa.needs <= words)
 
 
 def _processor_words() -> frozenset[str]:

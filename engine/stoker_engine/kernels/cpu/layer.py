@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from stoker_engine.kernels.cpu.attention import AttentionCall, AttentionOf, AttentionStep
-from stoker_engine.kernels.cpu.matrix import Matrix, NativeProduct
+from stoker_engine.kernels.cpu.matrix import CpuLinear, Matrix
 
 _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
 
@@ -72,7 +72,7 @@ class LayerOf:
     Attributes:
         multiplier: attention's and the MLP's results are multiplied by it.
         pairs: that are turned in each head; 0: none.
-        angles: the kind of angles they are turned by; None where none are.
+        cos_sin: the kind of angles they are turned by; None where none are.
         group: of blocks, see `KVCache`.
         activation: a kind of `kernels.cpu.activation`.
     """
@@ -86,16 +86,16 @@ class LayerOf:
     post_attention_norm: NormOf | None
     pre_mlp_norm: NormOf | None
     post_mlp_norm: NormOf | None
-    qkv: NativeProduct
-    out: NativeProduct
-    up: NativeProduct
-    down: NativeProduct
+    qkv: CpuLinear
+    out: CpuLinear
+    up: CpuLinear
+    down: CpuLinear
     pairs: int
     interleaved: bool
     activation: int
     gated: bool
     attention: AttentionOf
-    angles: int | None
+    cos_sin: int | None
     group: int
 
 
@@ -106,11 +106,11 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
     dtype, hidden, count = of[0].dtype, of[0].hidden, len(of)
     assert all((each.dtype, each.hidden) == (dtype, hidden) for each in of)
     groups = {each.group for each in of}
-    pairs = {each.angles: each.pairs for each in of if each.angles is not None}
-    assert all(pairs[each.angles] == each.pairs if each.angles is not None else each.pairs == 0 for each in of)
+    pairs = {each.cos_sin: each.pairs for each in of if each.cos_sin is not None}
+    assert all(pairs[each.cos_sin] == each.pairs if each.cos_sin is not None else each.pairs == 0 for each in of)
     placed = (_Placed * count)(
         *(
-            _Placed(ctypes.addressof(call), each.group, -1 if each.angles is None else each.angles)
+            _Placed(ctypes.addressof(call), each.group, -1 if each.cos_sin is None else each.cos_sin)
             for call, each in zip(calls, of, strict=True)
         )
     )
@@ -120,7 +120,7 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
     def run(
         x: torch.Tensor,
         steps: ctypes.Array[AttentionStep],
-        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        cos_sin: Sequence[tuple[torch.Tensor, torch.Tensor]],
         rows: torch.Tensor | None,
         _: object = (calls, placed, of),
     ) -> torch.Tensor:
@@ -128,11 +128,11 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
         assert x.dtype == dtype and x.is_contiguous() and x.shape[1] == hidden
         assert all(steps[group].tokens == tokens for group in groups)
         for kind, its in pairs.items():
-            cos, sin = angles[kind]
+            cos, sin = cos_sin[kind]
             assert cos.shape == sin.shape == (tokens, 1, its) and cos.dtype == sin.dtype == dtype
             assert cos.is_contiguous() and sin.is_contiguous()
-        turned = (_Angles * len(angles))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles))
-        given = ctypes.addressof(steps), ctypes.addressof(turned), x.data_ptr()
+        rotated = (_Angles * len(cos_sin))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
+        given = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr()
         at, left = pointer, count
         while tokens > _AT_ONCE and left > 1:
             function(at, 1, *given, None, 0, None)

@@ -12,7 +12,7 @@ import torch
 
 from stoker_engine.contract.cache_folder import cache_folder
 from stoker_engine.kernels.cpu.build import PREBUILT, BuildError, build, file_name
-from stoker_engine.kernels.cpu.isa import Level, usable_levels
+from stoker_engine.kernels.cpu.isa import Isa, usable_isas
 
 logger = logging.getLogger(__name__)
 
@@ -66,18 +66,18 @@ def library() -> ctypes.CDLL | None:
     if wanted == "0":
         logger.info("CPU kernels are turned off by STOKER_NATIVE_KERNELS=0; torch's operators run instead")
         return None
-    usable = usable_levels()
-    chosen = [level for level in usable if (level.tried if wanted == "1" else level.name == wanted)]
+    usable = usable_isas()
+    chosen = [isa for isa in usable if (isa.tried if wanted == "1" else isa.name == wanted)]
     reasons = []
-    for level in chosen:
+    for isa in chosen:
         try:
-            return load(level)
+            return load(isa)
         except BuildError as error:
-            reasons.append(f"{level.name}: {error}")
+            reasons.append(f"{isa.name}: {error}")
     if chosen:
         remedy = "Install g++, or build them into the image: python -m stoker_engine.kernels.cpu.build"
     elif usable:
-        names = ", ".join(level.name for level in usable)
+        names = ", ".join(isa.name for isa in usable)
         reasons.append("none of this processor's has been tried" if wanted == "1" else f"none is called {wanted!r}")
         remedy = f"STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: {names}"
     else:
@@ -91,15 +91,15 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def load(level: Level) -> ctypes.CDLL:
+def load(isa: Isa) -> ctypes.CDLL:
     """The library of one level: prebuilt, from the cache folder, or compiled into it.
 
     Raises:
         BuildError: it is not there and cannot be compiled, or this system does not run it.
     """
     started = time.monotonic()
-    prebuilt = PREBUILT / file_name(level)
-    path = prebuilt if prebuilt.is_file() else build(level, cache_folder() / "native")
+    prebuilt = PREBUILT / file_name(isa)
+    path = prebuilt if prebuilt.is_file() else build(isa, cache_folder() / "native")
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -110,10 +110,10 @@ def load(level: Level) -> ctypes.CDLL:
         function = getattr(loaded, name)
         function.argtypes, function.restype = types, _INT if name.startswith("stoker_has_") else None
     loaded.stoker_use_threads(torch.get_num_threads())
-    logger.info("CPU kernels: %s, %d threads (%.1f s)", level.name, torch.get_num_threads(), time.monotonic() - started)
+    logger.info("CPU kernels: %s, %d threads (%.1f s)", isa.name, torch.get_num_threads(), time.monotonic() - started)
     return loaded
 
 
-def native_library(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
+def cpu_library(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
     """The library, if it computes on such tensors: on the CPU, bfloat16 or float32."""
     return library() if device.type == "cpu" and dtype in _DTYPES else None

@@ -6,9 +6,9 @@ import ctypes
 
 import torch
 
-from stoker_engine.kernels.cpu.matrix import ROWS, NativeProduct
+from stoker_engine.kernels.cpu.matrix import ROWS, CpuLinear
 
 
-def product(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeProduct:
+def linear(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> CpuLinear:
     """See `kernels.linear.linear`."""
-    return NativeProduct.of(library, ROWS, weight, weight.shape[1], weight.dtype, bias)
+    return CpuLinear.of(library, ROWS, weight, weight.shape[1], weight.dtype, bias)

@@ -32,7 +32,7 @@ class Matrix(ctypes.Structure):
     )
 
 
-class NativeProduct:
+class CpuLinear:
     """The product with one weight: [..., inner] → [..., outputs].
 
     Attributes:
@@ -61,7 +61,7 @@ class NativeProduct:
         dtype: torch.dtype,
         bias: torch.Tensor | None,
         format: Sequence[int] = (),
-    ) -> NativeProduct:
+    ) -> CpuLinear:
         """
         Args:
             stored: [outputs, …], whose rows may lie apart; it must stay where it is.
@@ -91,15 +91,15 @@ class NativeProduct:
         return out
 
 
-def side_by_side(library: ctypes.CDLL, products: Sequence[Operation]) -> Operation:
-    """See `kernels.concat_linear`; in one call where each is a `NativeProduct`."""
-    native = [product for product in products if isinstance(product, NativeProduct)]
-    if len(native) < len(products):
-        return reference.side_by_side(products)
+def concat_linear(library: ctypes.CDLL, linears: Sequence[Operation]) -> Operation:
+    """See `kernels.concat_linear`; in one call where each is a `CpuLinear`."""
+    native = [linear for linear in linears if isinstance(linear, CpuLinear)]
+    if len(native) < len(linears):
+        return reference.concat_linear(linears)
     inner, dtype = native[0].matrix.inner, native[0].dtype
-    assert all(product.matrix.inner == inner and product.dtype == dtype for product in native)
-    each = (Matrix * len(native))(*(product.matrix for product in native))
+    assert all(linear.matrix.inner == inner and linear.dtype == dtype for linear in native)
+    each = (Matrix * len(native))(*(linear.matrix for linear in native))
     words = (_LONG * _LONGEST_FORMAT)(len(native))
-    outputs = sum(product.matrix.outputs for product in native)
+    outputs = sum(linear.matrix.outputs for linear in native)
     matrix = Matrix(BESIDE, words, ctypes.addressof(each), 0, None, outputs, inner)
-    return NativeProduct(library, matrix, dtype, (each, native))
+    return CpuLinear(library, matrix, dtype, (each, native))

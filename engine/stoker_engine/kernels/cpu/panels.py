@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from stoker_engine.kernels.bundle import Panels
-from stoker_engine.kernels.cpu.matrix import PANELS, NativeProduct
+from stoker_engine.kernels.cpu.matrix import PANELS, CpuLinear
 from stoker_engine.kernels.panels import can_be_packed, checked
 
 
@@ -16,7 +16,7 @@ def panels(library: ctypes.CDLL) -> Panels | None:
     """The operations of a library's level; None: it multiplies rows."""
     if not library.stoker_has_panels():
         return None
-    return Panels(fit=fit, pack=partial(pack, library), product=partial(product, library), rows=partial(rows, library))
+    return Panels(fit=fit, pack=partial(pack, library), linear=partial(linear, library), rows=partial(rows, library))
 
 
 def fit(weight: torch.Tensor) -> bool:
@@ -44,7 +44,7 @@ def rows(library: ctypes.CDLL, weight: torch.Tensor, ids: torch.Tensor) -> torch
     return out
 
 
-def product(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeProduct:
+def linear(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> CpuLinear:
     """See `Panels`."""
     assert fit(weight)
-    return NativeProduct.of(library, PANELS, weight, weight.shape[1], weight.dtype, bias)
+    return CpuLinear.of(library, PANELS, weight, weight.shape[1], weight.dtype, bias)

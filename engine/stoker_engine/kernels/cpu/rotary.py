@@ -33,10 +33,10 @@ def apply_rotary(
     return out
 
 
-def angles(
+def cos_sin(
     library: ctypes.CDLL, positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `kernels.rotary.angles`."""
+    """See `kernels.rotary.cos_sin`."""
     tokens, pairs = len(positions), len(frequencies)
     positions, frequencies = positions.contiguous(), frequencies.contiguous()
     assert positions.dtype == torch.int64 and frequencies.dtype == torch.float32

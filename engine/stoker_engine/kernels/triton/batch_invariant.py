@@ -16,23 +16,23 @@ from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.gemm import quant_gemm as blocks_of
-from stoker_engine.kernels.triton.gemm.batch_invariant_gemm import batched_product, product_of, wide_product
+from stoker_engine.kernels.triton.gemm.batch_invariant_gemm import batched_linear, float32_linear, linear_of
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
 
-def block_product(
+def quant_linear(
     blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> Operation:
-    """See `Kernels.block_product`."""
+    """See `Kernels.quant_linear`."""
     if has_tiles(stored):
-        return blocks_of.block_product(blocks, stored, inner, dtype, bias, is_fixed=True)
-    return lambda x: product_of(dequantize(blocks, stored, inner, dtype), bias)(x)
+        return blocks_of.quant_linear(blocks, stored, inner, dtype, bias, is_fixed=True)
+    return lambda x: linear_of(dequantize(blocks, stored, inner, dtype), bias)(x)
 
 
 BATCH_INVARIANT: Final = replace(
     TRITON,
-    product=product_of,
-    wide_product=wide_product,
-    batched_product=batched_product,
-    block_product=block_product,
+    linear=linear_of,
+    float32_linear=float32_linear,
+    batched_linear=batched_linear,
+    quant_linear=quant_linear,
 )

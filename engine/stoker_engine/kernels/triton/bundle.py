@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from stoker_engine.kernels.reference import REFERENCE
-from stoker_engine.kernels.triton.gemm.linear import batched_product, wide_product
-from stoker_engine.kernels.triton.gemm.quant_gemm import block_product
+from stoker_engine.kernels.triton.gemm.linear import batched_linear, float32_linear
+from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
 from stoker_engine.kernels.triton.moe.experts import block_experts, experts
 from stoker_engine.kernels.triton.moe.route import route
 from stoker_engine.kernels.triton.ops.activation import act_and_mul, activation
-from stoker_engine.kernels.triton.ops.concat_rotated import join_rotated
+from stoker_engine.kernels.triton.ops.concat_rotated import concat_rotated
 from stoker_engine.kernels.triton.ops.layer_norm import layer_norm
 from stoker_engine.kernels.triton.ops.rms_norm import add_rms_norm, rms_norm
 from stoker_engine.kernels.triton.ops.rotary import apply_rotary
@@ -22,19 +22,19 @@ from stoker_engine.kernels.triton.sampling.token_mask import keep_allowed
 
 TRITON: Final = replace(
     REFERENCE,
-    wide_product=wide_product,
-    batched_product=batched_product,
+    float32_linear=float32_linear,
+    batched_linear=batched_linear,
     experts=experts,
     block_experts=block_experts,
     route=route,
-    block_product=block_product,
+    quant_linear=quant_linear,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
     add_rms_norm=lambda weight, eps: lambda x, added: add_rms_norm(x, added, weight, eps),
     layer_norm=lambda weight, bias, eps: lambda x: layer_norm(x, weight, bias, eps),
     activation=activation,
     act_and_mul=act_and_mul,
     apply_rotary=apply_rotary,
-    join_rotated=join_rotated,
+    concat_rotated=concat_rotated,
     argmax=argmax,
     keep_allowed=keep_allowed,
     select_token=select_token,

@@ -9,14 +9,14 @@ import torch
 from stoker_common.errors import WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.models.families.weight_names import MovesRows, Transposed
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 #: Inputs in rows instead of outputs (GPT-2's Conv1D).
 transposed = Transposed(0, 1)
 
 
 @MovesRows
-def rows(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
+def rows(tensor: torch.Tensor, slots: Sequence[WeightTarget], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One after the other: all queries, all keys, all values; or the gate, then the up projection."""
     sizes = [slot.full_shape[0] for slot in slots]
     if sum(sizes) != len(tensor):
@@ -25,7 +25,7 @@ def rows(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Se
 
 
 @MovesRows
-def by_kv_head(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
+def by_kv_head(tensor: torch.Tensor, slots: Sequence[WeightTarget], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One key and value head after the other, each behind the queries that share it (BLOOM, GPT-NeoX, InternLM 2).
 
     ::
@@ -47,7 +47,7 @@ def plus_one(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
 
 
 @MovesRows
-def each_row(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
+def each_row(tensor: torch.Tensor, slots: Sequence[WeightTarget], config: ModelConfig) -> Sequence[torch.Tensor]:
     """A row for each head, or each expert."""
     if len(tensor) != len(slots):
         raise WeightsError(f"a tensor has {len(tensor)} rows, the model needs {len(slots)}")

@@ -13,22 +13,22 @@ from stoker_engine.models.families.fused import each_row
 from stoker_engine.models.families.llama import LLAMA_NAMES
 from stoker_engine.models.families.mixture import each_expert, stacked
 from stoker_engine.models.families.weight_names import Fused, MovesRows, TakesTurns, WeightNames
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
-Slots = Sequence[Slot]
+WeightTargets = Sequence[WeightTarget]
 Parts = Sequence[torch.Tensor]
 
 
-def _in_turns(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+def _in_turns(tensor: torch.Tensor, slots: WeightTargets, config: ModelConfig) -> Parts:
     """[experts, outputs, …]: of each expert what belongs to its gate, and to its up projection."""
     return [expert[part::2] for expert in tensor for part in (0, 1)]
 
 
-def _in_turns_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+def _in_turns_transposed(tensor: torch.Tensor, slots: WeightTargets, config: ModelConfig) -> Parts:
     return _in_turns(tensor.transpose(1, 2), slots, config)
 
 
-def _stacked_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+def _stacked_transposed(tensor: torch.Tensor, slots: WeightTargets, config: ModelConfig) -> Parts:
     return stacked(tensor.transpose(1, 2), slots, config)
 
 

@@ -15,9 +15,9 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.models.families.fused import rows
 from stoker_engine.models.families.llama import IGNORED, LLAMA_NAMES, QK_NORMS, QKV
 from stoker_engine.models.families.weight_names import Fused, MovesRows, TakesTurns, WeightNames
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
-Slots = Sequence[Slot]
+WeightTargets = Sequence[WeightTarget]
 Parts = Sequence[torch.Tensor]
 
 
@@ -36,7 +36,7 @@ def each_expert(*parts: str, of: str = "weight") -> Callable[[ModelConfig], Sequ
 
 
 @MovesRows
-def stacked(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+def stacked(tensor: torch.Tensor, slots: WeightTargets, config: ModelConfig) -> Parts:
     """[experts, …]: all experts' matrices; where an expert has several, one below the other."""
     per_expert = len(slots) // len(tensor) if len(tensor) else 0
     if len(slots) != per_expert * len(tensor) or tensor.shape[1] % max(per_expert, 1):
@@ -45,7 +45,7 @@ def stacked(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
 
 
 @MovesRows
-def latent_key_value(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+def latent_key_value(tensor: torch.Tensor, slots: WeightTargets, config: ModelConfig) -> Parts:
     """[heads × (key and value), latent]: what makes each head's key, and below it what makes its value."""
     heads, sizes = slots[0].full_shape[0], [slot.full_shape[1] for slot in slots]
     if len(tensor) != heads * sum(sizes):
@@ -54,13 +54,13 @@ def latent_key_value(tensor: torch.Tensor, slots: Slots, config: ModelConfig) ->
 
 
 @MovesRows
-def _below(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+def _below(tensor: torch.Tensor, slots: WeightTargets, config: ModelConfig) -> Parts:
     """[experts × size, hidden]: experts below each other (DBRX)."""
     return tensor.chunk(len(slots))
 
 
 @TakesTurns
-def _below_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+def _below_transposed(tensor: torch.Tensor, slots: WeightTargets, config: ModelConfig) -> Parts:
     return [part.T for part in tensor.chunk(len(slots))]
 
 

@@ -16,9 +16,9 @@ from typing import Generic, ParamSpec, TypeVar
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
-Split = Callable[[torch.Tensor, Sequence[Slot], ModelConfig], Sequence[torch.Tensor]]
+Split = Callable[[torch.Tensor, Sequence[WeightTarget], ModelConfig], Sequence[torch.Tensor]]
 Make = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
 
 P = ParamSpec("P")
@@ -111,7 +111,7 @@ class WeightNames:
     Attributes:
         names: our slot to their name, both without ``.weight`` / ``.bias`` (or ``.columns``, of a quantized matrix); or
             both in full, for a name without such an ending.
-        fused: their name, likewise, to several slots.
+        fused: their name, in the same way, to several slots.
         renames: (pattern, replacement) applied to their names first: prefixes that differ by wrapper.
         changes: applied to tensors as they are read.
         ignored: patterns of tensors that the files are known to carry and we do not need.

@@ -39,14 +39,14 @@ class GGUFFamily:
     Attributes:
         architecture: ours.
         config: further fields of config.json, from the metadata.
-        turned: queries' and keys' rows are turned (`models.gguf.gguf_names`).
+        rotated: queries' and keys' rows are turned (`models.gguf.gguf_names`).
         names: the names that differ from the vocabulary.
         fused: the tensors that hold several slots, beyond those of all families.
     """
 
     architecture: str
     config: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}
-    turned: bool = False
+    rotated: bool = False
     names: Callable[[Metadata], dict[str, str]] = lambda metadata: {}
     fused: Mapping[str, Fused] = field(default_factory=dict)
 
@@ -104,9 +104,9 @@ def config_of(family: GGUFFamily, metadata: Metadata) -> dict[str, Any]:
     if "num_experts" in config:
         config["num_local_experts"] = config["n_routed_experts"] = config["num_experts"]
     head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    turned = metadata.get("rope.dimension_count")
-    if turned and not config.get("kv_lora_rank"):
-        config["partial_rotary_factor"] = int(turned) / head_dim
+    rotated = metadata.get("rope.dimension_count")
+    if rotated and not config.get("kv_lora_rank"):
+        config["partial_rotary_factor"] = int(rotated) / head_dim
     return config | _stretched(metadata, head_dim) | family.config(metadata)
 
 
@@ -275,13 +275,13 @@ _FAMILIES: Final[dict[str, GGUFFamily]] = {
         names=lambda metadata: {"layers.{i}.pre_mlp_norm": "blk.{i}.post_attention_norm"},
     ),
     "gptneox": GGUFFamily("GPTNeoXForCausalLM"),
-    "granite": GGUFFamily("GraniteForCausalLM", _granite, turned=True),
-    "granitemoe": GGUFFamily("GraniteMoeForCausalLM", _granite, turned=True),
-    "internlm2": GGUFFamily("InternLM2ForCausalLM", turned=True),
-    "llama": GGUFFamily("LlamaForCausalLM", turned=True),
-    "mixtral": GGUFFamily("MixtralForCausalLM", turned=True),
+    "granite": GGUFFamily("GraniteForCausalLM", _granite, rotated=True),
+    "granitemoe": GGUFFamily("GraniteMoeForCausalLM", _granite, rotated=True),
+    "internlm2": GGUFFamily("InternLM2ForCausalLM", rotated=True),
+    "llama": GGUFFamily("LlamaForCausalLM", rotated=True),
+    "mixtral": GGUFFamily("MixtralForCausalLM", rotated=True),
     "mpt": GGUFFamily("MptForCausalLM", _mpt),
-    "olmo": GGUFFamily("OlmoForCausalLM", turned=True),
+    "olmo": GGUFFamily("OlmoForCausalLM", rotated=True),
     "olmo2": GGUFFamily("Olmo2ForCausalLM"),
     "olmoe": GGUFFamily("OlmoeForCausalLM"),
     "phi2": GGUFFamily("PhiForCausalLM", lambda metadata: {"qk_layernorm": False}),

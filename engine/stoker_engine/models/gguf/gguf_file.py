@@ -23,7 +23,7 @@ from stoker_engine.models.gguf.gguf_names import spelling
 from stoker_engine.models.gguf.gguf_tensor import stored_tensors
 from stoker_engine.models.loading.weight_source import Part, check_shape
 from stoker_engine.parallel.device import usable_threads
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 #: ggml's types that are numbers, but those of 16 bits.
 _PLAIN: Final = ("F32", "F64", "I8", "I16", "I32", "I64")
@@ -98,7 +98,7 @@ class GGUFFile:
     def spelling(self) -> WeightNames:
         """How the file spells its weights."""
         family = self._family()
-        return spelling(family.names(self), dict(family.fused), turned=family.turned)
+        return spelling(family.names(self), dict(family.fused), rotated=family.rotated)
 
     def field(self, key: str) -> Any:
         """The metadata's value under `key`; None: there is none."""
@@ -161,7 +161,7 @@ class GGUFFile:
         tensor.dequantize(part, out, self._threads)
         return out
 
-    def read_into(self, name: str, slot: Slot) -> None:
+    def read_into(self, name: str, slot: WeightTarget) -> None:
         """See `WeightSource`.
 
         Raises:

@@ -109,14 +109,14 @@ _SHARED_GATE: Final = Change(r"\.ffn_gate_inp_shexp\.weight$", lambda tensor, co
 
 
 def spelling(
-    names: dict[str, str] | None = None, fused: dict[str, Fused] | None = None, *, turned: bool = False
+    names: dict[str, str] | None = None, fused: dict[str, Fused] | None = None, *, rotated: bool = False
 ) -> WeightNames:
     """A file's weight names: the vocabulary, with a family's exceptions."""
     own = {**NAMES, **(names or {})}
     return WeightNames(
         names={slot: name for slot, name in own.items() if name not in (fused or {})},
         fused={**FUSED, **(fused or {})},
-        changes=(_LATENT_KEYS, _SHARED_GATE, *(TURNED if turned else ())),
+        changes=(_LATENT_KEYS, _SHARED_GATE, *(TURNED if rotated else ())),
         ignored=IGNORED,
         layer=r"^blk\.(\d+)\.",
     )

@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub, in its library's cache (HF_HOME), which many processes may share.
 
 Of a repository one process downloads at a time, and the others find everything there. What a killed process had of a
-large file is kept and continued: the library itself begins such a file anew, which for weights is hours. So large
+large file is kept and continued: the library itself begins such a file again, which for weights is hours. So large
 files are fetched here, into the cache's own places (``blobs/SHA256``), and the library does the rest.
 
     blobs/SHA256.incomplete ─ rename ─► blobs/SHA256 ◄─ link ─ snapshots/COMMIT/model.safetensors
@@ -204,7 +204,7 @@ class _LargeFiles:
             os.fsync(target.fileno())
             if have and not _has_hash(target, self._blob(file).name):
                 partial.unlink()
-                raise OSError(f"{file.path}: what was continued is not what the hub has; it is fetched anew")
+                raise OSError(f"{file.path}: what was continued is not what the hub has; it is fetched again")
         partial.replace(self._blob(file))
 
     def _check_room(self) -> None:

@@ -16,7 +16,7 @@ from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.loading.weight_source import Part, check_shape
 from stoker_engine.quant.checkpoints.module import StoredModule
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 
 class QuantizedFolder:
@@ -69,7 +69,7 @@ class QuantizedFolder:
             return numbers if columns is None else torch.empty_like(numbers).index_copy_(-1, columns, numbers)
         return self.read(name)[part]
 
-    def read_into(self, name: str, slot: Slot) -> None:
+    def read_into(self, name: str, slot: WeightTarget) -> None:
         """See `WeightSource`."""
         check_shape(name, self.shape(name), slot)
         if name in self._columns:

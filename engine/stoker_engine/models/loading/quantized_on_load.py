@@ -9,7 +9,7 @@ from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
 from stoker_engine.kernels.group_blocks import quantize
 from stoker_engine.models.loading.weight_source import Part, WeightSource, check_shape
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.quantized_weights import canonical_method
 
 
@@ -70,7 +70,7 @@ class QuantizedOnLoad:
             return quantized(name, self._numbers.read(name, part), stored)
         return self._numbers.read(name, part, stored)
 
-    def read_into(self, name: str, slot: Slot) -> None:
+    def read_into(self, name: str, slot: WeightTarget) -> None:
         """See `WeightSource`."""
         if isinstance(slot.stored, GroupFormat):
             check_shape(name, self.shape(name), slot)

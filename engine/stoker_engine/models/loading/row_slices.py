@@ -18,11 +18,14 @@ import torch
 
 from stoker_common.errors import WeightsError
 from stoker_engine.models.loading.weight_source import WeightSource, check_shape
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 
 def read_rows(
-    source: WeightSource, name: str, parts_of: Callable[[torch.Tensor], Sequence[torch.Tensor]], slots: Sequence[Slot]
+    source: WeightSource,
+    name: str,
+    parts_of: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+    slots: Sequence[WeightTarget],
 ) -> None:
     """Fills each of `slots` with its part of the tensor called `name`.
 
@@ -56,12 +59,12 @@ class _Wanted(NamedTuple):
         columns: of each row; empty where a row is a number.
     """
 
-    slot: Slot
+    slot: WeightTarget
     numbers: torch.Tensor
     columns: tuple[slice, ...]
 
 
-def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, slot: Slot) -> _Wanted:
+def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, slot: WeightTarget) -> _Wanted:
     if len(shape) == 1:
         check_shape(name, part.shape, slot)
         return _Wanted(slot, (part if slot.shard is None else part[slot.shard]).flatten(), ())

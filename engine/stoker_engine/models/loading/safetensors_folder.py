@@ -14,7 +14,7 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.models.loading.weight_source import Part, check_shape, some
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 
 class RawTensors:
@@ -115,7 +115,7 @@ class SafetensorsFolder:
             if dtype is not None and not dtype.is_floating_point
         }
 
-    def read_into(self, name: str, slot: Slot) -> None:
+    def read_into(self, name: str, slot: WeightTarget) -> None:
         """See `WeightSource`."""
         check_shape(name, self.shape(name), slot)
         slot.tensor.copy_(self.read(name, slot.shard))

@@ -10,7 +10,7 @@ import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
-from stoker_engine.kernels.cpu.library import native_library
+from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.models.families.weight_names import WeightNames, moves_rows
 from stoker_engine.models.loading.weight_source import WeightSource
 from stoker_engine.quant.blocks import Blocks
@@ -52,7 +52,7 @@ def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.devic
     if isinstance(stored, GGUFFormat):
         # Without a kernel, dequantizing it in every step would take far longer; and it must save something.
         smaller = stored.bytes < stored.numbers * dtype.itemsize
-        return stored if smaller and native_library(device, dtype) is not None else None
+        return stored if smaller and cpu_library(device, dtype) is not None else None
     return stored
 
 

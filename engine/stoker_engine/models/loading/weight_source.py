@@ -9,7 +9,7 @@ import torch
 from stoker_common.errors import WeightsError
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.quant.checkpoints.module import Part as Part
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 
 class WeightSource(Protocol):
@@ -35,7 +35,7 @@ class WeightSource(Protocol):
         """
         ...
 
-    def read_into(self, name: str, slot: Slot) -> None:
+    def read_into(self, name: str, slot: WeightTarget) -> None:
         """Fills `slot` with its part of one tensor, converted to its dtype.
 
         Raises:
@@ -44,7 +44,7 @@ class WeightSource(Protocol):
         ...
 
 
-def check_shape(name: str, shape: torch.Size, slot: Slot) -> None:
+def check_shape(name: str, shape: torch.Size, slot: WeightTarget) -> None:
     """Whether the tensor called `name` in the files is the one that `slot` has a place for.
 
     Raises:

@@ -29,7 +29,7 @@ from stoker_engine.models.loading.load_progress import LoadProgress
 from stoker_engine.models.loading.quantized_on_load import quantized
 from stoker_engine.models.loading.row_slices import read_rows
 from stoker_engine.models.loading.weight_source import Part, WeightSource, check_shape, some
-from stoker_engine.quant.weight_target import Slot
+from stoker_engine.quant.weight_target import WeightTarget
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Loadable(Protocol):
 
     config: ModelConfig
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightTarget]:
         """Every place that a checkpoint must fill, by slot name."""
         ...
 
@@ -105,7 +105,7 @@ def load_weights(
             progress.add(target.tensor.nbytes)
 
 
-def _read_into(source: WeightSource, name: str, slot: Slot) -> None:
+def _read_into(source: WeightSource, name: str, slot: WeightTarget) -> None:
     """Fills `slot`; reads nothing where nothing of the weight is here."""
     if slot.is_empty:
         check_shape(name, source.shape(name), slot)
@@ -113,7 +113,7 @@ def _read_into(source: WeightSource, name: str, slot: Slot) -> None:
         source.read_into(name, slot)
 
 
-def _here(slots: list[Slot], shape: torch.Size, split: Split | None) -> tuple[list[Slot], Part | None]:
+def _here(slots: list[WeightTarget], shape: torch.Size, split: Split | None) -> tuple[list[WeightTarget], Part | None]:
     """Of a tensor that `split` takes apart: the slots of which something is here, and the part that they lie in."""
     here = [index for index, slot in enumerate(slots) if not slot.is_empty]
     if not isinstance(split, TakesTurns) or len(here) == len(slots) or not here:
@@ -141,7 +141,7 @@ def check_finite(name: str, weights: torch.Tensor) -> None:
         )
 
 
-def _check_slot(name: str, slot: Slot) -> None:
+def _check_slot(name: str, slot: WeightTarget) -> None:
     if slot.is_empty:
         return
     if slot.stored is None:
@@ -152,7 +152,12 @@ def _check_slot(name: str, slot: Slot) -> None:
 
 
 def _fill(
-    source: WeightSource, name: str, makes: list[Make], split: Split | None, slots: list[Slot], config: ModelConfig
+    source: WeightSource,
+    name: str,
+    makes: list[Make],
+    split: Split | None,
+    slots: list[WeightTarget],
+    config: ModelConfig,
 ) -> None:
     """Fills `slots` with the tensor called `name` in the files, once `makes` and then `split` have been applied to it.
 

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from stoker_engine.server.schema.field_types import StrictModel
-from stoker_engine.server.schema.unsupported import Absent, NoList, Only
+from stoker_engine.server.schema.unsupported import Absent, NoList, OnlyValue
 
 #: Where the client would have us cache the prompt. It asks for nothing: whatever prompts share is computed once.
 CacheHint = dict[str, Any] | None
@@ -63,7 +63,7 @@ class ToolUseBlockParam(StrictModel):
     id: str
     name: str
     input: dict[str, Any]
-    caller: Annotated[Any, Only({"type": "direct"})] = None
+    caller: Annotated[Any, OnlyValue({"type": "direct"})] = None
     toolset_name: Absent = None
     cache_control: CacheHint = None
 

@@ -26,7 +26,7 @@ from stoker_engine.server.schema.field_types import (
     StrictModel,
     at_most,
 )
-from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, Only
+from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, OnlyValue
 
 #: What this API calls the fields of a chat request, for errors.
 FIELD_NAMES: Final[Mapping[str, str]] = {
@@ -65,7 +65,7 @@ class ToolParam(StrictModel):
     eager_input_streaming: bool | None = None
     defer_loading: Off = None
     input_examples: NoList = None
-    allowed_callers: Annotated[Any, Only(["direct"], [])] = None
+    allowed_callers: Annotated[Any, OnlyValue(["direct"], [])] = None
 
     @model_validator(mode="after")
     def _takes_objects(self) -> ToolParam:
@@ -172,7 +172,7 @@ class Conversation(StrictModel):
     context_management: Annotated[Any, BeforeValidator(_keeps_all)] = None
     mcp_servers: NoList = None
     thread: Annotated[Any, BeforeValidator(_no_thread)] = None
-    speed: Annotated[Any, Only("standard")] = None
+    speed: Annotated[Any, OnlyValue("standard")] = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Conversation:
@@ -204,7 +204,7 @@ class Conversation(StrictModel):
 
     @property
     def is_continued(self) -> bool:
-        """Whether the answer goes on with what the assistant has begun to say."""
+        """Whether the answer continues with what the assistant has started to say."""
         return self.messages[-1].role == "assistant"
 
     @property
@@ -249,7 +249,7 @@ class Conversation(StrictModel):
 
 
 class MessagesRequest(Conversation):
-    """A conversation to go on with, in Anthropic's words and a few of vLLM's."""
+    """A conversation to continue with, in Anthropic's words and a few of vLLM's."""
 
     max_tokens: Count
     stream: bool | None = None
@@ -261,7 +261,7 @@ class MessagesRequest(Conversation):
 
     # These label a request, or ask for what there is anyway.
     metadata: Annotated[dict[str, Any], at_most(MAX_METADATA)] | None = None
-    service_tier: Annotated[Any, Only("auto", "standard_only")] = None
+    service_tier: Annotated[Any, OnlyValue("auto", "standard_only")] = None
 
     # Anthropic's
     billing_policy: Absent = None

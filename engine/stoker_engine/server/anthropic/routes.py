@@ -25,7 +25,7 @@ from stoker_engine.server.anthropic.system_places import takes_system_anywhere
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
-from stoker_engine.server.conversation.chat_run import Answer, Turn, TurnDelta, rendered_prompt
+from stoker_engine.server.conversation.chat_run import Answer, ChatRun, TurnDelta, rendered_prompt
 from stoker_engine.server.conversation.generation import renamed
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing, event
@@ -44,12 +44,12 @@ def routes(service: Service) -> APIRouter:
         """Answers a conversation."""
         chat = await chats.of(body)
         name = request_id.request_id(request, None)
-        turn = await Turn.prepare(chat, service, request, f"msg_{name}", FIELD_NAMES, bends=True)
-        writer = _Writer(body, turn, service.model_name)
+        run = await ChatRun.prepare(chat, service, request, f"msg_{name}", FIELD_NAMES, bends=True)
+        writer = _Writer(body, run, service.model_name)
         headers = {request_id.HEADER: name, anthropic.HEADER: name}
         if body.stream:
             framing = Framing(named=True, last=b"", error=partial(_error, name))
-            return EventStream(writer.events(), headers, turn.usage, framing)
+            return EventStream(writer.events(), headers, run.usage, framing)
         message = await until_disconnect(request.receive, writer.whole())
         return Response(message.model_dump_json(), headers=headers, media_type="application/json")
 
@@ -93,7 +93,7 @@ class _Writer:
     """Writes an answer, whole or in events."""
 
     body: MessagesRequest
-    turn: Turn
+    run: ChatRun
     model: str
     _blocks: BlockEvents = field(init=False)
     _begun: bool = False
@@ -107,7 +107,7 @@ class _Writer:
 
     async def whole(self) -> AnthropicMessage:
         """The answer, once all of it is there."""
-        [answer] = await self.turn.collect()
+        [answer] = await self.run.collect()
         message = self._message()
         message.content = content_blocks(answer.parts, show_thinking=self._show_thinking)
         ended = self._stopped(answer)
@@ -116,7 +116,7 @@ class _Writer:
 
     async def events(self) -> AsyncGenerator[list[BaseModel], None]:
         """The answer as it is made."""
-        async with aclosing(self.turn.deltas()) as deltas:
+        async with aclosing(self.run.deltas()) as deltas:
             async for step in deltas:
                 yield [each for _, delta in step for each in self._events(delta)]
 
@@ -133,14 +133,14 @@ class _Writer:
             yield MessageStop()
 
     def _message(self) -> AnthropicMessage:
-        return AnthropicMessage(id=self.turn.generation.id, model=self.model, usage=self._usage())
+        return AnthropicMessage(id=self.run.generation.id, model=self.model, usage=self._usage())
 
     def _usage(self) -> AnthropicUsage:
-        return AnthropicUsage.of(self.turn.usage())
+        return AnthropicUsage.of(self.run.usage())
 
     def _stopped(self, end: Answer | TurnDelta) -> Stopped:
-        bent = self.turn.generation.params[0].max_tokens != self.body.max_tokens
-        calls = self.turn.ends_with_call(0)
+        bent = self.run.generation.params[0].max_tokens != self.body.max_tokens
+        calls = self.run.ends_with_call(0)
         reason, sequence = stop_reason(end.finish_reason, end.stop_reason, calls=calls, bent=bent)
         return Stopped(stop_reason=reason, stop_sequence=sequence)
 

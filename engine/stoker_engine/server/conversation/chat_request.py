@@ -58,7 +58,7 @@ class ChatRendering(StrictModel):
 
 
 class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
-    """A conversation to go on with, in OpenAI's words and vLLM's."""
+    """A conversation to continue with, in OpenAI's words and vLLM's."""
 
     messages: Messages
     max_tokens: Count | None = None

@@ -81,7 +81,7 @@ class Answer:
         return calls
 
 
-class Turn:
+class ChatRun:
     """One answer to a conversation, in n choices. Iterate `deltas` once, or `collect`.
 
     Attributes:
@@ -105,7 +105,7 @@ class Turn:
         field_names: Mapping[str, str] | None = None,
         *,
         bends: bool = False,
-    ) -> Turn:
+    ) -> ChatRun:
         """Checks and tokenizes all there is to check; nothing is generated before `deltas` or `collect`.
 
         Args:

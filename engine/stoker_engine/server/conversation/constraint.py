@@ -97,7 +97,7 @@ def _calls(structures: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _format(wanted: StructuredOutputs) -> dict[str, Any]:
-    """What the answer must be, likewise."""
+    """What the answer must be, in the same way."""
     match wanted.kind:
         case "json":
             return {"type": "json_schema", "json_schema": _schema(wanted.json)}

@@ -17,7 +17,7 @@ from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.server.engine.admission import Admission, Ticket
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.schema.response_models import PromptTokensDetails, Usage
-from stoker_engine.server.unavailable import NotBegunError, UnavailableError
+from stoker_engine.server.unavailable import NotStartedError, UnavailableError
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
@@ -51,7 +51,7 @@ class Output:
 class Generation:
     """What one HTTP request has the engine generate. Iterate `deltas` once, or `collect`.
 
-    Choice ``prompt × n + i`` is the i-th sequence of a prompt.
+    SamplingMetadata ``prompt × n + i`` is the i-th sequence of a prompt.
 
     Attributes:
         wait_ready: waits while an engine that died, since the prompts were tokenized or since it got them, is loaded
@@ -93,7 +93,7 @@ class Generation:
         The first error ends all of them. Closing the generator aborts all that still run.
 
         Raises:
-            NotBegunError: the engine died meanwhile, and another one is not there in time; raised first.
+            NotStartedError: the engine died meanwhile, and another one is not there in time; raised first.
             OverloadedError: a queue's limit is reached; raised first.
             RequestError: what the engine raised.
         """
@@ -210,8 +210,8 @@ class Generation:
         """The same, of another engine, or the next one."""
         try:
             await self.wait_ready()
-        except NotBegunError as error:
-            self._stream.fail(UnavailableError(error.message))  # it was begun, by the engine that died
+        except NotStartedError as error:
+            self._stream.fail(UnavailableError(error.message))  # it was started, by the engine that died
         except Exception as error:
             self._stream.fail(error)
         else:

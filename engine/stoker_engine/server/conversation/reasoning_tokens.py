@@ -27,7 +27,7 @@ class ReasoningTokens:
         self._has_any = False
 
     def add(self, token_ids: Sequence[int], parts: Sequence[Part], is_reasoning: bool) -> None:
-        """Takes in a delta: its tokens, its parts, and whether the answer has not begun after it."""
+        """Takes in a delta: its tokens, its parts, and whether the answer has not started after it."""
         if self._is_over:
             return
         window = [*self._last, *token_ids]
@@ -35,7 +35,7 @@ class ReasoningTokens:
         self._seen += len(token_ids)
         found = [place for end in self._ends if (place := _end_of(end, window)) is not None]
         self._has_any = self._has_any or bool(found) or any(isinstance(part, Reasoning) for part in parts)
-        # A parser may go on to wait for text that shows that the answer has begun.
+        # A parser may go on to wait for text that shows that the answer has started.
         self._is_over = bool(found) or not is_reasoning
         if found:
             self.count = begin + min(found)

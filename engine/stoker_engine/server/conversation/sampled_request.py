@@ -25,7 +25,7 @@ from stoker_engine.server.schema.field_types import (
     TokenIds,
     Width,
 )
-from stoker_engine.server.schema.unsupported import Off, Unbuilt
+from stoker_engine.server.schema.unsupported import Off, Unsupported
 
 #: Fields that `SamplingParams` knows by the same name.
 _SAMPLING: Final = (
@@ -77,7 +77,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Off = None
 
 
-class SampledRequest(Formatted, Unbuilt, StrictModel):
+class SampledRequest(Formatted, Unsupported, StrictModel):
     """The fields of both bodies."""
 
     model: str | None = None

@@ -24,7 +24,7 @@ from stoker_engine.server.observability.request_log import RequestLog
 from stoker_engine.server.observability.throughput_log import ThroughputLog
 from stoker_engine.server.parsers.choice import Parsers, Parsing
 from stoker_engine.server.schema.logprobs import LogprobWriter
-from stoker_engine.server.unavailable import NotBegunError
+from stoker_engine.server.unavailable import NotStartedError
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 logger = logging.getLogger(__name__)
@@ -107,14 +107,14 @@ class Service:
         """Waits while an engine that died is loaded again.
 
         Raises:
-            NotBegunError: nothing can be generated now.
+            NotStartedError: nothing can be generated now.
         """
         client = self.client  # may die between two looks at it
         if client.is_ready:
             return
         may_be_again = self.is_loaded and not client.is_stuck
         if not (may_be_again and await wait_any(self.restarts, lambda: client.is_ready)):
-            raise NotBegunError(f"the model cannot answer now: {client.status}")
+            raise NotStartedError(f"the model cannot answer now: {client.status}")
 
     def check_model(self, name: str | None) -> None:
         """A request may leave the model out, but not name another one.

@@ -195,7 +195,7 @@ class EngineClient(Protocol):
         ...
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has begun, is not aborted, and lives on: its engine has not died."""
+        """Whether a request has started, is not aborted, and lives on: its engine has not died."""
         ...
 
     def abort(self, request_id: str) -> None:

@@ -6,7 +6,7 @@
                          connections closed      those in flight finish
 
 A cluster needs some seconds to learn that a pod is leaving; until then new requests keep coming, and are served. One
-that comes late shows that the cluster has not heard yet, so the grace begins anew with it.
+that comes late shows that the cluster has not heard yet, so the grace starts again with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import math
 from dataclasses import dataclass, field
 
-from stoker_engine.server.unavailable import NotBegunError
+from stoker_engine.server.unavailable import NotStartedError
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raises:
-        NotBegunError: the server is closed.
+        NotStartedError: the server is closed.
         """
         if self.closed:
-            raise NotBegunError("the server is stopping; try again, another one may answer")
+            raise NotStartedError("the server is stopping; try again, another one may answer")
 
     def enter(self) -> None:
         """A request has come."""

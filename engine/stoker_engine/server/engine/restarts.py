@@ -2,7 +2,7 @@
 
     serving ──the engine dies──► loading again ──loaded──► serving
     /ready 200                   /ready 503                /ready 200
-                                 what has begun to be answered has failed, at once;
+                                 what has started to be answered has failed, at once;
                                  what has not, and new requests, wait
 
 A server that ended with its engine would refuse connections until the last client has heard of it, which takes a

@@ -15,9 +15,9 @@ from stoker_common.errors import EngineDeadError, OverloadedError, RequestError
 from stoker_engine.server.connection.disconnect import ClientGoneError
 from stoker_engine.server.errors import anthropic as anthropic
 from stoker_engine.server.errors import openai as openai
-from stoker_engine.server.unavailable import NotBegunError, UnauthorizedError, UnavailableError
+from stoker_engine.server.unavailable import NotStartedError, UnauthorizedError, UnavailableError
 
-#: The header that tells a gateway that it may ask another server: of this request nothing was begun here.
+#: The header that tells a gateway that it may ask another server: of this request nothing was started here.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
 
 
@@ -42,7 +42,7 @@ def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, UnavailableError | EngineDeadError):
         headers["connection"] = "close"  # the next request finds another server
-    if isinstance(error, NotBegunError):
+    if isinstance(error, NotStartedError):
         headers[NOT_BEGUN_HEADER] = "1"
     if isinstance(error, UnauthorizedError):
         headers["www-authenticate"] = "Bearer"

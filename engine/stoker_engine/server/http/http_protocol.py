@@ -164,7 +164,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
                 self._refuse(400, "this is no HTTP request that this server can read")
 
         def _refuse(self, status: int, sentence: str) -> None:
-            """Answers, where no answer has begun yet, and ends the connection."""
+            """Answers, where no answer has started yet, and ends the connection."""
             self._refused = True
             self._unset_keepalive_if_required()
             cycle = self.cycle

@@ -89,7 +89,7 @@ def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:
     Raises:
         ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
         EngineDeadError: the engine died.
-        StokerError: another process has begun to listen on the address.
+        StokerError: another process has started to listen on the address.
     """
     service = Service(args, client)
     config = uvicorn_config(service)
@@ -226,7 +226,7 @@ class Server(uvicorn.Server):
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
         """Serves through the grace, then lets what is in flight finish. Both together take no more than they may, and
-        the grace, where it begins anew, no more than half of what is for those in flight."""
+        the grace, where it starts again, no more than half of what is for those in flight."""
         service, lifecycle = self._service, self._service.lifecycle
         timeout = service.args.frontend.shutdown_timeout
         logger.info("stopping: requests are served for another %g s", self._grace_s)

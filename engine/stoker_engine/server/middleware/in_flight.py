@@ -9,7 +9,7 @@ from stoker_engine.server.engine.lifecycle import Lifecycle
 from stoker_engine.server.errors import handlers
 from stoker_engine.server.middleware.body_limit import discard
 from stoker_engine.server.paths import OPEN_PATHS, route_path
-from stoker_engine.server.unavailable import NotBegunError
+from stoker_engine.server.unavailable import NotStartedError
 
 
 class InFlightMiddleware:
@@ -36,7 +36,7 @@ class InFlightMiddleware:
             return
         try:
             self._lifecycle.check_open()
-        except NotBegunError as error:
+        except NotStartedError as error:
             await discard(receive, self._max_request_bytes)
             await handlers.response(error, scope)(scope, receive, send_last)
             return

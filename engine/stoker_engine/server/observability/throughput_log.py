@@ -41,7 +41,7 @@ class ThroughputLog:
         self._stats.pop(engine, None)
 
     def log(self) -> None:
-        """Writes the line and begins anew."""
+        """Writes the line and starts again."""
         began, stats = self._began, self._stats.values()
         assert began is not None, "logged before a step"
         seconds = max(self._clock() - began, 1e-9)

@@ -16,7 +16,7 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
-from stoker_engine.server.conversation.chat_run import Answer, Turn, TurnDelta
+from stoker_engine.server.conversation.chat_run import Answer, ChatRun, TurnDelta
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream
 from stoker_engine.server.middleware.request_id import HEADER, request_id
@@ -45,11 +45,11 @@ def routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answers a conversation."""
         base_id = request_id(request, body.request_id)
-        turn = await Turn.prepare(body, service, request, f"chatcmpl-{base_id}")
-        writer = _Writer(body, turn, service.model_name, service.logprobs(body, body.num_logprobs))
+        run = await ChatRun.prepare(body, service, request, f"chatcmpl-{base_id}")
+        writer = _Writer(body, run, service.model_name, service.logprobs(body, body.num_logprobs))
         headers = {HEADER: base_id}
         if body.stream:
-            return EventStream(writer.events(service.include_usage(body)), headers, turn.usage)
+            return EventStream(writer.events(service.include_usage(body)), headers, run.usage)
         completion = await until_disconnect(request.receive, writer.whole())
         return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
 
@@ -61,7 +61,7 @@ class _Writer:
     """Writes an answer, whole or in events."""
 
     body: ChatCompletionRequest
-    turn: Turn
+    run: ChatRun
     model: str
     logprobs: LogprobWriter | None
     _begun: set[int] = field(default_factory=set)  # choices whose role is written
@@ -69,12 +69,12 @@ class _Writer:
 
     async def whole(self) -> ChatCompletion:
         """The answer, once all of it is there."""
-        answers = await self.turn.collect()
+        answers = await self.run.collect()
         # Logprobs may be long, and others want to be answered meanwhile.
         return await asyncio.to_thread(self._completion, answers)
 
     def _completion(self, answers: Sequence[Answer]) -> ChatCompletion:
-        generation = self.turn.generation
+        generation = self.run.generation
         choices = [
             ChatChoice(
                 index=index,
@@ -87,7 +87,7 @@ class _Writer:
             for index, answer in enumerate(answers)
         ]
         completion = ChatCompletion(
-            id=generation.id, created=generation.created, model=self.model, choices=choices, usage=self.turn.usage()
+            id=generation.id, created=generation.created, model=self.model, choices=choices, usage=self.run.usage()
         )
         if self.body.return_token_ids:
             completion.prompt_token_ids = generation.prompts[0]
@@ -97,21 +97,21 @@ class _Writer:
 
     async def events(self, include_usage: bool) -> AsyncGenerator[list[ChatCompletionChunk], None]:
         """The answer as it is made."""
-        async with aclosing(self.turn.deltas()) as deltas:
+        async with aclosing(self.run.deltas()) as deltas:
             async for step in deltas:
                 yield [event for index, delta in step for event in self._events(index, delta)]
         if include_usage:
-            yield [self._event(choices=[], usage=self.turn.usage())]
+            yield [self._event(choices=[], usage=self.run.usage())]
 
     @property
     def _event(self) -> partial[ChatCompletionChunk]:
-        generation = self.turn.generation
+        generation = self.run.generation
         return partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=self.model)
 
     def _events(self, index: int, delta: TurnDelta) -> Iterator[ChatCompletionChunk]:
         """The events of a delta, if there is anything to send."""
-        generation, body = self.turn.generation, self.body
-        usage = self.turn.usage(index) if body.continuous_usage else None
+        generation, body = self.run.generation, self.body
+        usage = self.run.usage(index) if body.continuous_usage else None
         if index not in self._begun:  # the role comes alone and first, but not before the engine took the request
             prompt_ids = generation.prompts[0] if body.return_token_ids and not self._begun else None
             self._begun.add(index)
@@ -160,7 +160,7 @@ class _Writer:
 
         A stop string may cut a call off, which is not to be run then.
         """
-        if reason is FinishReason.STOP and self.turn.ends_with_call(index) and self.body.tool_use.mode != "named":
+        if reason is FinishReason.STOP and self.run.ends_with_call(index) and self.body.tool_use.mode != "named":
             return "tool_calls"
         return reason
 

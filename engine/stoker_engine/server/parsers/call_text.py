@@ -58,7 +58,7 @@ class CallText:
         if (found := begins.find(self._text, at)) is not None:
             self._begin, self._at = found
             return self._text[at : self._begin], self._text[self._begin : self._at]
-        self._begin = self._at = len(self._text) if self._ended else begins.begun(self._text, at)
+        self._begin = self._at = len(self._text) if self._ended else begins.started(self._text, at)
         return self._text[at : self._at], None
 
     def give_back(self, content: int) -> str:
@@ -150,7 +150,7 @@ class CallText:
         """
         before: list[str] = []
         while (found := markers.find(self._text, self._at)) is None:
-            before.append(self._take(markers.begun(self._text, self._at)))
+            before.append(self._take(markers.started(self._text, self._at)))
             if self._ended:
                 raise NotACallError
             yield
@@ -158,14 +158,14 @@ class CallText:
         before.append(self._take(begin))
         return "".join(before), self._take(end)
 
-    def json(self, begun: str = "") -> Reading[str]:
-        """Reads an object or an array, as it is written; `begun` of it was read already.
+    def json(self, started: str = "") -> Reading[str]:
+        """Reads an object or an array, as it is written; `started` of it was read already.
 
         Raises:
             NotACallError: it is none.
         """
-        scanner, pieces = JSONScanner(), [begun]
-        scanner.feed(begun)
+        scanner, pieces = JSONScanner(), [started]
+        scanner.feed(started)
         while True:
             try:
                 pieces.append(self._take(scanner.feed(self._text, self._at)))

@@ -55,7 +55,7 @@ class Parsing:
         tools: those that the model may call, and how; none: what it writes of calls is content.
         visible: ids of the special tokens that parsers go by.
         num_calls_before: calls in the conversation so far.
-        continued: whether the answer goes on with the last message.
+        continued: whether the answer continues with the last message.
         begins_after: sequences of tokens, after any of which the answer begins where the model reasons before.
     """
 

@@ -20,7 +20,7 @@ CONSTRAIN: Final = "<|constrain|>"
 ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")  # the latter two mostly end the sequence, and are not in its text
 MARKERS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 
-#: What the template leaves open, and the model goes on with.
+#: What the template leaves open, and the model continues with.
 OPENING: Final = f"{START}assistant"
 
 _MARKERS: Final = Markers(*MARKERS)

@@ -25,8 +25,8 @@ class Markers:
         found = self._whole.search(text, start)
         return None if found is None else found.span()
 
-    def begun(self, text: str, start: int = 0) -> int:
-        """Where at the end of `text`, which has none from `start` on, one may have begun; the end itself: nowhere."""
+    def started(self, text: str, start: int = 0) -> int:
+        """Where at the end of `text`, which has none from `start` on, one may have started; the end itself: nowhere."""
         found = self._begun.search(text, max(start, len(text) - self._longest + 1))
         return len(text) if found is None else found.start()
 
@@ -56,7 +56,7 @@ class MarkedText:
         if (found := markers.find(self._text, at)) is not None:
             begin, self._at = found
             return self._text[at:begin], self._text[begin : self._at]
-        self._at = markers.begun(self._text, at)
+        self._at = markers.started(self._text, at)
         return self._text[at : self._at], None
 
     def rest(self) -> str:

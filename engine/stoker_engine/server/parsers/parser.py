@@ -18,15 +18,15 @@ class ReasoningParser(Protocol):
     """The first stage, for one sequence.
 
     Args:
-        prompt: the text of the prompt, whose end tells whether the reasoning is open, closed, or has not begun.
+        prompt: the text of the prompt, whose end tells whether the reasoning is open, closed, or has not started.
         calls: whether a call of a tool, too, ends the reasoning.
-        continued: whether the answer goes on with a message that the prompt begins: it reasons only if that does.
+        continued: whether the answer continues with a message that the prompt begins: it reasons only if that does.
 
     Attributes:
         markers: special tokens that it goes by: they must be visible in its text.
         answer_begins_after: texts of tokens after any of which the answer begins. Where it does after others as well,
             the parser has an `answer_pattern` that matches all of them: a grammar begins there.
-        is_reasoning: whether the answer has not begun.
+        is_reasoning: whether the answer has not started.
     """
 
     markers: ClassVar[tuple[str, ...]]
@@ -81,7 +81,7 @@ class AnswerParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the answer has not begun."""
+        """Whether the answer has not started."""
         return self._reasoning is not None and self._reasoning.is_reasoning
 
     @property

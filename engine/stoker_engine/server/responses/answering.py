@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.server.conversation import sse
-from stoker_engine.server.conversation.chat_run import Turn, TurnDelta
+from stoker_engine.server.conversation.chat_run import ChatRun, TurnDelta
 from stoker_engine.server.errors import openai
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
@@ -29,8 +29,8 @@ class Answering:
 
     Args:
         body: what was asked.
-        history: the conversation that it goes on with.
-        turn: generates the answer.
+        history: the conversation that it continues with.
+        run: generates the answer.
         model: the name that answers carry.
         logprobs: writes log-probabilities, if they were asked for.
         store: where the answer is kept afterwards.
@@ -41,18 +41,18 @@ class Answering:
         self,
         body: ResponsesRequest,
         history: Sequence[Item],
-        turn: Turn,
+        run: ChatRun,
         model: str,
         logprobs: LogprobWriter | None,
         store: ResponseStore,
         owner: bytes,
     ) -> None:
         self._input = [*history, *body.items]
-        self._turn = turn
+        self._turn = run
         self._logprobs = logprobs
         self._store = store
         self._owner = owner
-        self._writer = ResponseWriter(_begun(body, turn, model))
+        self._writer = ResponseWriter(_begun(body, run, model))
 
     async def whole(self) -> bytes:
         """The answer, once all of it is there, as JSON."""
@@ -118,9 +118,9 @@ class Answering:
         return StoredResponse(response.model_dump_json().encode(), items.to_json(conversation), len(self._input))
 
 
-def _begun(body: ResponsesRequest, turn: Turn, model: str) -> Response:
+def _begun(body: ResponsesRequest, run: ChatRun, model: str) -> Response:
     """What is known of an answer before it is made: what it was asked for."""
-    generation = turn.generation
+    generation = run.generation
     params = generation.params[0]
     assert isinstance(params, SamplingParams)
     text: dict[str, Any] = {"format": {"type": "text"}}

@@ -58,7 +58,7 @@ class OpenItem(abc.ABC):
         """The item as it is now."""
 
     def begin(self) -> Iterator[Event]:
-        """It is begun."""
+        """It is started."""
         yield self._item_event("response.output_item.added", "in_progress")
 
     @abc.abstractmethod
@@ -87,7 +87,7 @@ class OpenMessage(OpenItem):
         return OutputMessage(id=self.id, status=status, content=[self._part()] if self._pieces else [])
 
     def begin(self) -> Iterator[Event]:
-        """It is begun."""
+        """It is started."""
         yield from super().begin()
         self._pieces.append("")
         yield self._part_event("response.content_part.added")
@@ -136,7 +136,7 @@ class OpenReasoning(OpenItem):
         return OutputReasoning(id=self.id, status=status, content=[self._part()] if self._pieces else [])
 
     def begin(self) -> Iterator[Event]:
-        """It is begun."""
+        """It is started."""
         yield from super().begin()
         self._pieces.append("")
         yield self._part_event("response.content_part.added")

@@ -37,7 +37,7 @@ from stoker_engine.server.schema.field_types import (
     StrictModel,
     TokenIds,
 )
-from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, Only
+from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, OnlyValue
 
 #: What a chat calls by the same name.
 _SAME: Final = (
@@ -141,16 +141,16 @@ class ResponsesRequest(StrictModel):
     image: Absent = None
     moderation: Absent = None
     prompt: Absent = None
-    prompt_cache_options: Annotated[Any, Only({"mode": "implicit"})] = None
-    service_tier: Annotated[Any, Only("auto", "default")] = None
+    prompt_cache_options: Annotated[Any, OnlyValue({"mode": "implicit"})] = None
+    service_tier: Annotated[Any, OnlyValue("auto", "default")] = None
     enable_response_messages: Off = None
     previous_input_messages: Absent = None
     ec_transfer_params: Absent = None
     kv_transfer_params: Absent = None
     media_io_kwargs: NoDict = None
-    mm_payload: Annotated[Any, Only("tensors")] = None
+    mm_payload: Annotated[Any, OnlyValue("tensors")] = None
     mm_processor_kwargs: NoDict = None
-    return_mm_kwargs: Annotated[Any, Only(True)] = None
+    return_mm_kwargs: Annotated[Any, OnlyValue(True)] = None
     session_id: Absent = None
     vllm_xargs: NoDict = None
     watermarking: Off = None
@@ -192,7 +192,7 @@ class ResponsesRequest(StrictModel):
 
         Raises:
             RequestError: a chat cannot have this.
-            RequestValidationError: likewise.
+            RequestValidationError: in the same way.
         """
         items = [*history, *self.items]
         fields = {name: getattr(self, name) for name in _SAME} | {
@@ -243,7 +243,7 @@ def check_include(include: list[str]) -> list[str]:
 
 
 def _is_unfinished(last: Item) -> bool:
-    """Whether the conversation ends within what the assistant says, which is gone on with then. vLLM's rule."""
+    """Whether the conversation ends within what the assistant says, which is continued then. vLLM's rule."""
     return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")
 
 

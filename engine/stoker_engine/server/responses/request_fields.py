@@ -8,7 +8,7 @@ from pydantic import Field
 
 from stoker_engine.server.responses.items import of_type
 from stoker_engine.server.schema.field_types import StrictModel, or_else
-from stoker_engine.server.schema.unsupported import Absent, Off, Only
+from stoker_engine.server.schema.unsupported import Absent, Off, OnlyValue
 
 
 class FunctionTool(StrictModel):
@@ -19,7 +19,7 @@ class FunctionTool(StrictModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    allowed_callers: Annotated[Any, Only(["direct"])] = None
+    allowed_callers: Annotated[Any, OnlyValue(["direct"])] = None
     defer_loading: Off = None
     output_schema: Absent = None
 
@@ -67,17 +67,17 @@ class TextConfig(StrictModel):
         ]
         | None
     ) = None
-    verbosity: Annotated[Any, Only("medium")] = None
+    verbosity: Annotated[Any, OnlyValue("medium")] = None
 
 
 class ReasoningConfig(StrictModel):
     """How much the model thinks. No summary of it is written: its text is returned itself."""
 
     effort: str | None = None
-    summary: Annotated[Any, Only("auto")] = None
-    generate_summary: Annotated[Any, Only("auto")] = None
-    context: Annotated[Any, Only("auto")] = None
-    mode: Annotated[Any, Only("standard")] = None
+    summary: Annotated[Any, OnlyValue("auto")] = None
+    generate_summary: Annotated[Any, OnlyValue("auto")] = None
+    context: Annotated[Any, OnlyValue("auto")] = None
+    mode: Annotated[Any, OnlyValue("standard")] = None
 
 
 class StreamOptions(StrictModel):
@@ -87,7 +87,7 @@ class StreamOptions(StrictModel):
 
 
 class AllowedTools(StrictModel):
-    """Only some of the tools are to be called."""
+    """OnlyValue some of the tools are to be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

@@ -1,4 +1,4 @@
-"""/v1/responses: items in, items out; kept for a while, to be asked for again or gone on with by their id."""
+"""/v1/responses: items in, items out; kept for a while, to be asked for again or continued by their id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
-from stoker_engine.server.conversation.chat_run import Turn
+from stoker_engine.server.conversation.chat_run import ChatRun
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing
 from stoker_engine.server.middleware.request_id import HEADER, request_id
@@ -45,14 +45,14 @@ def routes(service: Service) -> APIRouter:
         # There may be very many items: the event loop answers others meanwhile.
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
-        turn = await Turn.prepare(chat, service, request, _response_id(request, body), error_names(chat))
+        run = await ChatRun.prepare(chat, service, request, _response_id(request, body), error_names(chat))
         answering = Answering(
-            body, history, turn, service.model_name, service.logprobs(chat, chat.num_logprobs), store, owner
+            body, history, run, service.model_name, service.logprobs(chat, chat.num_logprobs), store, owner
         )
         headers = {HEADER: base_id}
         if body.stream:
             framing = Framing(named=True, last=b"", error=answering.error_event)
-            return EventStream(answering.events(), headers, turn.usage, framing)
+            return EventStream(answering.events(), headers, run.usage, framing)
         answer = await until_disconnect(request.receive, answering.whole())
         return HTTPResponse(answer, headers=headers, media_type="application/json")
 

@@ -1,4 +1,4 @@
-"""Answers that may be asked for again, and gone on with: of this server only, and so many.
+"""Answers that may be asked for again, and continued: of this server only, and so many.
 
 Nothing is shared with another server, and nothing survives a restart. When it is full, whoever holds the most loses
 what they have not used for the longest time: nobody can displace all that others hold.
@@ -43,8 +43,8 @@ class ResponseStore:
 
     Args:
         max_bytes: that are kept in all.
-        max_responses: likewise.
-        max_conversation_bytes: of one response's items. Who goes on with them asks for as much work as with a body
+        max_responses: in the same way.
+        max_conversation_bytes: of one response's items. Who continues with them asks for as much work as with a body
             that has them all.
     """
 

@@ -44,13 +44,13 @@ class ResponseWriter:
         self._logprobs: list[ContentLogprob] = []
 
     def begin(self) -> list[Event]:
-        """The response is begun."""
+        """The response is started."""
         return [self._event("response.created"), self._event("response.in_progress")]
 
     def add(
         self, parts: Sequence[Part], logprobs: Sequence[ContentLogprob] = (), reasoning_tokens: int = 0
     ) -> list[Event]:
-        """The answer goes on with `parts`.
+        """The answer continues with `parts`.
 
         Args:
             logprobs: of the tokens behind them.

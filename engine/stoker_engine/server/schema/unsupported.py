@@ -15,7 +15,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
-class Only:
+class OnlyValue:
     """Accepts null and the given values, which ask for nothing."""
 
     def __init__(self, *neutral: Any) -> None:
@@ -37,7 +37,7 @@ class Only:
         return {"enum": [*self.neutral, None]}
 
 
-class Renamed(Only):
+class Renamed(OnlyValue):
     """Accepts null alone, and says what a field is called today."""
 
     def __init__(self, instead: str) -> None:
@@ -56,57 +56,57 @@ def _same(value: Any, neutral: Any) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 
-Absent = Annotated[Any, Only()]
-Off = Annotated[Any, Only(False)]
-On = Annotated[Any, Only(True)]
-Zero = Annotated[Any, Only(0)]
-One = Annotated[Any, Only(1)]
-NoList = Annotated[Any, Only([])]
-NoDict = Annotated[Any, Only({})]
+Absent = Annotated[Any, OnlyValue()]
+Off = Annotated[Any, OnlyValue(False)]
+On = Annotated[Any, OnlyValue(True)]
+Zero = Annotated[Any, OnlyValue(0)]
+One = Annotated[Any, OnlyValue(1)]
+NoList = Annotated[Any, OnlyValue([])]
+NoDict = Annotated[Any, OnlyValue({})]
 
 
-class Unbuilt(BaseModel):
+class Unsupported(BaseModel):
     """Common to completions and chat."""
 
     # OpenAI's
-    service_tier: Annotated[Any, Only("auto", "default")] = None
+    service_tier: Annotated[Any, OnlyValue("auto", "default")] = None
 
     # vLLM's sampling parameters
     logprob_token_ids: Absent = None
     repetition_detection: Absent = None
     spaces_between_special_tokens: On = None
-    thinking_token_budget: Annotated[Any, Only(-1)] = None
+    thinking_token_budget: Annotated[Any, OnlyValue(-1)] = None
     vllm_xargs: NoDict = None
     watermarking: Off = None
 
     # vLLM's ways of running and reporting
     ec_transfer_params: Absent = None
     kv_transfer_params: Absent = None
-    mm_payload: Annotated[Any, Only("tensors")] = None
-    return_mm_kwargs: Annotated[Any, Only(True)] = None
+    mm_payload: Annotated[Any, OnlyValue("tensors")] = None
+    return_mm_kwargs: Annotated[Any, OnlyValue(True)] = None
     return_token_offsets: Off = None
     routed_experts_prompt_start: Zero = None
     session_id: Absent = None
     stream_interval: One = None
 
 
-class UnbuiltCompletion(Unbuilt):
+class UnbuiltCompletion(Unsupported):
     """Of completions alone."""
 
     prompt_embeds: Absent = None
     suffix: Absent = None
 
 
-class UnbuiltChat(Unbuilt):
+class UnbuiltChat(Unsupported):
     """Of chat alone."""
 
     # OpenAI's
     audio: Absent = None
-    function_call: Annotated[Any, Only("none", "auto")] = None
+    function_call: Annotated[Any, OnlyValue("none", "auto")] = None
     functions: NoList = None
-    modalities: Annotated[Any, Only(["text"])] = None
+    modalities: Annotated[Any, OnlyValue(["text"])] = None
     prediction: Absent = None
-    verbosity: Annotated[Any, Only("medium")] = None
+    verbosity: Annotated[Any, OnlyValue("medium")] = None
     web_search_options: Absent = None
 
     # vLLM's

@@ -106,12 +106,12 @@ def _address(given: Any) -> int:
     return ctypes.addressof(given._obj if hasattr(given, "_obj") else given)
 
 
-_NEON = isa.Level("neon", (), frozenset())
+_NEON = isa.Isa("neon", (), frozenset())
 _emulated = Emulated()
 
 
-def _load(level: isa.Level) -> Emulated:
-    assert level is _NEON
+def _load(isa: isa.Isa) -> Emulated:
+    assert isa is _NEON
     _emulated.stoker_use_threads(torch.get_num_threads())
     return _emulated
 

@@ -8,6 +8,6 @@
 struct Call {
   char name[64];
   long integers[24];  // and pointers, in order
-  float floats[8];    // likewise
+  float floats[8];    // in the same way
   long result;
 };

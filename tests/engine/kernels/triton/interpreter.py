@@ -17,7 +17,7 @@ def files(*names: str) -> set[Path]:
 
 
 #: Those that run beside all others.
-ATTENTION = files("attention", "float8", "kv_store", "latent", "packages", "turn_and_store")
+ATTENTION = files("attention", "float8", "kv_store", "latent", "packages", "rope_and_cache")
 MODELS = files("batch_invariant", "models")
 
 

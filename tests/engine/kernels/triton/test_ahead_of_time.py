@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from stoker_engine.kernels.triton.compile.ahead_of_time import TARGETS, compiled, specimens
+from stoker_engine.kernels.triton.compile.ahead_of_time import TARGETS, compiled, kernel_variants
 
 TABLE = Path(__file__).with_name("resources.jsonl")
 #: KiB of shared memory that a program may have: CUDA C++ Programming Guide, "Compute Capabilities"; AMD's LDS.
@@ -28,7 +28,7 @@ SPILLED = {
     ("attention chunk 256 bf16", "sm_90"): 16, ("attention chunk 256 bf16", "sm_100"): 40,
     ("attention chunk 128 fp32", "sm_80"): 8, ("attention chunk 96 fp16 e4m3", "sm_120"): 8,
 }  # fmt: skip
-SPECIMENS = {target: specimens(target) for target in TARGETS}
+SPECIMENS = {target: kernel_variants(target) for target in TARGETS}
 
 
 def table() -> dict[tuple[str, str], dict[str, Any]]:

@@ -8,7 +8,7 @@ from .interpreter import ATTENTION, FOLDER, MODELS, files, run_interpreted
 
 pytestmark = pytest.mark.timeout(1200)
 
-PRODUCTS = files("block_experts", "block_product", "experts", "moe", "route")
+PRODUCTS = files("block_experts", "quant_linear", "experts", "moe", "route")
 
 
 def test_products(pytestconfig: pytest.Config) -> None:

@@ -2,7 +2,7 @@
 
 Templates are their makers', and not here: ``recordings`` holds what they rendered. With ``STOKER_CHAT_TEMPLATES``
 naming a folder of them (llama.cpp has them in models/templates) tests render again, compare, and draw further cases;
-``STOKER_GOLDEN=write`` records anew.
+``STOKER_GOLDEN=write`` records again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def template_text(name: str) -> str:
 
 
 def prompt(name: str, tools: Sequence[Mapping[str, Any]] | None = None, user: str = USER, **variables: Any) -> str:
-    """The prompt of a chat that has begun."""
+    """The prompt of a chat that has started."""
     return chat_template.render(
         template_text(name), [{"role": "user", "content": user}], tools=tools, variables={"bos_token": "", **variables}
     )

@@ -262,7 +262,7 @@ def test_granite_is_asked_by_its_instructions_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parser", "begun", "said", "expected"),
+    ("parser", "started", "said", "expected"),
     [
         *((parser, "The sky", " is</think> blue", [Content(" is</think> blue")]) for parser in THINK),
         *((parser, "<think>a</think>The", " sky", [Content(" sky")]) for parser in THINK),
@@ -275,10 +275,12 @@ def test_granite_is_asked_by_its_instructions_alone() -> None:
         ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>a", "b", [Reasoning("b")]),
     ],
 )
-def test_what_goes_on_with_a_message_is_what_that_is(parser: str, begun: str, said: str, expected: list[Part]) -> None:
+def test_what_goes_on_with_a_message_is_what_that_is(
+    parser: str, started: str, said: str, expected: list[Part]
+) -> None:
     before = GRANITE_ASKS if parser == "granite" else ""
     for pieces in ([said], list(said)):
-        reading = reasoning_parser(parser)(before + begun, continued=True)
+        reading = reasoning_parser(parser)(before + started, continued=True)
         assert reading.is_reasoning == isinstance(expected[0], Reasoning)
         parts = [part for piece in pieces for part in reading.feed(piece)]
         assert merged([*parts, *reading.end()]) == expected

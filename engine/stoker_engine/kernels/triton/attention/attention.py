@@ -8,7 +8,7 @@ each row (online softmax: Milakov & Gimelshein, 2018; FlashAttention-2: Dao, 202
     grid                tiles of queries, or parts of decodes × KV heads
 
 A decode has few rows and many keys. So its keys are split among programs, a fixed number of keys for each
-(Flash-Decoding: Dao et al., 2023; `decode_parts`), and a second kernel joins the parts in their order: how a sequence
+(Flash-Decoding: Dao et al., 2023; `decode_splits`), and a second kernel joins the parts in their order: how a sequence
 is split depends on its length alone, never on the batch, so a row has the same bits in every batch.
 
 Decodes that have the same blocks in a part share it (cascade inference: Ye et al., 2024; Hydragen: Juravsky et al.,
@@ -28,10 +28,10 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.attention.attention_tiles import Tiles, tiles_of
-from stoker_engine.kernels.triton.common.arithmetic import product, rounded
+from stoker_engine.kernels.triton.common.arithmetic import dot, rounded
 from stoker_engine.kernels.triton.common.float8 import E4M3, E5M2, INT8, PLAIN, code_of, decode, stored_bytes
-from stoker_engine.kernels.triton.common.gpu_target import Chip, chip_of
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget, gpu_target_of
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 #: What the kernel that joins parts is compiled for, too.
@@ -119,10 +119,10 @@ def _over_keys(  # type: ignore[no-untyped-def]
         slot = key_at % BLOCK_SIZE
         of_key = keys + block * key_block + slot * key_slot + kv_head * key_head
         stored = tl.load(of_key[None, :] + main[:, None], mask=is_key[None, :] & (main < HEAD)[:, None], other=0)
-        scores = product(q_main, decode(stored, CODE, DTYPE))
+        scores = dot(q_main, decode(stored, CODE, DTYPE))
         if HEAD_REST > 0:
             stored = tl.load(of_key[None, :] + rest[:, None], mask=is_key[None, :] & (rest < HEAD)[:, None], other=0)
-            scores += product(q_rest, decode(stored, CODE, DTYPE))
+            scores += dot(q_rest, decode(stored, CODE, DTYPE))
         if SCALED:
             of_scale = block * scale_block + slot * scale_slot + kv_head * scale_head
             scores *= tl.load(key_scales + of_scale, mask=is_key, other=0.0)[None, :]
@@ -157,12 +157,12 @@ def _over_keys(  # type: ignore[no-untyped-def]
             value = rounded(decode(stored, CODE, tl.float32) * value_scale[:, None], DTYPE)
         else:
             value = decode(stored, CODE, DTYPE)
-        sums += product(rounded(weights, DTYPE), value)
+        sums += dot(rounded(weights, DTYPE), value)
         top = new_top
     return top, total, sums
 
 
-#: What differs from step to step, and a kernel must not be compiled anew for: a batch's sequences, where the parts of
+#: What differs from step to step, and a kernel must not be compiled again for: a batch's sequences, where the parts of
 #: a step's inputs begin that are theirs, how long the longest is.
 _OF_A_STEP: Final = [
     "num_sequences",
@@ -460,7 +460,7 @@ def paged_attention(
         tables: [sequences, blocks] int32, of these sequences.
         query_starts: [sequences + 1] int32 rows of `query` and `out`.
         seq_lens: [sequences] int32; what a sequence of 0 gets is 0.
-        part_starts, part_sequences: what `decode_parts` lists, where each of these sequences computes one token, and
+        part_starts, part_sequences: what `decode_splits` lists, where each of these sequences computes one token, and
             they are the step's first; or None.
         out: [tokens, heads, value_head_dim], written where the sequences have rows.
     """
@@ -468,7 +468,7 @@ def paged_attention(
     are_decodes = part_sequences is not None
     _, block_size, num_kv_heads, value_dim = value_cache.shape
     assert scale > 0
-    tiles = tiles_of(head_dim, query.dtype, code_of(key_cache.dtype), are_decodes, chip_of(query.device))
+    tiles = tiles_of(head_dim, query.dtype, code_of(key_cache.dtype), are_decodes, gpu_target_of(query.device))
     constants = _constants(
         num_heads,
         num_kv_heads,
@@ -581,31 +581,37 @@ _POINTERS: Final = {
 _NUMBERS: Final = {"num_sequences": "i32", "scale": "fp32", "soft_cap": "fp32"}
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """What the kernels are compiled for, for models as they are: to be compiled without a GPU."""
     for shape, sizes in _SHAPES.items():
         for are_decodes in (True, False):
             for code, kind in ((PLAIN, "bf16"), (E4M3, "e4m3"), (E5M2, "e5m2"), (INT8, "int8")):
                 if (code in (PLAIN, E4M3) and shape != "168") or shape == "128":
-                    yield _specimen(f"{shape} {kind}", sizes, "bf16", code, are_decodes, chip)
+                    yield _specimen(f"{shape} {kind}", sizes, "bf16", code, are_decodes, gpu)
     for are_decodes in (True, False):
-        yield _specimen("128 fp32", _SHAPES["128"], "fp32", PLAIN, are_decodes, chip)
+        yield _specimen("128 fp32", _SHAPES["128"], "fp32", PLAIN, are_decodes, gpu)
         every = {"WINDOW": 128, "CAPPED": True, "ALIBI": True, "SINKS": True}
-        yield _specimen("128 fp16, all a layer may have", _SHAPES["128"], "fp16", PLAIN, are_decodes, chip, **every)
-        yield _specimen("96 fp16 e4m3", _SHAPES["96"], "fp16", E4M3, are_decodes, chip)
-        yield _specimen("168 e5m2, all a layer may have", _SHAPES["168"], "bf16", E5M2, are_decodes, chip, **every)
-        yield _specimen("256 fp32 e4m3", _SHAPES["256"], "fp32", E4M3, are_decodes, chip)
-    tiles = tiles_of(128, torch.bfloat16, PLAIN, True, chip)
+        yield _specimen("128 fp16, all a layer may have", _SHAPES["128"], "fp16", PLAIN, are_decodes, gpu, **every)
+        yield _specimen("96 fp16 e4m3", _SHAPES["96"], "fp16", E4M3, are_decodes, gpu)
+        yield _specimen("168 e5m2, all a layer may have", _SHAPES["168"], "bf16", E5M2, are_decodes, gpu, **every)
+        yield _specimen("256 fp32 e4m3", _SHAPES["256"], "fp32", E4M3, are_decodes, gpu)
+    tiles = tiles_of(128, torch.bfloat16, PLAIN, True, gpu)
     constants = _constants(*_SHAPES["128"], 16, PLAIN, tiles, True, tiles.split_keys)
-    yield Specimen.of(
+    yield KernelVariant.of(
         "attention join", _join, {"out": "bf16", **_POINTERS}, _NUMBERS, {name: constants[name] for name in _JOINED}
     )
 
 
 def _specimen(
-    name: str, sizes: tuple[int, int, int, int], dtype: str, code: int, are_decodes: bool, chip: Chip, **more: object
-) -> Specimen:
-    tiles = tiles_of(sizes[2], torch.float32 if dtype == "fp32" else torch.bfloat16, code, are_decodes, chip)
+    name: str,
+    sizes: tuple[int, int, int, int],
+    dtype: str,
+    code: int,
+    are_decodes: bool,
+    gpu: GpuTarget,
+    **more: object,
+) -> KernelVariant:
+    tiles = tiles_of(sizes[2], torch.float32 if dtype == "fp32" else torch.bfloat16, code, are_decodes, gpu)
     constants = _constants(*sizes, 16, code, tiles, are_decodes, tiles.split_keys)
     constants |= {"SCALED": code != PLAIN, **more}
     stored = dtype if code == PLAIN else "u8"
@@ -613,7 +619,7 @@ def _specimen(
     absent = ["slopes"] * (not constants["ALIBI"]) + ["sinks"] * (not constants["SINKS"])
     absent += ["key_scales", "value_scales"] * (code == PLAIN)
     absent += ["part_starts", "part_sequences", "part_out", "part_top", "part_sum"] * (not tiles.split_keys)
-    return Specimen.of(
+    return KernelVariant.of(
         f"attention {'decode' if are_decodes else 'chunk'} {name}",
         _attend,
         {each: of for each, of in pointers.items() if each not in absent},

@@ -8,7 +8,7 @@ import torch
 
 from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
 from stoker_engine.kernels.triton.common.float8 import PLAIN
-from stoker_engine.kernels.triton.common.gpu_target import Chip
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Tiles:
 
     Attributes:
         rows: of a tile, which are queries × heads that share a KV head; a power of two of 16 at least.
-        keys: of a tile; likewise.
+        keys: of a tile; in the same way.
         split_keys: that one program goes over, a multiple of `keys`; 0: all.
         warps, stages: of the compiled kernel.
         unmasked: keys that all of a tile's queries see are gone over without masks, by code of its own.
@@ -31,12 +31,12 @@ class Tiles:
     unmasked: bool = False
 
 
-def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, chip: Chip) -> Tiles:
+def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, gpu: GpuTarget) -> Tiles:
     """How work is cut, by what is fixed for a layer: the same for each of its rows in every batch. Chosen so that no
     number is spilled, and that a program's shared memory is there (`ahead_of_time`); among those, what was fastest on
     an H200, where it was measured: 16-bit numbers in heads of 64, 128 and 256.
     """
-    is_amd = chip.is_amd
+    is_amd = gpu.is_amd
     split_keys = PART_KEYS if are_decodes else 0
     if head_dim > 256:
         if is_amd:
@@ -63,7 +63,7 @@ def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, ch
         return Tiles(16, 32 if in_two_parts else 64, split_keys, warps=8 if is_costly else 4)
     if is_costly:
         return Tiles(32, 16, stages=2)
-    if code == PLAIN and chip.has_room and not in_two_parts:
+    if code == PLAIN and gpu.has_room and not in_two_parts:
         if head_dim > 128:
             return Tiles(128, 64, warps=8, stages=2, unmasked=True)
         return Tiles(64, 64, stages=2, unmasked=True)

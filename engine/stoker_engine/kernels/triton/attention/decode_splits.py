@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 #: Keys of a part.
@@ -49,8 +49,8 @@ def _decode_parts(  # type: ignore[no-untyped-def]
         tl.store(sequences + at, tl.zeros_like(at) + name, mask=at < end)
 
 
-@operation("stoker::decode_parts")
-def decode_parts(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+@operation("stoker::decode_splits")
+def decode_splits(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Lists the parts of some decodes.
 
     Args:
@@ -67,14 +67,14 @@ def decode_parts(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor,
     return starts, sequences
 
 
-@decode_parts.register_fake
+@decode_splits.register_fake
 def _(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor, torch.Tensor]:
     starts = torch.empty(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device)
     return starts, torch.empty(most_parts, dtype=torch.int32, device=seq_lens.device)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     pointers = dict.fromkeys(("seq_lens", "starts", "sequences"), "i32")
     numbers = {"num_sequences": "i32", "most_parts": "i32"}
-    yield Specimen.of("decode_parts", _decode_parts, pointers, numbers, {"PART_KEYS": PART_KEYS})
+    yield KernelVariant.of("decode_splits", _decode_parts, pointers, numbers, {"PART_KEYS": PART_KEYS})

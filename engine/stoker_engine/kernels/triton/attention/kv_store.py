@@ -14,8 +14,8 @@ import triton.language as tl
 from stoker_engine.kernels.kv_store import LARGEST
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
 from stoker_engine.kernels.triton.common.float8 import PLAIN, code_of, encode, stored_bytes
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 
@@ -126,12 +126,14 @@ def _(
     pass
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     fixed = {"SIZE": 128, "PADDED": 128, "BLOCK_SIZE": 16}
     plain = {**fixed, "CODE": PLAIN, "LIMIT": 0.0, "OF_TOKENS": False, "scales": None}
-    yield Specimen.of("kv_store bf16", _store, {"rows": "bf16", "cache": "bf16", "slot_mapping": "i64"}, {}, plain, 1)
+    yield KernelVariant.of(
+        "kv_store bf16", _store, {"rows": "bf16", "cache": "bf16", "slot_mapping": "i64"}, {}, plain, 1
+    )
     for kind, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2), ("int8", torch.int8)):
         constants = {**fixed, "CODE": code_of(dtype), "LIMIT": LARGEST[dtype], "OF_TOKENS": True}
         pointers = {"rows": "bf16", "cache": "u8", "slot_mapping": "i64", "scales": "fp32"}
-        yield Specimen.of(f"kv_store {kind}", _store, pointers, {}, constants, 1)
+        yield KernelVariant.of(f"kv_store {kind}", _store, pointers, {}, constants, 1)

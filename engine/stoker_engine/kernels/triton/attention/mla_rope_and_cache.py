@@ -21,8 +21,8 @@ from stoker_engine.kernels.triton.attention.kv_store import fitted, token_scale
 from stoker_engine.kernels.triton.attention.rope_and_cache import is_broken_within, largest_within
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
 from stoker_engine.kernels.triton.common.float8 import PLAIN, code_of, stored_bytes
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 
@@ -85,30 +85,32 @@ def _store_latent(  # type: ignore[no-untyped-def]
         second = widened(tl.load(row + QUERY + second_at, mask=is_pair, other=0.0))
         c = widened(tl.load(cos + token * PAIRS + pair, mask=is_pair, other=0.0))
         s = widened(tl.load(sin + token * PAIRS + pair, mask=is_pair, other=0.0))
-        turned = widened(rounded(first * c - second * s, DTYPE))
+        rotated = widened(rounded(first * c - second * s, DTYPE))
         second = widened(rounded(second * c + first * s, DTYPE))
         block, slot = to_slot // BLOCK_SIZE, to_slot % BLOCK_SIZE
         to = keys + block * key_block + slot * key_slot
         if CODE == 0:
             tl.store(to + at, rounded(latent, keys.dtype.element_ty), mask=at < LATENT)
-            tl.store(to + first_at, rounded(turned, keys.dtype.element_ty), mask=is_pair)
+            tl.store(to + first_at, rounded(rotated, keys.dtype.element_ty), mask=is_pair)
             tl.store(to + second_at, rounded(second, keys.dtype.element_ty), mask=is_pair)
         else:
             of_scale = scales + block * scale_block + slot * scale_slot
             if OF_TOKENS:
-                largest = tl.maximum(tl.maximum(largest_within(latent), largest_within(turned)), largest_within(second))
-                broken = is_broken_within(latent) + is_broken_within(turned) + is_broken_within(second)
+                largest = tl.maximum(
+                    tl.maximum(largest_within(latent), largest_within(rotated)), largest_within(second)
+                )
+                broken = is_broken_within(latent) + is_broken_within(rotated) + is_broken_within(second)
                 scale = token_scale(largest, broken > 0, LIMIT)
                 tl.store(of_scale, scale)
             else:
                 scale = tl.load(of_scale)
             tl.store(to + at, fitted(latent, scale, CODE, LIMIT), mask=at < LATENT)
-            tl.store(to + first_at, fitted(turned, scale, CODE, LIMIT), mask=is_pair)
+            tl.store(to + first_at, fitted(rotated, scale, CODE, LIMIT), mask=is_pair)
             tl.store(to + second_at, fitted(second, scale, CODE, LIMIT), mask=is_pair)
 
 
-@operation("stoker::store_latent", mutates_args=("cache", "scales"))
-def store_latent(
+@operation("stoker::mla_rope_and_cache", mutates_args=("cache", "scales"))
+def mla_rope_and_cache(
     rows: torch.Tensor,
     q_weight: torch.Tensor | None,
     kv_weight: torch.Tensor,
@@ -165,7 +167,7 @@ def store_latent(
     return queries
 
 
-@store_latent.register_fake
+@mla_rope_and_cache.register_fake
 def _(
     rows: torch.Tensor,
     q_weight: torch.Tensor | None,
@@ -198,8 +200,8 @@ def _constants(query: int, latent: int, pairs: int, interleaved: bool) -> dict[s
     }
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     plain = dict.fromkeys(("rows", "q_weight", "kv_weight", "cos", "sin", "queries"), "bf16")
     for name, dtype, query in (("bf16", None, 1536), ("e4m3", torch.float8_e4m3fn, 1536), ("no bottleneck", None, 0)):
         pointers = plain | {"keys": "bf16" if dtype is None else "u8", "slot_mapping": "i64"}
@@ -217,4 +219,6 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
             "LIMIT": 0.0 if dtype is None else LARGEST[dtype],
             "OF_TOKENS": False,
         }
-        yield Specimen.of(f"store_latent {name}", _store_latent, pointers, {"eps": "fp32"}, constants, _WARPS)
+        yield KernelVariant.of(
+            f"mla_rope_and_cache {name}", _store_latent, pointers, {"eps": "fp32"}, constants, _WARPS
+        )

@@ -19,8 +19,8 @@ from stoker_engine.kernels.kv_store import LARGEST
 from stoker_engine.kernels.triton.attention.kv_store import fitted, token_scale
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
 from stoker_engine.kernels.triton.common.float8 import PLAIN, code_of, stored_bytes
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 
@@ -109,9 +109,9 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
         if PAIRS > 0:
             c = widened(tl.load(cos + token * PAIRS + pair, mask=is_pair, other=0.0))
             s = widened(tl.load(sin + token * PAIRS + pair, mask=is_pair, other=0.0))
-            turned = first * c - second * s
+            rotated = first * c - second * s
             second = widened(rounded(second * c + first * s, DTYPE))
-            first = widened(rounded(turned, DTYPE))
+            first = widened(rounded(rotated, DTYPE))
 
     if head < HEADS:
         tl.store(row + first_at, rounded(first, DTYPE), mask=is_pair)
@@ -143,8 +143,8 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
             tl.store(of_cache + rest_at, fitted(rest, scale, CODE, LIMIT), mask=is_rest)
 
 
-@operation("stoker::turn_and_store", mutates_args=("qkv", "key_cache", "value_cache", "key_scales", "value_scales"))
-def turn_and_store(
+@operation("stoker::rope_and_cache", mutates_args=("qkv", "key_cache", "value_cache", "key_scales", "value_scales"))
+def rope_and_cache(
     qkv: torch.Tensor,
     num_heads: int,
     q_weight: torch.Tensor | None,
@@ -204,7 +204,7 @@ def turn_and_store(
     )
 
 
-@turn_and_store.register_fake
+@rope_and_cache.register_fake
 def _(
     qkv: torch.Tensor,
     num_heads: int,
@@ -237,9 +237,9 @@ def _constants(heads: int, kv_heads: int, size: int, pairs: int, interleaved: bo
     }
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
-    weights, angles = dict.fromkeys(("q_weight", "k_weight"), "bf16"), dict.fromkeys(("cos", "sin"), "bf16")
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
+    weights, cos_sin = dict.fromkeys(("q_weight", "k_weight"), "bf16"), dict.fromkeys(("cos", "sin"), "bf16")
     of_scales = dict.fromkeys(("key_scales", "value_scales"), "fp32")
     for name, dtype, size, pairs, normed in (
         ("bf16", None, 128, 64, False),
@@ -251,7 +251,7 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
         stored = "bf16" if dtype is None else "u8"
         pointers = {"qkv": "bf16", "keys": stored, "values": stored, "slot_mapping": "i64"}
         absent: dict[str, object] = {}
-        for present, of in ((normed, weights), (pairs > 0, angles), (dtype is not None, of_scales)):
+        for present, of in ((normed, weights), (pairs > 0, cos_sin), (dtype is not None, of_scales)):
             if present:
                 pointers |= of
             else:
@@ -263,4 +263,4 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
             "LIMIT": 0.0 if dtype is None else LARGEST[dtype],
             "OF_TOKENS": dtype == torch.int8,
         }
-        yield Specimen.of(f"turn_and_store {name}", _turn_and_store, pointers, {"eps": "fp32"}, constants, 1)
+        yield KernelVariant.of(f"rope_and_cache {name}", _turn_and_store, pointers, {"eps": "fp32"}, constants, 1)

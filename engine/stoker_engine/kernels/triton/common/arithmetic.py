@@ -15,7 +15,7 @@ _INTERPRETED: Final = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
-def product(a, b):  # type: ignore[no-untyped-def]
+def dot(a, b):  # type: ignore[no-untyped-def]
     """a [M, K] × b [K, N] → [M, N] float32, by tensor cores: of float32 in full precision, of 16 bits in one pass."""
     if _INTERPRETED:
         return tl.dot(widened(a), widened(b), input_precision="ieee")

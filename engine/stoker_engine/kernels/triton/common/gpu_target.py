@@ -13,7 +13,7 @@ from stoker_engine.kernels.triton.common.occupancy import MULTIPROCESSORS
 
 
 @dataclass(frozen=True)
-class Chip:
+class GpuTarget:
     """A GPU.
 
     Attributes:
@@ -37,14 +37,14 @@ class Chip:
         return cls(target.startswith("gfx"), unit.shared - unit.reserved)
 
 
-def chip_of(device: torch.device) -> Chip:
+def gpu_target_of(device: torch.device) -> GpuTarget:
     """That of a device, or that which kernels are compiled for."""
     if device.type == "cpu":
-        return Chip.of("")
+        return GpuTarget.of("")
     return _of_driver(triton.runtime.driver.active)
 
 
 @lru_cache(maxsize=1)
-def _of_driver(driver: Any) -> Chip:
+def _of_driver(driver: Any) -> GpuTarget:
     target = driver.get_current_target()
-    return Chip.of(f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch))
+    return GpuTarget.of(f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Specimen:
+class KernelVariant:
     """A kernel as some model needs it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Specimen:
         warps: int = 4,
         stages: int = 2,
         tensor_cores: bool = False,
-    ) -> Specimen:
+    ) -> KernelVariant:
         """Of a kernel whose other arguments are strides.
 
         Args:

@@ -23,8 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from stoker_engine.kernels.triton.attention import attention, kv_store, mla_rope_and_cache, rope_and_cache
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.occupancy import occupancy
 from stoker_engine.kernels.triton.gemm import (
     batch_invariant_gemm,
@@ -84,9 +84,9 @@ class Resources:
     tensor_cores: tuple[str, ...]
 
 
-def specimens(target: str) -> dict[str, Specimen]:
+def kernel_variants(target: str) -> dict[str, KernelVariant]:
     """All that are compiled for a target, by name."""
-    return {each.name: each for module in _MODULES for each in module.specimens(Chip.of(target))}
+    return {each.name: each for module in _MODULES for each in module.kernel_variants(GpuTarget.of(target))}
 
 
 def gpu_target(name: str) -> GPUTarget:
@@ -98,26 +98,26 @@ def _is_amd(target: str) -> bool:
     return target.startswith("gfx")
 
 
-def compiled(specimen: Specimen, target: str) -> Resources:
+def compiled(variant: KernelVariant, target: str) -> Resources:
     """Compiles a kernel for a target of `TARGETS`."""
     is_amd, gpu = _is_amd(target), gpu_target(target)
     # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 numbers, but for
     # what differs from step to step, and strides of scales.
     aligned = {
         (parameter.num,): [["tt.divisibility", 16]]
-        for parameter, kind in zip(specimen.kernel.params, specimen.signature.values(), strict=True)
+        for parameter, kind in zip(variant.kernel.params, variant.signature.values(), strict=True)
         if not parameter.do_not_specialize
         and (kind.startswith("*") or (kind == "i64" and "scale" not in parameter.name))
     }
-    source = ASTSource(specimen.kernel, dict(specimen.signature), dict(specimen.constants), aligned)
-    options = {"num_warps": specimen.warps, "num_stages": specimen.stages, "enable_fp_fusion": True}
+    source = ASTSource(variant.kernel, dict(variant.signature), dict(variant.constants), aligned)
+    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}
     made = triton.compile(source, target=gpu, options=options)
     text = made.asm["amdgcn" if is_amd else "ptx"]
     registers, spilled = _of_amd(text) if is_amd else _of_cubin(made.asm["cubin"])
     used = tuple(each for each in _TENSOR_CORES if each in text)
     shared = made.metadata.shared
     filled = round(occupancy(target, made.metadata.num_warps, registers, shared), 4)
-    return Resources(specimen.name, target, registers, spilled, shared, filled, used)
+    return Resources(variant.name, target, registers, spilled, shared, filled, used)
 
 
 def _of_cubin(cubin: bytes) -> tuple[int, int]:
@@ -143,8 +143,8 @@ def _of_amd(text: str) -> tuple[int, int]:
 def main(targets: list[str]) -> Iterator[Resources]:
     """Compiles everything for some targets, by default all."""
     for target in targets or TARGETS:
-        for specimen in specimens(target).values():
-            yield compiled(specimen, target)
+        for variant in kernel_variants(target).values():
+            yield compiled(variant, target)
 
 
 if __name__ == "__main__":

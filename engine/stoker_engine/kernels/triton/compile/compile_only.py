@@ -1,7 +1,7 @@
 """Has kernels compiled, for a GPU that need not be here, instead of launched.
 
 Inside, the operations of `kernels.triton` take fake tensors (torch's FakeTensorMode), which have a shape and a place
-and no numbers. Their host functions run as ever. What they would launch is specialised and compiled as it would be
+and no numbers. Their host functions run as always. What they would launch is specialised and compiled as it would be
 with real tensors, and lands in Triton's cache under the same name; so whoever computes the same later finds it there.
 """
 

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.triton.common.arithmetic import product, rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.arithmetic import dot, rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.gemm.grouped_gemm import tiles_of
 
@@ -50,7 +50,7 @@ def _multiply(  # type: ignore[no-untyped-def]
         is_number = at < INNER
         numbers = tl.load(of_token[:, None] + at[None, :], mask=is_token[:, None] & is_number[None, :], other=0.0)
         matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_number[:, None], other=0.0)
-        sums += product(numbers, matrix)
+        sums += dot(numbers, matrix)
     if bias is not None:
         sums += widened(tl.load(bias + output, mask=is_output, other=0.0))[None, :]
     row = token.to(tl.int64) * tl.num_programs(2) + head
@@ -58,8 +58,10 @@ def _multiply(  # type: ignore[no-untyped-def]
     tl.store(to, rounded(sums, out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
 
 
-@operation("stoker::fixed_product")
-def fixed_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide: bool) -> torch.Tensor:
+@operation("stoker::batch_invariant_gemm")
+def batch_invariant_gemm(
+    x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide: bool
+) -> torch.Tensor:
     """x Wᵀ + b of each head, summed in float32 and rounded once.
 
     Args:
@@ -97,19 +99,19 @@ def fixed_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | N
     return out
 
 
-@fixed_product.register_fake
+@batch_invariant_gemm.register_fake
 def _(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide: bool) -> torch.Tensor:
     dtype = torch.float32 if is_wide else x.dtype
     return x.new_empty((len(x), x.shape[1], weights.shape[1]), dtype=dtype)
 
 
-def product_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-    """See `Kernels.product`."""
+def linear_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+    """See `Kernels.dot`."""
     return lambda x: _rows(x, weight, bias, is_wide=False)
 
 
-def wide_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-    """See `Kernels.wide_product`."""
+def float32_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+    """See `Kernels.float32_linear`."""
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
         if x.dtype == weight.dtype:
@@ -119,19 +121,19 @@ def wide_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Oper
     return multiply
 
 
-def batched_product(weight: torch.Tensor) -> Operation:
-    """See `Kernels.batched_product`."""
-    return lambda x: fixed_product(x, weight, None, False)
+def batched_linear(weight: torch.Tensor) -> Operation:
+    """See `Kernels.batched_linear`."""
+    return lambda x: batch_invariant_gemm(x, weight, None, False)
 
 
 def _rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_wide: bool) -> torch.Tensor:
     rows = x.reshape(-1, 1, x.shape[-1])
-    result: torch.Tensor = fixed_product(rows, weight.unsqueeze(0), bias, is_wide)
+    result: torch.Tensor = batch_invariant_gemm(rows, weight.unsqueeze(0), bias, is_wide)
     return result.view(*x.shape[:-1], len(weight))
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, dtype, out, outputs, inner in (
         ("", "bf16", "bf16", 14336, 4096),
         ("odd sizes", "bf16", "bf16", 2880, 2881),
@@ -139,7 +141,7 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
         ("", "fp16", "fp16", 128256, 4096),
         ("", "fp32", "fp32", 4096, 4096),
     ):
-        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, chip.is_amd)
+        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, gpu.is_amd)
         constants = {
             "OUTPUTS": outputs,
             "INNER": inner,
@@ -147,8 +149,8 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
             "COLUMNS": tiles.outputs,
             "STEP": tiles.step,
         }
-        yield Specimen.of(
-            " ".join(filter(None, ("fixed_product", name, dtype))),
+        yield KernelVariant.of(
+            " ".join(filter(None, ("batch_invariant_gemm", name, dtype))),
             _multiply,
             {"x": dtype, "weights": dtype, "bias": dtype, "out": out},
             {"tokens": "i32"},

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.common.arithmetic import product, rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.arithmetic import dot, rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 
@@ -82,15 +82,15 @@ def _grouped(  # type: ignore[no-untyped-def]
         is_number = at < INNER
         numbers = tl.load(of_row[:, None] + at[None, :], mask=is_row[:, None] & is_number[None, :], other=0.0)
         matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_number[:, None], other=0.0)
-        sums += product(numbers, matrix)
+        sums += dot(numbers, matrix)
     if biases is not None:
         sums += widened(tl.load(biases + expert * bias_expert + output, mask=is_output, other=0.0))[None, :]
     to = out + choice.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
     tl.store(to, rounded(sums, out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
-@operation("stoker::grouped_product")
-def grouped_product(
+@operation("stoker::grouped_gemm")
+def grouped_gemm(
     x: torch.Tensor,
     weights: torch.Tensor,
     biases: torch.Tensor | None,
@@ -140,7 +140,7 @@ def grouped_product(
     return out
 
 
-@grouped_product.register_fake
+@grouped_gemm.register_fake
 def _(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -152,8 +152,8 @@ def _(
     return torch.empty((len(x) * shared, weights.shape[1]), dtype=x.dtype, device=x.device)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, dtype, outputs, inner, shared, has_biases in (
         ("gate up", "bf16", 28672, 4096, 2, False),
         ("down", "bf16", 4096, 14336, 1, False),
@@ -161,7 +161,7 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
         ("down", "fp16", 7168, 2048, 1, False),
         ("gate up, biases", "fp32", 5760, 2880, 4, True),
     ):
-        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, chip.is_amd)
+        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, gpu.is_amd)
         constants = {
             "SHARED": shared,
             "OUTPUTS": outputs,
@@ -173,8 +173,8 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
         pointers = dict.fromkeys(("x", "weights", "out"), dtype) | {"rows": "i32", "tile_experts": "i32"}
         if has_biases:
             pointers["biases"] = dtype
-        yield Specimen.of(
-            f"grouped_product {name} {dtype}",
+        yield KernelVariant.of(
+            f"grouped_gemm {name} {dtype}",
             _grouped,
             pointers,
             {"choices": "i32"},

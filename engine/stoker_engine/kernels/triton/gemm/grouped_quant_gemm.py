@@ -1,4 +1,4 @@
-"""`grouped_product` with matrices in blocks: codes are decoded on the way into the tensor cores (`block_product`).
+"""`grouped_gemm` with matrices in blocks: codes are decoded on the way into the tensor cores (`quant_linear`).
 
 A tile of outputs is the left matrix, and rows are the right one's columns.
 """
@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat, StoredFormat
-from stoker_engine.kernels.triton.common.arithmetic import product, rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.arithmetic import dot, rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.gemm.quant_gemm import described, described_tile
 from stoker_engine.kernels.triton.quant.block_tile import columns, numbers, tile_of
@@ -25,7 +25,7 @@ _WARPS: Final = 8
 
 
 def tile_rows_of(dtype: torch.dtype) -> int:
-    """Rows of a tile, by what is fixed for a layer: see `grouped_product.tiles_of`."""
+    """Rows of a tile, by what is fixed for a layer: see `grouped_gemm.tiles_of`."""
     return 16 if dtype == torch.float32 else 32
 
 
@@ -71,14 +71,14 @@ def _grouped(  # type: ignore[no-untyped-def]
             column = columns(first, PIECE, TILE)
             is_number = is_row[None, :] & (column < TILE.inner)[:, None]
             right = tl.load(of_row[None, :] + column[:, None], mask=is_number, other=0.0)
-            sums += product(rounded(numbers(of_output, first, PIECE, TILE), DTYPE), right)
+            sums += dot(rounded(numbers(of_output, first, PIECE, TILE), DTYPE), right)
     if biases is not None:
         sums += widened(tl.load(biases + expert * bias_expert + output, mask=is_output, other=0.0))[:, None]
     to = out + choice.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     tl.store(to, rounded(sums, DTYPE), mask=is_output[:, None] & is_row[None, :])
 
 
-@operation("stoker::grouped_block_product")
+@operation("stoker::grouped_quant_gemm")
 def _run(
     x: torch.Tensor,
     blocks: torch.Tensor,
@@ -138,7 +138,7 @@ def _(
     return torch.empty((len(x) * shared, blocks.shape[1]), dtype=x.dtype, device=x.device)
 
 
-def grouped_block_product(
+def grouped_quant_gemm(
     x: torch.Tensor,
     blocks: torch.Tensor,
     stored: StoredFormat,
@@ -148,7 +148,7 @@ def grouped_block_product(
     tile_experts: torch.Tensor,
     shared: int,
 ) -> torch.Tensor:
-    """See `grouped_product`. Each W is that of `blocks.block_linear`.
+    """See `grouped_gemm`. Each W is that of `blocks.block_linear`.
 
     Args:
         blocks: uint8 [experts, outputs, bytes of a row], of a format that has tiles (`block_tile.has_tiles`).
@@ -160,8 +160,8 @@ def grouped_block_product(
     return result
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, stored, dtype in (
         ("mxfp4", GroupFormat("fp4", 32, "e8m0"), "bf16"),
         ("fp8 in groups", GroupFormat("fp8_e4m3", 128, "float32"), "bf16"),
@@ -184,8 +184,8 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
             "rows": "i32",
             "tile_experts": "i32",
         }
-        yield Specimen.of(
-            f"grouped_block_product {name} {dtype}",
+        yield KernelVariant.of(
+            f"grouped_quant_gemm {name} {dtype}",
             _grouped,
             pointers,
             {"choices": "i32"},

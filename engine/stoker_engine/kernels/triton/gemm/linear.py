@@ -8,9 +8,10 @@ from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.reference import REFERENCE
 
 
-def wide_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-    """See `Kernels.wide_product`. Products of numbers of 16 bits are exact in float32, so nothing is widened before."""
-    reference = REFERENCE.wide_product(weight, bias)
+def float32_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+    """See `Kernels.float32_linear`. Products of numbers of 16 bits are exact in float32, so nothing is widened
+    before."""
+    reference = REFERENCE.float32_linear(weight, bias)
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
         if not x.is_cuda:  # in the interpreter
@@ -22,8 +23,8 @@ def wide_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Oper
     return multiply
 
 
-def batched_product(weight: torch.Tensor) -> Operation:
-    """See `Kernels.batched_product`; the result lies as it is read next, head by head in a token's row."""
+def batched_linear(weight: torch.Tensor) -> Operation:
+    """See `Kernels.batched_linear`; the result lies as it is read next, head by head in a token's row."""
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), len(weight), weight.shape[1])

@@ -27,9 +27,9 @@ from stoker_engine.architectures.stored_formats import (
 )
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.reference import REFERENCE
-from stoker_engine.kernels.triton.common.arithmetic import product, rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.arithmetic import dot, rounded, widened
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.quant.block_tile import Tile, columns, has_tiles, numbers, tile_of
 from stoker_engine.kernels.triton.quant.gguf_tile import TYPES
@@ -70,7 +70,7 @@ def _multiply(  # type: ignore[no-untyped-def]
                 right = tl.load(from_x[None, :] + column, mask=column < TILE.inner, other=0.0)
             else:
                 right = tl.load(from_x[None, :] + column)
-            total += product(rounded(numbers(rows, first, PIECE, TILE), DTYPE), right)
+            total += dot(rounded(numbers(rows, first, PIECE, TILE), DTYPE), right)
     is_output = output < outputs
     if bias is not None:
         total += widened(tl.load(bias + output, mask=is_output, other=0.0))[:, None]
@@ -78,7 +78,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     tl.store(at, rounded(total, DTYPE), mask=is_output[:, None] & (token < tokens)[None, :])
 
 
-@operation("stoker::block_product")
+@operation("stoker::quant_linear")
 def _run(
     x: torch.Tensor,
     blocks: torch.Tensor,
@@ -132,7 +132,7 @@ def _(
     return torch.empty((*x.shape[:-1], len(blocks)), dtype=x.dtype, device=x.device)
 
 
-def block_product(
+def quant_linear(
     blocks: torch.Tensor,
     stored: StoredFormat,
     inner: int,
@@ -140,13 +140,13 @@ def block_product(
     bias: torch.Tensor | None = None,
     is_fixed: bool = False,
 ) -> Operation:
-    """See `Kernels.block_product`. Rows of `blocks` may lie apart. GGUF's F16 and BF16 are multiplied by torch.
+    """See `Kernels.quant_linear`. Rows of `blocks` may lie apart. GGUF's F16 and BF16 are multiplied by torch.
 
     Args:
         is_fixed: whether a tile's width must not depend on how many tokens there are.
     """
     if not has_tiles(stored):
-        return REFERENCE.block_product(blocks, stored, inner, dtype, bias)
+        return REFERENCE.quant_linear(blocks, stored, inner, dtype, bias)
     assert blocks.stride(1) == 1 and blocks.shape[1] == stored.row_bytes(inner)
     parts = described(stored)
     return lambda x: _run(x, blocks, bias, inner, *parts, is_fixed)
@@ -205,15 +205,15 @@ _MODELS: Final[tuple[StoredFormat, ...]] = (
 )
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for stored in _MODELS:
         tile = tile_of(stored, 4096)
         for name, dtype in _DTYPES.items() if stored in (_MODELS[0], Q8_0) else [("bf16", torch.bfloat16)]:
             counts = (1, 1024) if stored in (_MODELS[0], Q8_0) else (1024,)
             for tokens in sorted({_width(count, tile, dtype) for count in counts}):
-                yield Specimen.of(
-                    f"block_product {_label(stored)}, {tokens} tokens {name}",
+                yield KernelVariant.of(
+                    f"quant_linear {_label(stored)}, {tokens} tokens {name}",
                     _multiply,
                     {"x": name, "blocks": "u8", "bias": name, "out": name},
                     {"tokens": "i32", "outputs": "i32"},

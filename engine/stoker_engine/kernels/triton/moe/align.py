@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 1024
@@ -115,9 +115,9 @@ def _constants(experts: int, tile_rows: int) -> dict[str, object]:
     return {"EXPERTS": experts, "WINDOW": window, "BINS": bins, "ROWS": tile_rows, "PART": _PART}
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     pointers = {"chosen": "i64", "rows": "i32", "tile_experts": "i32"}
     numbers = {"choices": "i32", "capacity": "i32"}
     for experts in (8, 256, 10_000):
-        yield Specimen.of(f"align {experts}", _align, pointers, numbers, _constants(experts, 64))
+        yield KernelVariant.of(f"align {experts}", _align, pointers, numbers, _constants(experts, 64))

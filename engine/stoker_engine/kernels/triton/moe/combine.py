@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 1024
@@ -87,9 +87,9 @@ def _(results: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, expert
     return torch.empty((len(chosen), results.shape[1]), dtype=results.dtype, device=results.device)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for dtype, top, size in (("bf16", 8, 7168), ("fp16", 2, 4096), ("fp32", 10, 2880)):
         constants = {"EXPERTS": 32, "TOP": top, "TOP_PADDED": triton.next_power_of_2(top), "SIZE": size, "PART": _PART}
         pointers = {"results": dtype, "weights": "fp32", "chosen": "i64", "out": dtype}
-        yield Specimen.of(f"combine {top} {dtype}", _combine, pointers, {}, constants)
+        yield KernelVariant.of(f"combine {top} {dtype}", _combine, pointers, {}, constants)

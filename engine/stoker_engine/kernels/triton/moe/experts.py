@@ -9,15 +9,15 @@ import torch
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import BlockStack, Experts
 from stoker_engine.kernels.moe import block_experts as by_expert
-from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_product, tiles_of
-from stoker_engine.kernels.triton.gemm.grouped_quant_gemm import grouped_block_product, tile_rows_of
-from stoker_engine.kernels.triton.gemm.quant_gemm import block_product
+from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
+from stoker_engine.kernels.triton.gemm.grouped_quant_gemm import grouped_quant_gemm, tile_rows_of
+from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
 from stoker_engine.kernels.triton.moe.align import align
 from stoker_engine.kernels.triton.moe.combine import combine
 from stoker_engine.kernels.triton.ops.activation import act_and_mul
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
-#: (x, rows, tile_experts, shared) → the products; see `grouped_product`.
+#: (x, rows, tile_experts, shared) → the products; see `grouped_gemm`.
 _Grouped = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
@@ -33,8 +33,8 @@ def experts(
         len(gate_up),
         tiles_of(gate_up.dtype, torch.version.hip is not None).rows,
         act,
-        lambda x, *where: grouped_product(x, gate_up, gate_up_bias, *where),
-        lambda x, *where: grouped_product(x, down, down_bias, *where),
+        lambda x, *where: grouped_gemm(x, gate_up, gate_up_bias, *where),
+        lambda x, *where: grouped_gemm(x, down, down_bias, *where),
     )
 
 
@@ -43,12 +43,12 @@ def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype:
     for the device.
     """
     if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
-        return by_expert(block_product, gate_up, down, act_and_mul(act), dtype)
+        return by_expert(quant_linear, gate_up, down, act_and_mul(act), dtype)
     return _experts(len(gate_up.blocks), tile_rows_of(dtype), act, _of_blocks(gate_up), _of_blocks(down))
 
 
 def _of_blocks(stack: BlockStack) -> _Grouped:
-    return lambda x, *where: grouped_block_product(x, stack.blocks, stack.stored, stack.inner, stack.biases, *where)
+    return lambda x, *where: grouped_quant_gemm(x, stack.blocks, stack.stored, stack.inner, stack.biases, *where)
 
 
 def _experts(count: int, tile_rows: int, act: Activation, gate_up: _Grouped, down: _Grouped) -> Experts:

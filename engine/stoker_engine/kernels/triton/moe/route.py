@@ -19,8 +19,8 @@ from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.kernels import moe as defined
 from stoker_engine.kernels.bundle import Route
 from stoker_engine.kernels.triton.common.arithmetic import widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.common.rows import warps_for
 
@@ -194,8 +194,8 @@ def route(config: MoEConfig, correction_bias: torch.Tensor | None = None) -> Rou
     )
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, sizes, has_correction in (
         ("8, top 2", (8, 2, 1, 1, False, False, 1), False),
         ("16, by 2-norm", (16, 4, 1, 1, False, False, 2), False),
@@ -210,4 +210,4 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
             pointers["correction"] = "fp32"
         else:
             constants["correction"] = None
-        yield Specimen.of(f"route {name}", _route, pointers, {"scaling": "fp32"}, constants, _warps(constants))
+        yield KernelVariant.of(f"route {name}", _route, pointers, {"scaling": "fp32"}, constants, _warps(constants))

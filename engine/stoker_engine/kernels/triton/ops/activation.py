@@ -16,8 +16,8 @@ from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.kernels import activation as defined
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _GELU, _GELU_TANH, _QUICK_GELU, _RELU, _RELU2, _SILU, _CLAMPED = range(7)
@@ -120,10 +120,10 @@ def act_and_mul(act: Activation) -> Operation:
     return lambda x: _run(x, kind, True, 0.0, 0.0)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, kind, gated in (("silu", _SILU, True), ("gelu", _GELU, False), ("clamped swiglu", _CLAMPED, True)):
-        yield Specimen.of(
+        yield KernelVariant.of(
             f"activation {name}",
             _activate,
             {"x": "bf16", "out": "bf16"},

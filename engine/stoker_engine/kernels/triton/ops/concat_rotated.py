@@ -1,5 +1,5 @@
-"""Heads of two parts, of which the second is turned (`kernels/rotary.join_rotated` defines it): a program has a head of
-a token."""
+"""Heads of two parts, of which the second is turned (`kernels/rotary.concat_rotated` defines it): a program has a head
+of a token."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 
 @triton.jit
 def _join_rotated(  # type: ignore[no-untyped-def]
     x,
-    turned,
+    rotated,
     cos,
     sin,
     out,
@@ -41,7 +41,7 @@ def _join_rotated(  # type: ignore[no-untyped-def]
     tl.store(to + at, tl.load(x + token * x_token + head * x_head + at, mask=at < SIZE, other=0.0), mask=at < SIZE)
     first_at = 2 * pair if INTERLEAVED else pair
     second_at = 2 * pair + 1 if INTERLEAVED else PAIRS + pair
-    row = turned + token * turned_token + head * turned_head
+    row = rotated + token * turned_token + head * turned_head
     first = widened(tl.load(row + first_at, mask=is_pair, other=0.0))
     second = widened(tl.load(row + second_at, mask=is_pair, other=0.0))
     c = widened(tl.load(cos + token * PAIRS + pair, mask=is_pair, other=0.0))
@@ -50,36 +50,36 @@ def _join_rotated(  # type: ignore[no-untyped-def]
     tl.store(to + SIZE + second_at, rounded(second * c + first * s, DTYPE), mask=is_pair)
 
 
-@operation("stoker::join_rotated")
-def join_rotated(
-    x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+@operation("stoker::concat_rotated")
+def concat_rotated(
+    x: torch.Tensor, rotated: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """See `kernels.rotary.join_rotated`."""
+    """See `kernels.rotary.concat_rotated`."""
     tokens, heads, size = x.shape
     pairs = cos.shape[-1]
-    assert turned.shape == (tokens, heads, 2 * pairs)
+    assert rotated.shape == (tokens, heads, 2 * pairs)
     out = torch.empty(tokens, heads, size + 2 * pairs, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    x, turned = (each if each.stride(2) == 1 else each.contiguous() for each in (x, turned))
+    x, rotated = (each if each.stride(2) == 1 else each.contiguous() for each in (x, rotated))
     _join_rotated[(tokens, heads)](
         x,
-        turned,
+        rotated,
         cos.contiguous(),
         sin.contiguous(),
         out,
         *x.stride()[:2],
-        *turned.stride()[:2],
+        *rotated.stride()[:2],
         **_constants(heads, size, pairs, interleaved),
         num_warps=1,
     )
     return out
 
 
-@join_rotated.register_fake
-def _(x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+@concat_rotated.register_fake
+def _(x: torch.Tensor, rotated: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     tokens, heads, size = x.shape
-    return torch.empty(tokens, heads, size + turned.shape[2], dtype=x.dtype, device=x.device)
+    return torch.empty(tokens, heads, size + rotated.shape[2], dtype=x.dtype, device=x.device)
 
 
 def _constants(heads: int, size: int, pairs: int, interleaved: bool) -> dict[str, object]:
@@ -93,7 +93,7 @@ def _constants(heads: int, size: int, pairs: int, interleaved: bool) -> dict[str
     }
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
-    pointers = dict.fromkeys(("x", "turned", "cos", "sin", "out"), "bf16")
-    yield Specimen.of("join_rotated mla", _join_rotated, pointers, {}, _constants(128, 512, 32, True), 1)
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
+    pointers = dict.fromkeys(("x", "rotated", "cos", "sin", "out"), "bf16")
+    yield KernelVariant.of("concat_rotated mla", _join_rotated, pointers, {}, _constants(128, 512, 32, True), 1)

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.common.rows import rows_of, warps_for
 
@@ -77,11 +77,13 @@ def _(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, e
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, inner, size, biased, of_heads in (("hidden", 1, 4544, True, False), ("heads", 64, 128, False, True)):
         padded = triton.next_power_of_2(size)
         pointers = dict.fromkeys(("x", "weight", "out"), "bf16") | ({"bias": "bf16"} if biased else {})
         constants: dict[str, object] = {"INNER": inner, "SIZE": size, "PADDED": padded, "OF_HEADS": of_heads}
         constants |= {} if biased else {"bias": None}
-        yield Specimen.of(f"layer_norm {name}", _layer_norm, pointers, {"eps": "fp32"}, constants, warps_for(padded))
+        yield KernelVariant.of(
+            f"layer_norm {name}", _layer_norm, pointers, {"eps": "fp32"}, constants, warps_for(padded)
+        )

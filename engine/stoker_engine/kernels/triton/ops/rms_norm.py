@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.common.rows import rows_of, warps_for
 
@@ -103,8 +103,8 @@ def _launch(
     )
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, inner, size, weight, adds in (
         ("hidden", 1, 8192, "bf16", False),
         ("heads", 32, 128, "bf16", False),
@@ -118,4 +118,4 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
             pointers |= {"added": "bf16", "total": "bf16"}
         else:
             constants |= {"added": None, "total": None}
-        yield Specimen.of(f"rms_norm {name}", _rms_norm, pointers, {"eps": "fp32"}, constants, warps_for(padded))
+        yield KernelVariant.of(f"rms_norm {name}", _rms_norm, pointers, {"eps": "fp32"}, constants, warps_for(padded))

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 
@@ -80,8 +80,8 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool =
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     for name, size, pairs, interleaved in (
         ("128", 128, 64, False),
         ("part of 80", 80, 16, False),
@@ -97,4 +97,4 @@ def specimens(chip: Chip) -> Iterator[Specimen]:
             "INTERLEAVED": interleaved,
         }
         pointers = dict.fromkeys(("x", "cos", "sin", "out"), "bf16")
-        yield Specimen.of(f"rotary {name}", _rotate, pointers, {}, constants, 1)
+        yield KernelVariant.of(f"rotary {name}", _rotate, pointers, {}, constants, 1)

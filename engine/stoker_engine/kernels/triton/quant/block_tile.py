@@ -2,7 +2,7 @@
 
 Codes of few bits share bytes: those of a span of numbers, the first of them in the low bits, the next of them in the
 bits above. A tile is read in as many pieces, each of which takes the same bits of all bytes; so nothing has to be
-interleaved, where columns of the other matrix are picked likewise:
+interleaved, where columns of the other matrix are picked in the same way:
 
     a span of 32, 4 bits       byte i has n(i) and n(i + 16)       piece 0: n(0) … n(15)       piece 1: n(16) … n(31)
 

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 4096
@@ -54,7 +54,7 @@ def _(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty(rows, dtype=torch.int64, device=device), torch.empty(rows, dtype=torch.float32, device=device)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     pointers = {"logits": "fp32", "best": "i64", "largest": "fp32"}
-    yield Specimen.of("argmax", _argmax, pointers, {"size": "i32"}, {"PART": _PART}, 8)
+    yield KernelVariant.of("argmax", _argmax, pointers, {"size": "i32"}, {"PART": _PART}, 8)

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 4096
@@ -70,7 +70,7 @@ def _(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.T
     )
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     pointers = {"logits": "fp32", "tokens": "i64", "numbers": "fp32", "ranks": "i64"}
-    yield Specimen.of("logprobs", _logprobs, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)
+    yield KernelVariant.of("logprobs", _logprobs, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)

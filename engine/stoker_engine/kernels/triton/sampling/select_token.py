@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.select_token import COLUMNS, LEAST, SCALE, TOP_K, TOP_P, UNIFORM
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 4096
@@ -208,8 +208,8 @@ def _(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
     return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     pointers = {"logits": "fp32", "parameters": "fp64", "largest": "fp32", "last": "i32", "tokens": "i64"}
     for name, kernel in (("thresholds", _keep), ("draw", _draw)):
-        yield Specimen.of(f"select_token {name}", kernel, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)
+        yield KernelVariant.of(f"select_token {name}", kernel, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.common.gpu_target import Chip
-from stoker_engine.kernels.triton.common.kernel_variant import Specimen
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
+from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 4096
@@ -52,7 +52,7 @@ def _(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
     pass
 
 
-def specimens(chip: Chip) -> Iterator[Specimen]:
-    """See `attention.specimens`."""
+def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
+    """See `attention.kernel_variants`."""
     pointers = {"logits": "fp32", "rows": "i64", "allowed": "i32"}
-    yield Specimen.of("token_mask", _keep, pointers, {"size": "i32"}, {"PART": _PART})
+    yield KernelVariant.of("token_mask", _keep, pointers, {"size": "i32"}, {"PART": _PART})

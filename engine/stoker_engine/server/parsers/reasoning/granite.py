@@ -36,15 +36,15 @@ class GraniteReasoningParser:
         """`Reasoning` and `Content` in a further piece of the text."""
         if self._beginning is not None:
             self._beginning += text
-            begun = self._beginning.lstrip()
+            started = self._beginning.lstrip()
             waits = len(self._beginning) < _WAITS
-            if waits and any(opening.startswith(begun) for opening in _OPENINGS if opening != begun):
+            if waits and any(opening.startswith(started) for opening in _OPENINGS if opening != started):
                 return []
             text, self._beginning = self._beginning, None
-            self.is_reasoning = begun.startswith(_OPENINGS)
+            self.is_reasoning = started.startswith(_OPENINGS)
             if self.is_reasoning:
                 self._text = MarkedText()
-                text = begun.partition(":")[2]
+                text = started.partition(":")[2]
         if self._text is None:
             return [Content(text)]
         self._text.feed(text)

@@ -17,7 +17,7 @@ _BETWEEN_TURNS: Final = re.compile(r"<[|｜]|<(?:role|assistant|start_of_turn)>|
 
 class ThinkReasoningParser:
     """All is reasoning until ``</think>``, unless the prompt has closed it: so it is also where the text is cut off
-    before. vLLM's parsers of these formats do the same. What goes on with a message of the prompt is reasoning only
+    before. vLLM's parsers of these formats do the same. What continues with a message of the prompt is reasoning only
     where that has opened it.
 
     An opening tag is dropped at the beginning, whether or not the prompt has one already. Later tags are text, since

@@ -11,7 +11,7 @@ from stoker_engine.server.parsers.python_calls import read_call
 class PythonicToolParser(CallParser):
     """``[f(a=1, b="x"), …]``, with which the answer begins: elsewhere it is content, as in vLLM.
 
-    Arguments are Python's literals; their JSON is written anew.
+    Arguments are Python's literals; their JSON is written again.
     """
 
     begins = Markers("[")

@@ -42,10 +42,10 @@ def test_products(tokens: int, outputs: int, inner: int, dtype: torch.dtype) -> 
     exact = x.double() @ weight.double().t()
     size = x.double().abs() @ weight.double().abs().t() + 1
     for make, bias_of, result in (
-        (BATCH_INVARIANT.product, None, dtype),
-        (BATCH_INVARIANT.product, bias, dtype),
-        (BATCH_INVARIANT.wide_product, None, torch.float32),
-        (BATCH_INVARIANT.wide_product, bias, torch.float32),
+        (BATCH_INVARIANT.linear, None, dtype),
+        (BATCH_INVARIANT.linear, bias, dtype),
+        (BATCH_INVARIANT.float32_linear, None, torch.float32),
+        (BATCH_INVARIANT.float32_linear, bias, torch.float32),
     ):
         multiply = make(weight, bias_of)
         ours, expected = multiply(x), exact if bias_of is None else exact + bias_of.double()
@@ -55,13 +55,13 @@ def test_products(tokens: int, outputs: int, inner: int, dtype: torch.dtype) -> 
             assert torch.equal(multiply(x[row : row + 1])[0], ours[row])
     of_heads = drawn(tokens, 3, inner, dtype=dtype, seed=2)
     matrices = drawn(3, outputs, inner, dtype=dtype, seed=3)
-    ours, theirs = (kernels.batched_product(matrices)(of_heads) for kernels in (BATCH_INVARIANT, REFERENCE))
+    ours, theirs = (kernels.batched_linear(matrices)(of_heads) for kernels in (BATCH_INVARIANT, REFERENCE))
     torch.testing.assert_close(ours, theirs, rtol=4 * NEAR[dtype], atol=inner**0.5 * NEAR[dtype])
 
 
 def test_a_wide_product_of_weights_that_are_wider() -> None:
     x, weight = drawn(5, 40, dtype=torch.bfloat16), drawn(7, 40, dtype=torch.float32)
-    torch.testing.assert_close(BATCH_INVARIANT.wide_product(weight)(x), x.float() @ weight.t(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(BATCH_INVARIANT.float32_linear(weight)(x), x.float() @ weight.t(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("stored", [GroupFormat("uint4", 32, "float16", zero=True), GGUF_FORMATS["F16"]], ids=str)
@@ -69,11 +69,11 @@ def test_weights_in_blocks(stored: GroupFormat) -> None:
     rng = random.Random(1)
     rows = [bytes(rng.randrange(60) for _ in range(stored.row_bytes(64))) for _ in range(9)]
     blocks = torch.tensor([list(row) for row in rows], dtype=torch.uint8)
-    multiply = BATCH_INVARIANT.block_product(blocks, stored, 64, torch.float16)
+    multiply = BATCH_INVARIANT.quant_linear(blocks, stored, 64, torch.float16)
     x = drawn(70, 64, dtype=torch.float16)
     together = multiply(x)
     torch.testing.assert_close(
-        together, REFERENCE.block_product(blocks, stored, 64, torch.float16)(x), rtol=2e-3, atol=2e-2
+        together, REFERENCE.quant_linear(blocks, stored, 64, torch.float16)(x), rtol=2e-3, atol=2e-2
     )
     for row in (0, 16, 69):
         assert torch.equal(multiply(x[row : row + 1])[0], together[row])

@@ -107,15 +107,15 @@ def test_a_clamped_gate(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("size", "pairs"), [(8, 4), (80, 16), (96, 48), (64, 7), (576, 32)])
 def test_rotary(size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
-    cos, sin = REFERENCE.angles(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, torch.float32)
+    cos, sin = REFERENCE.cos_sin(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, torch.float32)
     x = random(3, 5, size + 6, dtype=dtype)[:, 1:4, 3:-3]
     for each, tokens in ((x, 3), (x[:0], 0)):
-        turned = TRITON.apply_rotary(each, cos[:tokens].to(dtype), sin[:tokens].to(dtype), interleaved)
+        rotated = TRITON.apply_rotary(each, cos[:tokens].to(dtype), sin[:tokens].to(dtype), interleaved)
         exact = REFERENCE.apply_rotary(
             each.float(), cos[:tokens].to(dtype).float(), sin[:tokens].to(dtype).float(), interleaved
         )
-        assert turned.dtype == dtype and turned.is_contiguous()
-        torch.testing.assert_close(turned.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
+        assert rotated.dtype == dtype and rotated.is_contiguous()
+        torch.testing.assert_close(rotated.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 12_289])

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.kernels.triton.bundle import TRITON
-from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_product, tiles_of
+from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
 from stoker_engine.kernels.triton.moe.align import align, most_tiles
 from stoker_engine.kernels.triton.moe.combine import combine
 
@@ -222,7 +222,7 @@ def test_what_tracing_is_told() -> None:
     rows, tile_experts = align(chosen, 4, tiles_of(torch.float32, False).rows)
     for operator, arguments in (
         (align, (chosen, 4, 16)),
-        (grouped_product, (x, stack, None, rows, tile_experts, 2)),
+        (grouped_gemm, (x, stack, None, rows, tile_experts, 2)),
         (combine, (torch.randn(12, 10), torch.rand(6, 2), chosen, 4)),
     ):
         with _disable_current_modes():  # torch's check has its own

@@ -39,7 +39,7 @@ def captured(llm: LLM) -> list[DecodeGraph]:
     executor = llm.engine.executor  # type: ignore[union-attr]
     assert isinstance(executor, LocalExecutor)
     runner, found = executor.runner, list[DecodeGraph]()
-    blocks = runner._rows.tables.shape[2]
+    blocks = runner._batch.tables.shape[2]
     graphs = DecodeGraphs(
         runner.model,
         runner._backend,

@@ -10,7 +10,7 @@ import torch
 
 from stoker_engine.kernels.kv_store import dequantized, kv_store
 from stoker_engine.kernels.reference import REFERENCE
-from stoker_engine.kernels.triton.attention.mla_rope_and_cache import store_latent
+from stoker_engine.kernels.triton.attention.mla_rope_and_cache import mla_rope_and_cache
 from stoker_engine.kernels.triton.bundle import TRITON
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -36,18 +36,20 @@ def test_store_latent(seed: int) -> None:
     kv_weight = torch.randn(latent, generator=generator).to(dtype)
     slots = torch.randperm(blocks * block_size, generator=generator)[:tokens]
     positions = torch.randint(0, 5000, (tokens,), generator=generator)
-    cos, sin = REFERENCE.angles(positions, torch.linspace(1, 1e-3, pairs), 1.0, dtype)
+    cos, sin = REFERENCE.cos_sin(positions, torch.linspace(1, 1e-3, pairs), 1.0, dtype)
     caches, scales = [], []
     for _ in range(2):
         caches.append(torch.zeros(blocks, 2, block_size, 1, size).to(stored)[:, 1])
         shape = blocks, block_size, 1
         scales.append(None if stored.itemsize > 1 else torch.full(shape, 0.0 if of_tokens else 0.03))
 
-    found = store_latent(rows, q_weight, kv_weight, 1e-6, cos, sin, interleaved, caches[0], scales[0], of_tokens, slots)
+    found = mla_rope_and_cache(
+        rows, q_weight, kv_weight, 1e-6, cos, sin, interleaved, caches[0], scales[0], of_tokens, slots
+    )
 
     query, inner, key = rows.split([queried, latent, 2 * pairs], dim=1)
-    turned = REFERENCE.apply_rotary(key.unsqueeze(1).float(), cos.float(), sin.float(), interleaved).to(dtype)
-    whole = torch.cat((REFERENCE.rms_norm(kv_weight, 1e-6)(inner).unsqueeze(1), turned), dim=-1)
+    rotated = REFERENCE.apply_rotary(key.unsqueeze(1).float(), cos.float(), sin.float(), interleaved).to(dtype)
+    whole = torch.cat((REFERENCE.rms_norm(kv_weight, 1e-6)(inner).unsqueeze(1), rotated), dim=-1)
     kv_store(whole, caches[1], slots, scales[1], of_tokens)
     exact = query if q_weight is None else REFERENCE.rms_norm(q_weight, 1e-6)(query)
     near = 2 * ROUNDING[dtype]
@@ -67,13 +69,13 @@ def test_store_latent(seed: int) -> None:
 @pytest.mark.parametrize(("heads", "size", "pairs"), [(1, 1, 1), (3, 20, 3), (5, 512, 32), (2, 64, 7)])
 def test_join_rotated(heads: int, size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(size)
-    cos, sin = REFERENCE.angles(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, dtype)
+    cos, sin = REFERENCE.cos_sin(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, dtype)
     x = torch.randn(heads, 3, size, generator=generator).to(dtype).transpose(0, 1)
-    turned = torch.randn(3, heads, 2 * pairs + 5, generator=generator).to(dtype)[..., 5:]
+    rotated = torch.randn(3, heads, 2 * pairs + 5, generator=generator).to(dtype)[..., 5:]
     for tokens in (3, 0):
-        given = x[:tokens], turned[:tokens], cos[:tokens], sin[:tokens]
-        joined = TRITON.join_rotated(*given, interleaved)
-        exact = REFERENCE.join_rotated(*(each.float() for each in given), interleaved)
+        given = x[:tokens], rotated[:tokens], cos[:tokens], sin[:tokens]
+        joined = TRITON.concat_rotated(*given, interleaved)
+        exact = REFERENCE.concat_rotated(*(each.float() for each in given), interleaved)
         assert joined.dtype == dtype and joined.is_contiguous()
         assert torch.equal(joined[..., :size], given[0])
         torch.testing.assert_close(joined.float(), exact, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
@@ -84,6 +86,6 @@ def test_products_head_by_head(tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
     weight = torch.randn(3, 7, 12, generator=generator)
     x = torch.randn(3, tokens, 12, generator=generator).transpose(0, 1)
-    found = TRITON.batched_product(weight)(x)
+    found = TRITON.batched_linear(weight)(x)
     assert found.is_contiguous()
-    torch.testing.assert_close(found, REFERENCE.batched_product(weight)(x))
+    torch.testing.assert_close(found, REFERENCE.batched_linear(weight)(x))

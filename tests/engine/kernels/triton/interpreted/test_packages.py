@@ -105,10 +105,12 @@ class BatchPrefillWithPagedKVCacheWrapper:
 def check(backend: AttentionBackend, name: str, lengths: list[int], block_size: int, dtype: torch.dtype) -> None:
     sequences = Sequences.random(SHAPES[name], lengths, dtype, block_size=block_size)
     first = [length // 2 for length in lengths]
-    begun = sorted(((s, 0, end) for s, end in enumerate(first) if end), key=lambda span: span[2] > 1)
+    started = sorted(((s, 0, end) for s, end in enumerate(first) if end), key=lambda span: span[2] > 1)
     rest = [(s, begin, end) for s, (begin, end) in enumerate(zip(first, lengths, strict=True))]
     exact = 4e-6 if dtype == torch.float32 else 1e-2
-    for index, rows in enumerate(run(backend, sequences, begun, sorted(rest, key=lambda span: span[2] - span[1] > 1))):
+    for index, rows in enumerate(
+        run(backend, sequences, started, sorted(rest, key=lambda span: span[2] - span[1] > 1))
+    ):
         torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=exact, atol=exact)
 
 

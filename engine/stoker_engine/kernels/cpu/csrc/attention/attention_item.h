@@ -83,7 +83,7 @@ inline Vec add_products(Vec scores, WordVec keys, const float* query, bf16) {
   return scores + (Vec)(keys & 0xffff0000u) * query[1];
 }
 
-// A query's words of two numbers likewise.
+// A query's words of two numbers in the same way.
 inline Vec add_pairs(Vec sums, WordVec keys, uint32_t query) {
 #if defined(__AVX512BF16__)
   return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(query), (__m512bh)keys);
@@ -389,7 +389,7 @@ struct Item {
     for (; d < width; d += LANES) add_values<R, 1>(work, to, weights, factors, d, begin, end, seen);
   }
 
-  // Likewise for one row that sees the keys first … last, of which the units begin … end - 1 hold some.
+  // The same for one row that sees the keys first … last, of which the units begin … end - 1 hold some.
   void add_own(const Workspace& work, float* to, const Weights& weights, float factor, long first, long last, long begin,
                long end) const {
     if constexpr (PAIRS) {
@@ -574,7 +574,7 @@ struct Item {
     return others == 0;
   }
 
-  // Likewise, each row by itself with 0 in place of the values that it does not see: their weight, 0, times infinity is no
+  // The same, each row by itself with 0 in place of the values that it does not see: their weight, 0, times infinity is no
   // number.
   void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights, long keys) const {
     static thread_local Memory memory;

@@ -15,7 +15,7 @@ class Pieces {
  public:
   explicit Pieces(long count) : count_(count) {}
   bool take(long& piece) { return (piece = next_.fetch_add(1, std::memory_order_relaxed)) < count_; }
-  // Likewise, before it is needed, so that what it is made of can be fetched; as long as each thread can have another.
+  // The same, before it is needed, so that what it is made of can be fetched; as long as each thread can have another.
   bool take_early(long& piece) {
     piece = next_.load(std::memory_order_relaxed);
     while (piece + threads() <= count_)

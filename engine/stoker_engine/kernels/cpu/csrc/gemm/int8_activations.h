@@ -75,7 +75,7 @@ inline void round_row(const bf16* from, long inner, int zero, long step, EightBi
   }
 }
 
-// Likewise in blocks of `block` numbers, a multiple of 32 and at most 256, the last one of what is left.
+// The same in blocks of `block` numbers, a multiple of 32 and at most 256, the last one of what is left.
 inline void round_row_in_blocks(const bf16* from, long inner, int zero, long block, EightBits* to) {
   constexpr float MOST = 255;  // of factors
   for (long k = 0; k < inner; k += block) {

@@ -73,7 +73,7 @@ inline void stream_out(const Product<bf16, Rows>& p, const W& w, const Scattered
 //   begin(panel)                where a panel begins
 //   steps()                     of a panel: at each of them something may be fetched
 //   stream(unit, panel, end, rows, ahead)         the first rows of x with the panels from this one on
-//   multiply(unit, panel, count, m, m_end, next)  rows m … m_end, likewise, with up to GROUP panels; and fetches `next`
+//   multiply(unit, panel, count, m, m_end, next)  rows m … m_end, in the same way, with up to GROUP panels; and fetches `next`
 template <class Rows, class W>
 inline void share_out(const Product<bf16, Rows>& p, const W& w, const Scattered* soon = nullptr) {
   if (p.rows <= W::STREAMED) return stream_out(p, w, soon);

@@ -10,7 +10,7 @@
 #if defined(STOKER_PANELS)
 namespace {
 
-// W's rows beyond the last whole panel are blocks of `Rows`.
+// W's rows beyond the last whole panel are blocks of `InputBatch`.
 template <class Rows, class Format>
 void multiply_panels_of(const BlockProduct& p, const Scattered* soon) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;

@@ -96,7 +96,7 @@ inline void scaled(Codes codes, Vec scale, Vec offset, Vec* out) {
   for (int s = 0; s < UNIT_VECS; s++) out[s] = out[s] * scale + offset;
 }
 
-// Likewise, where each half of the unit has a scale of its own, and maybe an offset.
+// The same, where each half of the unit has a scale of its own, and maybe an offset.
 inline void scaled_by_halves(Codes codes, const float* scales, Vec* out) {
   to_floats(codes, out);
   for (int s = 0; s < UNIT_VECS; s++) out[s] *= broadcast(scales[s * LANES / 16]);

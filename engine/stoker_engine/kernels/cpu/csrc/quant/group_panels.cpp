@@ -31,7 +31,7 @@ void multiply_packed(const Matrix& m, const Multiplied& by, const Layout& layout
 #endif
 }
 
-// W's rows beyond the last whole panel are `Rows`.
+// W's rows beyond the last whole panel are `InputBatch`.
 template <class Rows, class Codes>
 void multiply_panels_of(const Matrix& m, const Multiplied& by, const Layout& layout) {
   if (panels::block_of(layout) > EightBits::NUMBERS)  // an offset of each block costs nothing to speak of

@@ -41,7 +41,7 @@ def check(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.d
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, inner + seed % 3, generator=generator).to(dtype)[:, :inner]
     bias = torch.randn(len(blocks), generator=generator).to(dtype) if seed % 2 else None
-    multiply = TRITON.block_product(blocks, stored, inner, dtype, bias)
+    multiply = TRITON.quant_linear(blocks, stored, inner, dtype, bias)
     got = multiply(x)
     weight = dequantize(blocks, stored, inner, dtype).double()
     added = torch.zeros(1) if bias is None else bias.double()
@@ -104,8 +104,8 @@ def test_any_bytes(stored: StoredFormat) -> None:
     for column in (0, 200):
         x = torch.zeros(1, 256)
         x[0, column] = 1.0
-        got = TRITON.block_product(blocks, stored, 256, torch.float32)(x)
-        wanted = REFERENCE.block_product(blocks, stored, 256, torch.float32)(x)
+        got = TRITON.quant_linear(blocks, stored, 256, torch.float32)(x)
+        wanted = REFERENCE.quant_linear(blocks, stored, 256, torch.float32)(x)
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0, equal_nan=True)
 
 
@@ -113,8 +113,8 @@ def test_nothing() -> None:
     format = GroupFormat("uint4", 32, "float16")
     blocks = random_groups(format, 3, 48, seed=1).blocks
     for rows, x in ((3, torch.ones(0, 48)), (0, torch.ones(2, 48)), (3, torch.ones(2, 0, 48))):
-        got = TRITON.block_product(blocks[:rows], format, 48, torch.float32)(x)
+        got = TRITON.quant_linear(blocks[:rows], format, 48, torch.float32)(x)
         assert got.shape == (*x.shape[:-1], rows)
     many = torch.randn(2, 3, 48, generator=torch.Generator().manual_seed(1))
-    got = TRITON.block_product(blocks, format, 48, torch.float32)(many.transpose(0, 1))
-    assert torch.equal(got, TRITON.block_product(blocks, format, 48, torch.float32)(many).transpose(0, 1))
+    got = TRITON.quant_linear(blocks, format, 48, torch.float32)(many.transpose(0, 1))
+    assert torch.equal(got, TRITON.quant_linear(blocks, format, 48, torch.float32)(many).transpose(0, 1))

@@ -14,7 +14,7 @@ import torch
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.kernels.kv_store import dequantized, kv_store
 from stoker_engine.kernels.reference import REFERENCE
-from stoker_engine.kernels.triton.attention.rope_and_cache import turn_and_store
+from stoker_engine.kernels.triton.attention.rope_and_cache import rope_and_cache
 
 CACHES = (None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 #: Of a number in the model's dtype.
@@ -54,7 +54,7 @@ def test_as_one_after_another(seed: int) -> None:
     norms = [torch.randn(size, generator=generator).to(weight_dtype) for _ in range(2)] if dice.random() < 0.6 else None
     slots = torch.randperm(blocks * block_size, generator=generator)[:tokens]
     positions = torch.randint(0, 5000, (tokens,), generator=generator)
-    cos, sin = REFERENCE.angles(positions, torch.linspace(1, 1e-3, max(pairs, 1)), 1.0, dtype)
+    cos, sin = REFERENCE.cos_sin(positions, torch.linspace(1, 1e-3, max(pairs, 1)), 1.0, dtype)
     ours, theirs = (cache_of(stored, of_tokens, blocks, block_size, kv_heads, size) for _ in range(2))
 
     query, key, value = qkv.clone().split([heads, kv_heads, kv_heads], dim=1)
@@ -68,7 +68,7 @@ def test_as_one_after_another(seed: int) -> None:
     kv_store(value, theirs.value, slots, theirs.value_scales, of_tokens)
 
     q_weight, k_weight = norms or (None, None)
-    turn_and_store(
+    rope_and_cache(
         qkv, heads, q_weight, k_weight, 1e-6, cos if pairs else None, sin if pairs else None, interleaved,
         ours.key, ours.value, ours.key_scales, ours.value_scales, of_tokens, slots,
     )  # fmt: skip
@@ -98,13 +98,13 @@ def test_a_row_has_the_same_bits_alone() -> None:
     generator = torch.Generator().manual_seed(5)
     qkv = torch.randn(7, 4 + 2 * 2, 64, generator=generator).bfloat16()
     weight = torch.randn(64, generator=generator)
-    cos, sin = REFERENCE.angles(torch.arange(7) * 11, torch.linspace(1, 1e-3, 32), 1.0, torch.bfloat16)
+    cos, sin = REFERENCE.cos_sin(torch.arange(7) * 11, torch.linspace(1, 1e-3, 32), 1.0, torch.bfloat16)
     found = []
     for batches in ([range(7)], [[token] for token in range(7)]):
         cache, rows = cache_of(torch.bfloat16, False, 3, 4, 2, 64), qkv.clone()
         for batch in map(list, batches):
             part = rows[batch]
-            turn_and_store(
+            rope_and_cache(
                 part, 4, weight, weight, 1e-6, cos[batch], sin[batch], False, cache.key, cache.value, None, None,
                 False, torch.tensor(batch) + 2,
             )  # fmt: skip
