@@ -273,7 +273,7 @@ async def together(front: Gateway, streams: int, seconds: float, seed: int) -> l
 def run(args: argparse.Namespace) -> str:
     """Measures; what came of it, in Markdown."""
     head = ["prompt tokens", "pairs", "straight", "through", "**added**", "Envoy, ms of a core a request (share)"]
-    rows = [[*head, "picker, in the same way", "memory of both, MiB"]]
+    rows = [[*head, "picker, the same", "memory of both, MiB"]]
     with stubs(EVENTS, INTERVAL_S) as servers, gateway(servers) as front:
         for tokens in args.tokens:
             rows.append(asyncio.run(pairs(front, servers, args.rate, args.seconds, tokens, args.seed)))

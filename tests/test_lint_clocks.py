@@ -50,7 +50,7 @@ WRONG = {
 RIGHT = {
     "a lower bound": "assert time.monotonic() - began >= 5",
     "order": "assert first.at < second.at",
-    "a clock as an argument": "assert picker.pick(Ask(), time.monotonic()).count < 3",
+    "a clock as an argument": "assert picker.pick(RoutingRequest(), time.monotonic()).count < 3",
     "virtual time": "def test(virtual_time):\n    async def main():\n        assert loop.time() == 1",
     "a yield": "asyncio.sleep(0)",
     "a marked sleep": "time.sleep(1)  # sleeps: a server that answers late",

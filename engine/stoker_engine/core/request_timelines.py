@@ -24,10 +24,10 @@ class _Timeline:
 
 
 class RequestTimelines:
-    """Keeps the lives of the requests that are here, and of those that ended since the last report."""
+    """Keeps the timelines of the requests that are here, and of those that ended since the last report."""
 
     def __init__(self) -> None:
-        self._lives: dict[str, _Timeline] = {}
+        self._timelines: dict[str, _Timeline] = {}
         self._finished: list[FinishedRequest] = []
 
     @property
@@ -37,16 +37,16 @@ class RequestTimelines:
 
     def arrived(self, request: Request) -> None:
         """A request came."""
-        self._lives[request.id] = _Timeline(request)
+        self._timelines[request.id] = _Timeline(request)
 
     def scheduled(self, requests: Iterable[Request], now: float) -> None:
         """Requests are scheduled for the first time."""
         for request in requests:
-            self._lives[request.id].scheduled = now
+            self._timelines[request.id].scheduled = now
 
     def ended(self, request: Request, now: float) -> None:
         """A request ended, for whatever reason."""
-        timeline = self._lives.pop(request.id)
+        timeline = self._timelines.pop(request.id)
         first, last = timeline.first_token, timeline.last_token
         self._finished.append(
             FinishedRequest(
@@ -85,7 +85,7 @@ class RequestTimelines:
         ended: dict[str, Request] = {}
         num_new_tokens = 0
         for delta in deltas:
-            timeline = self._lives[delta.request_id]
+            timeline = self._timelines[delta.request_id]
             if count := len(delta.token_ids):
                 num_new_tokens += count
                 index, last_tokens = delta.index, timeline.last_tokens

@@ -123,7 +123,7 @@ class BlockPanels:
         fit: whether a matrix in this format, of rows of so many numbers, can be packed, and is multiplied faster by
             activations of this dtype then.
         pack: packs such a matrix, in place.
-        linear: as `Kernels.quant_linear`, of a packed matrix, and by x in 8 bits (`eight_bits`).
+        linear: as `Kernels.quant_linear`, of a packed matrix, and by x in 8 bits (`int8_activations`).
         rows: as `Kernels.block_rows`, of a packed matrix.
     """
 
@@ -154,7 +154,7 @@ class Kernels:
         add_rms_norm: weight [d], eps → `rms_norm.after_sum` of that norm.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
         activation: what a config states → that activation; raises ModelError where it is not known.
-        act_and_mul: in the same way → act(gate) × up of [tokens, 2 × size] with the gates first.
+        act_and_mul: the same, of a gate → act(gate) × up of [tokens, 2 × size] with the gates first.
         apply_rotary: `rotary.apply_rotary`.
         concat_rotated: `rotary.concat_rotated`.
         cos_sin: `rotary.cos_sin`.
@@ -164,7 +164,7 @@ class Kernels:
         select_token: `select_token.select_token`.
         logprobs: `logprobs.logprobs`.
         panels: for weights that are packed once they are loaded; None: rows are multiplied as they are.
-        block_panels: in the same way for weights in blocks.
+        block_panels: as `panels`, for weights in blocks.
     """
 
     linear: MakeLinear

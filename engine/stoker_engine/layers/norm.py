@@ -64,7 +64,7 @@ class LayerNorm(nn.Module):
         self._sum_and_norm = after_sum(self._norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] → [..., size], or [..., heads, size] in the same way."""
+        """[..., size] → [..., size], or the same with [..., heads, size]."""
         return self._norm(x)
 
     __call__ = forward

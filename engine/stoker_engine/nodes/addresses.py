@@ -61,9 +61,5 @@ def _ipv4_addresses(name: str, sock: socket.socket) -> list[str]:
 
 
 def _ipv6_addresses(name: str) -> list[str]:
-    lines = (connection.split() for connection in Path("/proc/net/if_inet6").read_text().splitlines())
-    return [
-        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(connection[0]))
-        for connection in lines
-        if connection[-1] == name
-    ]
+    lines = (line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines())
+    return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[0])) for line in lines if line[-1] == name]

@@ -52,6 +52,6 @@ class RankPlacement:
         return [rank for rank in range(self.size) if self.node_of(engine, rank) == node]
 
     def neighbours(self, engine: int, rank: int) -> tuple[int, int]:
-        """How many ranks of all copies the node of an engine's rank has, and which of them it is."""
+        """How many ranks, of all engines, the node of this rank has, and which of them it is."""
         on_node = self.engines * self.size // self.nodes
         return on_node, (engine * self.size + rank) % on_node

@@ -1,8 +1,8 @@
 """Which engine of the model gets a request: the one that has least to do until it could answer.
 
-    work of an engine =  prompt tokens that wait there for their first token
-                   +  the request's prompt, less the prefix that the engine has seen before
-                   +  SEQUENCE_TOKENS × sequences in flight there
+    work of an engine  =  prompt tokens that wait there for their first token
+                       +  the request's prompt, less the prefix that the engine has seen before
+                       +  SEQUENCE_TOKENS × sequences in flight there
 
 The engine with the longest prefix wins, unless what it saves is less than what that engine has to do beyond the least
 loaded one: so a conversation stays where its keys and values are, and a prefix that all requests share spreads over as

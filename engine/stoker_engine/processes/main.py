@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     """Runs the process.
 
     Args:
-        argv: file descriptors of the pipe and of the status word, the log's format, the process to die with
+        argv: file descriptors of the pipe and of the heartbeat, the log's format, the process to die with
             (0: none), seconds after which a rank is stuck, and which engine of the model this is (empty: the only one).
     """
     pipe, word, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])

@@ -11,6 +11,7 @@ from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.request import NO_ROW, Request, Sequence
 from stoker_engine.core.step import Sampled, StepResult
+from stoker_engine.sched.accept_draft import accept_draft
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.sequence_queues import SequenceQueues
 
@@ -55,7 +56,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
             searching[sequence.request] = None
             continue
         if place in drafts:
-            _accept_draft(sequence, drafts[place], drawn)
+            accept_draft(sequence, drafts[place], drawn)
         deltas += _take(queues, sequence, drawn)
         if place in drafts and sequence.finish_reason is None:
             queues.kv.trim(sequence)
@@ -63,13 +64,6 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
         if request.live and all(beam.candidates is not None for beam in request.live):
             deltas += _advance_beams(queues, request)
     return deltas
-
-
-def _accept_draft(sequence: Sequence, num_drafted: int, drawn: Sampled) -> None:
-    """Keeps of a draft what the model drew itself."""
-    [held] = drawn.token_ids
-    sequence.num_computed -= num_drafted - (len(held) - 1)
-    sequence.num_launched = sequence.num_computed
 
 
 def _take(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:

@@ -10,15 +10,15 @@ A sequence is in one of these states (`queues` moves it from one to another):
 
     state      row, blocks   leaves it when
     waiting    no            there is room: running
-    running    yes           it ends; or blocks are short and it is the last in line: waiting, or parked
-    parked     no            (a beam that has made its offer) the other beams of its search have, too: waiting
+    running    yes           it ends; or blocks are short and it is the last in line: waiting, or blocked
+    blocked    no            (a beam that has made its offer) the other beams of its search have, too: waiting
     ended      no            never
 
 Steps may be in flight, launched and not yet committed. `schedule` may be called then, and looks ahead: what is in
 flight counts as computed, a token being sampled as known. What cannot be foreseen waits for `commit`: forks, beams, and
 how much of a draft holds; in a pipeline, whose stages must be told of it, each sampled token. An end is not foreseen
-either, nor an abort or a request whose numbers are none: a sequence has *lives* (`Sequence.epoch`), and what comes for
-one that is over is dropped.
+either, nor an abort or a request whose numbers are none: each sequence has an *epoch* (`Sequence.epoch`), and results
+of an earlier one are discarded.
 
 When blocks run out, the last in line gives its blocks back and waits (preemption by recompute), once nothing is in
 flight: what is may end sequences. The first in line is never a victim, and one request fits the pool, so every step

@@ -13,7 +13,7 @@ from stoker_engine.architectures.decoder_config import AttentionConfig, LayerCon
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 
-#: float32 engines that the sampler makes of the rows of logits it works on, where top-p has to sort whole rows.
+#: float32 copies that the sampler makes of the rows of logits it works on, where top-p has to sort whole rows.
 SAMPLER_COPIES: Final = 11
 
 #: Logits that it works on at once however few sequences there are: fewer are not worth a call.
@@ -105,7 +105,7 @@ def _numbers_of_operators(config: ModelConfig, tensor: int) -> int:
 
 
 def sampler_rows(vocab_size: int, max_num_seqs: int) -> int:
-    """Rows of logits that the sampler works on at once: its engines take no more than twice the whole batch's logits,
+    """Rows of logits that the sampler works on at once: its copies take no more than twice the whole batch's logits,
     unless these are few."""
     rows = max(2 * max_num_seqs // SAMPLER_COPIES, SAMPLER_LOGITS // vocab_size)
     return max(1, rows // _ROWS_TOGETHER) * _ROWS_TOGETHER
@@ -114,6 +114,6 @@ def sampler_rows(vocab_size: int, max_num_seqs: int) -> int:
 def sampling_bytes(vocab_size: int, rows: int) -> int:
     """The most that `rows` rows of logits take, with what the head and the sampler make beside them.
 
-    Logits are float32, and the sampler engines some rows of them at a time.
+    Logits are float32, and the sampler copies some rows of them at a time.
     """
     return vocab_size * 4 * (rows + max(2 * rows, SAMPLER_COPIES * sampler_rows(vocab_size, rows)))

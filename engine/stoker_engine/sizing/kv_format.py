@@ -5,7 +5,7 @@
     fp8, fp8_e4m3         float8 e4m3, times one scale a layer: the checkpoint's, or 1
     fp8_e5m2              float8 e5m2: float16's range, and no scale
     fp8_per_token_head    float8 e4m3, times a scale for each token and head, made as it is stored
-    int8_per_token_head   int8, in the same way
+    int8_per_token_head   int8, scaled as above
 
 The scale of a token and head is float32 and lies in the token's block, beside what it is the scale of: keys have one,
 values another, and the latent vector of multi-head latent attention has one.

@@ -7,7 +7,7 @@ is a *piece decoder* that takes in one piece, and gives out what can no longer c
     byte-level      bytes of a character wait for the last one (GPT-2, Llama 3, Qwen)
     byte fallback   ``<0xE2>`` tokens wait for the end of their run, all of which one wrong byte spoils (Gemma)
     strip           the first space of the text is not emitted (Llama 2)
-    metaspace       in the same way, of the first token (T5)
+    metaspace       the same for the first token (T5)
     word piece      a space comes before each token but those that continue a word (BERT)
     bpe             the end of a word becomes a space once another token follows (CLIP)
 

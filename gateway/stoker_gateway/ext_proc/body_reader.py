@@ -77,7 +77,7 @@ class BodyReader:
             owner: whose it is; owners take turns.
 
         Raises:
-            RequestError: in the same way, or the body could not be read here.
+            RequestError: for the same reason, or the body could not be read here.
         """
         if self._is_small(body):
             return read_request(path, body, content_type)

@@ -35,7 +35,7 @@ _MOST_SHOWN: Final = 20
 
 
 class LiveConfig:
-    """The current directory, where it is needed. Lives in one event loop.
+    """The model registry in force, handed to whoever needs it. Lives in one event loop.
 
     Args:
         identity: what tells this gateway's pickers from others'.

@@ -1,4 +1,4 @@
-"""Which engines of a model serve, and which ranks they lack, in pods where several processes compute: requested now and
+"""Which engines of a model serve, and which ranks they lack, in pods where several processes compute: polled now and
 then, since nothing in the cluster changes when one of them dies. Where none serves the pod is not ready, and why is
 known to it alone.
 

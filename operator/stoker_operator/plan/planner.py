@@ -274,7 +274,7 @@ def _quantization(
 
 def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> ParallelLayout:
     """What the ways share. vLLM's engines of a mixture share its experts whether whole experts are dealt or each is
-    split; our engine's engines share nothing."""
+    split; those of runtime stoker share nothing."""
     mixture = isinstance(shape, Shape) and shape.experts > 0
     given = spec.parallelism
     ours, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
@@ -431,7 +431,7 @@ def _other_runtimes(
 
 
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
-    """Our engine with an engine of the model on each device, unless that is known not to fit; sizes of what
+    """Runtime stoker with one engine on each device, unless that is known not to fit; sizes of what
     transformers' own modules run are known as far as those of other runtimes are."""
     on_cpu = spec.hardware.accelerator == CPU
     sizes = placement.sizes

@@ -81,7 +81,7 @@ def _each(url: str, metric: str) -> list[float]:
 
 
 def _engine(served: Served, engine: int) -> psutil.Process:
-    """An engine's engine process."""
+    """The process of an engine."""
     for process in psutil.Process(served.process.pid).children():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()

@@ -201,7 +201,7 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
 
 
 def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> None:
-    """OnlyValue what was in flight fails; an engine that dies once too often ends the process."""
+    """Only what was in flight fails; an engine that dies once too often ends the process."""
     with serving(tiny_llama, "--max-engine-restarts=1") as (process, url):
         parent = psutil.Process(process.pid)
 

@@ -103,7 +103,7 @@ class PromptTokenizer(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine that many requests share: one, or several engines of it that live and die by themselves.
+    """What many requests share: one engine, or several data-parallel ones that live and die by themselves.
 
     Attributes:
         on_step: called in the event loop with what each step did; set before `load`.

@@ -36,7 +36,7 @@ _HOUR_S: Final = 3600.0
 
 
 class Restarts:
-    """The restarts of an engine, or of an engine of it. Used from the event loop only.
+    """The restarts of one engine. Used from the event loop only.
 
     Args:
         most: how many there may be in an hour.

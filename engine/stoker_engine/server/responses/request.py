@@ -192,7 +192,7 @@ class ResponsesRequest(StrictModel):
 
         Raises:
             RequestError: a chat cannot have this.
-            RequestValidationError: in the same way.
+            RequestValidationError: for the same reason.
         """
         items = [*history, *self.items]
         fields = {name: getattr(self, name) for name in _SAME} | {

@@ -87,7 +87,7 @@ class StreamOptions(StrictModel):
 
 
 class AllowedTools(StrictModel):
-    """OnlyValue some of the tools are to be called."""
+    """Only some of the tools are to be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

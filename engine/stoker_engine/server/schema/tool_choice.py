@@ -38,7 +38,7 @@ class AllowedTools(StrictModel):
 
 
 class AllowedToolChoice(StrictModel):
-    """OnlyValue some of the tools are to be called. The others are not told to the model."""
+    """Only some of the tools are to be called. The others are not told to the model."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

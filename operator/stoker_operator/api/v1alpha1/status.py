@@ -21,7 +21,7 @@ class Condition(Part):
     """Accepted: the spec obeys the rules. Planned: it is decided how the model is spread; Unknown where the model's
     shape is, and then the engine judges. Available: at least one pod serves. Progressing: pods are being created or
     replaced. Stalled: something is wrong that waiting cannot heal. Routed, where there is a gateway or one is asked
-    for: it serves the endpoint. Degraded, where pods have several copies of the model: one does not serve, and others
+    for: it serves the endpoint. Degraded, where pods have several engines: one does not serve, and others
     of its pod do. Ready: every replica serves, from the newest spec."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
@@ -63,7 +63,7 @@ class PlanStatus(Part):
 
 
 class DPEngineStatus(Part):
-    """One of several copies of the model in a pod."""
+    """One of several engines in a pod."""
 
     pod: Annotated[str, Field(max_length=253)]
     """The pod that has it."""

@@ -1,6 +1,6 @@
 """Kernels compiled for GPUs that are not here, and what they take of these: registers, memory, tensor cores.
 
-    python -m stoker_engine.kernels.triton.compile.ahead_of_time sm_90 gfx942 …  prints a line of JSON for each specimen
+    python -m stoker_engine.kernels.triton.compile.ahead_of_time sm_90 gfx942 …  prints a line of JSON for each variant
 
 Where a kernel's numbers do not fit into registers, they are spilled to memory that is hundreds of times slower. So what
 is chosen must spill nothing.

@@ -16,7 +16,7 @@ from stoker_engine.kernels.triton.common.operation import operation
 
 
 @triton.jit
-def _join_rotated(  # type: ignore[no-untyped-def]
+def _concat_rotated(  # type: ignore[no-untyped-def]
     x,
     rotated,
     cos,
@@ -24,8 +24,8 @@ def _join_rotated(  # type: ignore[no-untyped-def]
     out,
     x_token: tl.int64,
     x_head: tl.int64,
-    turned_token: tl.int64,
-    turned_head: tl.int64,
+    rotated_token: tl.int64,
+    rotated_head: tl.int64,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
@@ -41,7 +41,7 @@ def _join_rotated(  # type: ignore[no-untyped-def]
     tl.store(to + at, tl.load(x + token * x_token + head * x_head + at, mask=at < SIZE, other=0.0), mask=at < SIZE)
     first_at = 2 * pair if INTERLEAVED else pair
     second_at = 2 * pair + 1 if INTERLEAVED else PAIRS + pair
-    row = rotated + token * turned_token + head * turned_head
+    row = rotated + token * rotated_token + head * rotated_head
     first = widened(tl.load(row + first_at, mask=is_pair, other=0.0))
     second = widened(tl.load(row + second_at, mask=is_pair, other=0.0))
     c = widened(tl.load(cos + token * PAIRS + pair, mask=is_pair, other=0.0))
@@ -62,7 +62,7 @@ def concat_rotated(
     if not out.numel():
         return out
     x, rotated = (each if each.stride(2) == 1 else each.contiguous() for each in (x, rotated))
-    _join_rotated[(tokens, heads)](
+    _concat_rotated[(tokens, heads)](
         x,
         rotated,
         cos.contiguous(),
@@ -96,4 +96,4 @@ def _constants(heads: int, size: int, pairs: int, interleaved: bool) -> dict[str
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
     pointers = dict.fromkeys(("x", "rotated", "cos", "sin", "out"), "bf16")
-    yield KernelVariant.of("concat_rotated mla", _join_rotated, pointers, {}, _constants(128, 512, 32, True), 1)
+    yield KernelVariant.of("concat_rotated mla", _concat_rotated, pointers, {}, _constants(128, 512, 32, True), 1)

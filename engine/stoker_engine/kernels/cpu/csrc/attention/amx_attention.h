@@ -1,65 +1,79 @@
-// Where a tile of keys and values lies in the cache, and how the next one is fetched meanwhile.
+// Scores of up to 16 rows by Intel's tile unit, which takes keys as they lie in the cache: 16 of them are a tile's rows, and
+// queries its columns. Of few rows that is less work than to rearrange keys; each score is the same sum in the same order.
 #pragma once
 
-#include "common/simd.h"
+#include "attention/attention_tile.h"
+#include "attention/softmax_state.h"
+#include "gemm/amx_tiles.h"
 
+#if defined(STOKER_AMX)
 namespace {
 
-// Keys: what a tile costs once is less with more of them.
-constexpr long TILE = LANES == 16 ? 128 : 64;
+// How much work there is, where 1 is to pair two vectors of values: see Upcoming.
+constexpr long STEP_WEIGHT = 16;    // of two products of tiles, and of loading them
+constexpr long SOFTMAX_WEIGHT = 9;  // of ROWS rows and LANES keys
 
-// Where its keys, values and scales lie. Keys that there are not repeat one that there is.
-struct Tile {
-  const char *keys[TILE], *values[TILE];
-  const float *key_scales[TILE], *value_scales[TILE];
-  long count;  // of keys, without those that repeat the last
-};
-
-// The tile that is at hand, and the one after it, which is fetched meanwhile.
-class Tiles {
- public:
-  Tile& now() { return tiles_[turn_]; }
-  Tile& next() { return tiles_[turn_ ^ 1]; }
-  void turn() { turn_ ^= 1; }
-
- private:
-  Tile tiles_[2];
-  int turn_ = 0;
-};
-
-// Asks for `size` bytes that are needed soon. Blocks lie apart, so the processor does not foresee them.
-inline void fetch(const char* from, long size) {
-  for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i, 0, 2);
+// Up to 16 queries, [rows][words] of two numbers each → [words][16], a multiple of 16 words.
+inline void turn_queries(const uint32_t* queries, long rows, long words, uint32_t* to) {
+  for (long w = 0; w < words; w += TILE_WORDS) {
+    WordVec block[TILE_COLUMNS] = {};
+    for (long r = 0; r < rows; r++) memcpy(&block[r], queries + r * words + w, sizeof block[r]);
+    transpose(block);
+    memcpy((void*)(to + w * TILE_COLUMNS), block, sizeof block);
+  }
+  TileUnit::wrote(to);
 }
 
-// Asks for a tile's values and keys, in this order, line by line beside all work on the tile before: where that is little,
-// a core would wait for lines that are asked for together, of which it has few under way.
-class Upcoming {
- public:
-  // Nothing.
-  Upcoming() = default;
-  // Values and keys of so many bytes each, beside work of so much weight.
-  Upcoming(const Tile& tile, long value_size, long key_size, long weight)
-      : rows_{tile.values, tile.keys}, sizes_{value_size, key_size}, count_(tile.count) {
-    const auto lines = [](long size) { return (size + LINE - 1) / LINE; };
-    step_ = (count_ * (lines(value_size) + lines(key_size)) * PARTS + weight - 1) / weight;
+// 16 keys' scores by ROWS queries, which lie 16 to a key → each query's in a vector.
+inline void turn_scores(const float* from, Vec* to) {
+  __m512 quads[4];  // of the keys i, i + 4, i + 8, i + 12 four scores each
+  for (int i = 0; i < 4; i++) {
+    const auto quad = [&](int n) { return _mm_loadu_ps(from + (i + 4 * n) * TILE_COLUMNS); };
+    quads[i] = _mm512_castps128_ps512(quad(0));
+    quads[i] = _mm512_insertf32x4(quads[i], quad(1), 1);
+    quads[i] = _mm512_insertf32x4(quads[i], quad(2), 2);
+    quads[i] = _mm512_insertf32x4(quads[i], quad(3), 3);
   }
+  // i and i + 1 beside each other, then those and i + 2, i + 3
+  const auto low = [](__m512 a, __m512 b) { return (__m512d)_mm512_unpacklo_ps(a, b); };
+  const auto high = [](__m512 a, __m512 b) { return (__m512d)_mm512_unpackhi_ps(a, b); };
+  const __m512d a = low(quads[0], quads[1]), b = low(quads[2], quads[3]);
+  const __m512d c = high(quads[0], quads[1]), d = high(quads[2], quads[3]);
+  to[0] = (Vec)_mm512_unpacklo_pd(a, b), to[1] = (Vec)_mm512_unpackhi_pd(a, b);
+  to[2] = (Vec)_mm512_unpacklo_pd(c, d), to[3] = (Vec)_mm512_unpackhi_pd(c, d);
+}
 
-  // What is due beside work of this weight.
-  void fetch(long weight) {
-    for (due_ += step_ * weight; due_ >= PARTS; due_ -= PARTS) {
-      if (row_ == count_) row_ = 0, which_++;
-      if (which_ > 1) return;
-      __builtin_prefetch(rows_[which_][row_] + at_, 0, 2);
-      if ((at_ += LINE) >= sizes_[which_]) at_ = 0, row_++;
+// Scores of a tile's first `keys` keys, a multiple of 32, by rows `first` … `first` + `count` - 1 of what `turn_queries` turned.
+// `keys_from(j)` is where 16 keys from j on lie, `stride` bytes apart, or null if no row sees one of these: what they are
+// given is not looked at. For the unit set for `count` rows and 16.
+template <class KeysFrom>
+inline void score_in_place(const uint32_t* columns, long words, long first, long count, KeysFrom keys_from, long stride,
+                           long keys, float (*scores)[TILE], Upcoming& ahead) {
+  alignas(64) float sums[TILE * TILE_COLUMNS + ROWS];  // a row's quad may end behind the last column
+  for (long j = 0; j < keys; j += 2 * TILE_ROWS) {
+    const char *one = keys_from(j), *other = keys_from(j + TILE_ROWS);
+    if (!one) one = other;
+    if (!other) other = one;
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long w = 0; w < words && one; w += TILE_WORDS) {
+      ahead.fetch(STEP_WEIGHT);
+      _tile_loadd(4, columns + w * TILE_COLUMNS, 4 * TILE_COLUMNS);
+      _tile_loadd(7, one + 4 * w, stride);
+      _tile_dpbf16ps(2, 7, 4);
+      _tile_loadd(5, other + 4 * w, stride);
+      _tile_dpbf16ps(3, 5, 4);
     }
+    _tile_stored(2, sums + j * TILE_COLUMNS, 4 * TILE_COLUMNS);
+    _tile_stored(3, sums + (j + TILE_ROWS) * TILE_COLUMNS, 4 * TILE_COLUMNS);
   }
-
- private:
-  static constexpr long LINE = 64, PARTS = 64;
-  const char* const* rows_[2] = {};
-  long sizes_[2] = {}, count_ = 0, step_ = 0;
-  long due_ = 0, which_ = 0, row_ = 0, at_ = 0;  // lines in parts; of values or keys, which, and the byte in it
-};
+  for (long j = 0; j < keys; j += LANES)
+    for (long i = 0; i < count; i += ROWS) {
+      Vec rows[ROWS];
+      turn_scores(sums + j * TILE_COLUMNS + first + i, rows);
+      for (long n = 0; n < std::min<long>(ROWS, count - i); n++) store(scores[i + n] + j, rows[n]);
+    }
+}
 
 }  // namespace
+#endif

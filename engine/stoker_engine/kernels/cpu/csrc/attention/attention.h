@@ -18,7 +18,7 @@ struct AttentionCall : AttentionStep {
   long heads, kv_heads, head_dim, value_dim, window;  // window 0: none
   float scale, soft_cap;                              // soft_cap 0: none
   const float* alibi_slopes;                          // [heads], or null
-  const float* sinks;                                 // in the same way
+  const float* sinks;                                 // [heads], or null
   // The flat batch: queries [tokens, heads, head_dim], new keys and values [tokens, kv_heads, …] (values may be null:
   // they lie within the keys), and the result [tokens, heads, value_dim] without gaps.
   const void* query;

@@ -11,8 +11,8 @@
 #pragma once
 
 #include "attention/attention.h"
+#include "attention/attention_tile.h"
 #include "attention/amx_attention.h"
-#include "attention/keys_in_place.h"
 #include "common/memory.h"
 #include "attention/softmax_state.h"
 #include "attention/kv_dtypes.h"

@@ -29,7 +29,7 @@ constexpr GGUFOperations gguf_operations = {{gguf_product<float, Format>, gguf_p
 const GGUFOperations* gguf_small(int type);    // gguf_small.cpp: blocks of 32 numbers
 const GGUFOperations* gguf_k(int type);        // gguf_k.cpp: blocks of 256, in which scales are quantized too
 const GGUFOperations* gguf_tables(int type);   // gguf_tables.cpp: codes are places in a table
-const GGUFOperations* gguf_numbers(int type);  // gguf_dequantize.cpp: numbers of 16 bits
+const GGUFOperations* gguf_numbers(int type);  // gguf_float16.cpp: numbers of 16 bits
 
 // A block for each unit; nothing is kept from one to the next.
 template <long BYTES>

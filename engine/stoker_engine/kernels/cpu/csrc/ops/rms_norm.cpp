@@ -9,7 +9,7 @@ static void rows(const T* x, long x_stride, long heads, const W* weight, float e
   });
 }
 
-// x [tokens, heads, size], tokens lying `x_stride` elements apart; out in the same way without gaps. `weight` [size] is float32
+// x [tokens, heads, size], tokens lying `x_stride` elements apart; out has the same shape, without gaps. `weight` [size] is float32
 // where is_wide, else in x's dtype.
 extern "C" void stoker_rms_norm(int is_bf16, int is_wide, const void* x, long x_stride, long heads, const void* weight,
                                 float eps, void* out, long tokens, long size) {
