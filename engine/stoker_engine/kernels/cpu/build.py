@@ -136,7 +136,7 @@ def main() -> None:
     folder: Path = options.folder
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     wanted = isas()
-    if options.isas == "host":
+    if options.levels == "host":
         wanted = tuple(isa for isa in usable_isas() if isa.tried)[:1]
     try:
         made = {build(isa, folder) for isa in wanted}
