@@ -20,7 +20,7 @@ from stoker_operator.api.violation import Refused
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
 
-from specimens import CHANGES, GPUS, RIGHT, RULE_BREAKERS, Change, Wrong, generated
+from spec_cases import CHANGES, GPUS, RIGHT, RULE_BREAKERS, Change, Wrong, generated
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 ENDPOINTS = ("stoker.dev", "v1alpha1", "inferenceendpoints")

@@ -23,7 +23,7 @@ from stoker_operator.api.v1alpha1.crd import crd
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
 
 from kit.waiting import wait_for
-from specimens import RULE_BREAKERS, generated
+from spec_cases import RULE_BREAKERS, generated
 
 WRONG = (
     *RULE_BREAKERS,

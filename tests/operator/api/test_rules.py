@@ -1,6 +1,6 @@
 """What is said of a manifest that is wrong, word for word, and what a right one means.
 
-`api/specimens.py` has many more wrong ones, which a real API server judges as well.
+`api/spec_cases.py` has many more wrong ones, which a real API server judges as well.
 """
 
 from __future__ import annotations
