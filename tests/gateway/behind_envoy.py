@@ -1,4 +1,4 @@
-"""Envoy's real program with our configuration, between a dictating picker and servers that do what a test says."""
+"""Envoy's real program with our configuration, between a scripted picker and servers that do what a test says."""
 
 from __future__ import annotations
 

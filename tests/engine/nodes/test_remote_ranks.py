@@ -1,7 +1,7 @@
 """Ranks of another node die, stop, hang; so does its agent; strangers come: who waits is told what happened, and where.
 
 Real: the executor, the head, the agent, the processes, TCP on this machine. Pretended: the model, as in
-`exec.mortal_rank`, of which two ranks are here and one there.
+`exec.crashing_rank`, of which two ranks are here and one there.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Gateway:
-    """Envoy between a dictating picker and two servers that say who they are and what they got."""
+    """Envoy between a scripted picker and two servers that say who they are and what they got."""
 
     def __init__(self, picker: Any, url: str, servers: list[str], grpc_server: Any) -> None:
         self.picker, self.url, self.servers, self.grpc_server = picker, url, servers, grpc_server
