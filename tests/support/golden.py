@@ -23,11 +23,10 @@ def check(name: str, text: str) -> None:
     assert text == golden.read_text(), f"{name} has changed; where that is meant: STOKER_GOLDEN=write"
 
 
-def series(scrape: str, prefixes: tuple[str, ...], replaced: dict[str, str] | None = None) -> str:
+def series(scrape: str, prefixes: tuple[str, ...]) -> str:
     """The metrics of a scrape without their values: type, help, and each sample's labels.
 
-    Buckets of a histogram are one line. `replaced` has, for labels whose values differ from run to run, what stands
-    for the value.
+    Buckets of a histogram are one line.
     """
     lines = []
     for family in text_string_to_metric_families(scrape):
@@ -35,7 +34,7 @@ def series(scrape: str, prefixes: tuple[str, ...], replaced: dict[str, str] | No
             continue
         lines.append(f"{family.name} {family.type}: {family.documentation}")
         samples = {
-            (sample.name, *sorted((name, (replaced or {}).get(name, value)) for name, value in sample.labels.items()))
+            (sample.name, *sorted(sample.labels.items()))
             for sample in family.samples
             if sample.labels.get("le", "+Inf") == "+Inf" and not sample.name.endswith("_created")
         }
