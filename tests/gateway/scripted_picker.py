@@ -16,12 +16,15 @@ from grpc_health.v1.health import aio
 
 
 class DictatingPicker(rpc.ExternalProcessorServicer):
-    """Sends each request to `destination` of `cluster`; while `hangs`, says nothing; `refusal`: 404 with this body."""
+    """Sends each request to `destination` of `cluster`; while `hangs`, says nothing; `refusal`: 404 with this body;
+    `lingers`: its streams stay open after the decision.
+    """
 
     def __init__(self, cluster: str, destination: str) -> None:
         self.cluster = cluster
         self.destination = destination
         self.hangs = False
+        self.lingers = False
         self.refusal = b""
 
     async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
@@ -45,6 +48,8 @@ class DictatingPicker(rpc.ExternalProcessorServicer):
                 yield pb.ProcessingResponse(request_body=pb.BodyResponse(response=common))
             else:
                 yield pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=common))
+            if self.lingers:
+                await asyncio.Event().wait()
             return
 
     async def serve(self, socket: Path) -> grpc.aio.Server:

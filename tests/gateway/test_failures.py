@@ -152,6 +152,43 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkey
     asyncio.run(main())
 
 
+def test_a_picker_that_dies_between_its_decision_and_the_streams_end_breaks_off_nothing() -> None:
+    async def main() -> None:
+        async with gateway(1) as at, aiohttp.ClientSession() as client:
+            at.picker.lingers = True
+            (server,) = at.servers
+            server.does = "stream"
+            async with client.post(at.url + CHAT, data=b"{}") as under_way:
+                assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                await at.grpc_server.stop(0)
+                await _refused(client, at)
+                server.last = True
+                server.more.set()
+                assert await under_way.read() == b"data: [DONE]\n\n"
+
+    asyncio.run(main())
+
+
+def test_without_the_picker_no_header_of_a_client_names_a_server() -> None:
+    async def main() -> None:
+        async with gateway(1) as at, aiohttp.ClientSession() as client:
+            (server,) = at.servers
+            named = {"x-stoker-cluster": at.picker.cluster, "x-gateway-destination-endpoint": server.address}
+            await at.grpc_server.stop(0)
+            for method, path in (
+                ("POST", CHAT),
+                ("GET", "/v1/models"),
+                ("POST", "/v1/responses"),
+                ("GET", "/v1/models/m"),
+            ):
+                body = b'{"model": "m"}' if method == "POST" else None
+                async with client.request(method, at.url + path, data=body, headers=named) as refused:
+                    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert server.asked == [] and server.listed == 0
+
+    asyncio.run(main())
+
+
 def _only_child() -> int:
     return int(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text())
 

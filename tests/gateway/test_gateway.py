@@ -160,9 +160,12 @@ def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
             run.server.does = "stream"
             async with client.post(run.url + CHAT, data=_BODY) as under_way:
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                os.kill(run.picker, signal.SIGSTOP)  # it takes both signals at once
                 for _ in range(1 if words else 2):
                     run.process.send_signal(signal.SIGTERM)
                     await until_async(lambda: not _has_pending(run.process.pid))
+                await until_async(lambda: _has_pending(run.picker))
+                os.kill(run.picker, signal.SIGCONT)
                 with pytest.raises(aiohttp.ClientError):
                     await under_way.read()
             code, said = await run.ended()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, NoReturn, TypeVar
 
 import aiohttp
@@ -66,7 +67,10 @@ class EnvoyAdmin:
         Raises:
             EnvoyError: it does not answer.
         """
-        while not await self.statistic(_REACHED):  # noqa: ASYNC110 - Envoy tells nobody
+        while True:
+            with suppress(LateAnswerError):
+                if await self.statistic(_REACHED):
+                    return
             await asyncio.sleep(STEP_S)
 
     async def ask(self, method: str, path: str) -> str:
@@ -139,7 +143,7 @@ class EnvoyAdmin:
             EnvoyError: it does not answer.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        await self._insist(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
+        await self.insist(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
         """Takes no new connections, and waits for requests under way; returns how many are left.
@@ -151,16 +155,24 @@ class EnvoyAdmin:
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.withdraw(timeout_s)
-        await self._insist(lambda: self.ask("POST", "/drain_listeners"), deadline)
-        while left := await self._insist(self.active_requests, deadline):
+        await self.insist(lambda: self.ask("POST", "/drain_listeners"), deadline)
+        while left := await self.insist(self.active_requests, deadline):
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(STEP_S)
         return left
 
     @staticmethod
-    async def _insist(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
-        """The answer, for which it is asked until the deadline."""
+    async def insist(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
+        """Repeats a request to Envoy while its answers are late.
+
+        Args:
+            ask: sends the request.
+            deadline: until when, in the running loop's time.
+
+        Raises:
+            EnvoyError: Envoy is not there, or its answers are late at the deadline.
+        """
         while True:
             try:
                 return await ask()

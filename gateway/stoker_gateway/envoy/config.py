@@ -380,8 +380,9 @@ def _filters(settings: EnvoySettings) -> list[Config]:
             "typed_config": {
                 "@type": f"{_TYPE}{filters}.ext_proc.v3.ExternalProcessor",
                 "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
-                "failure_mode_allow": settings.fail_open is not None,
-                "status_on_error": {"code": "ServiceUnavailable"},
+                # Where the picker fails, Envoy goes on: a request without a decision finds no cluster, and an answer
+                # that is under way goes on even if the picker dies before the end of its stream is read.
+                "failure_mode_allow": True,
                 "message_timeout": _seconds(settings.hold_s + 5),
                 "processing_mode": {
                     "request_header_mode": "SEND",

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: For how many seconds in the end Envoy may tell of requests that ended.
 _TOLD_S: Final = 10.0
+#: For how many seconds at the beginning Envoy's answers may be late.
+_LATE_S: Final = 60.0
 
 #: Makes what tells of a cluster's models and keys as they change, with its metrics.
 MakeClusterWatch = Callable[[CollectorRegistry], ClusterWatch]
@@ -147,11 +149,14 @@ class _Picker:
                 await self._serve()
 
     async def _serve(self) -> None:
+        deadline = asyncio.get_running_loop().time() + _LATE_S
         if self._again:
-            self._told_before = await self._envoy.statistic(WRITTEN) - self._ends.received
+            written = await self._envoy.insist(lambda: self._envoy.statistic(WRITTEN), deadline)
+            self._told_before = written - self._ends.received
         if self._cluster is None:
             await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
-        url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, await self._envoy.port())}"
+        port = await self._envoy.insist(self._envoy.port, deadline)
+        url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, port)}"
         # Where lines for machines are on standard output, nothing else is.
         if not self._again and not self._settings.access_log and self._settings.billing_log != STDOUT:
             print(f"stoker gateway: {url}", flush=True)  # noqa: T201

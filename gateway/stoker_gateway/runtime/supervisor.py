@@ -78,7 +78,7 @@ class _Supervisor:
     async def run(self) -> int:
         """See `run`."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         try:
             await first_of(self._run_envoy(), self._run_pickers())
             return self._code
@@ -104,6 +104,8 @@ class _Supervisor:
             command = [sys.executable, "-m", _PICKER, *words, str(number), *self._argv]
             # In a session of its own: signals of a terminal come through this process only.
             self._picker = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+            if self._stop.is_set():  # the signal came while there was no picker
+                self._picker.terminate()
             code = await self._picker.wait()
             if code >= 0:
                 self._code = code
@@ -119,7 +121,9 @@ class _Supervisor:
                     await first_of(self._envoy.drain(self._settings.drain_s), self._stop_now.wait())
                 return
 
-    def _signalled(self, number: signal.Signals) -> None:
-        (self._stop_now if self._stop.is_set() else self._stop).set()
+    def _signalled(self) -> None:
+        again = self._stop.is_set()
+        (self._stop_now if again else self._stop).set()
         if self._picker is not None and self._picker.returncode is None:
-            self._picker.send_signal(number)
+            # The kernel delivers two equal signals as one where the process has not yet taken the first.
+            self._picker.send_signal(signal.SIGINT if again else signal.SIGTERM)
