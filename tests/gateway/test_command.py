@@ -272,14 +272,18 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
     assert gateway.returncode == 0
     for line in [*lines, *err.splitlines()]:  # the gateway's, and Envoy's
         record = json.loads(line)
-        assert {"ts", "level", "logger", "message"} <= record.keys()
-        assert abs(datetime.now(UTC) - datetime.fromisoformat(record["ts"])) < timedelta(hours=1)
+        assert {"timestamp", "level", "logger", "message"} <= record.keys()
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(record["timestamp"])) < timedelta(hours=1)
     assert any(json.loads(line)["logger"].startswith("envoy.") for line in err.strip("\n").split("\n"))
 
     served, unknown, other = map(json.loads, out.strip("\n").split("\n"))
-    datetime.fromisoformat(served.pop("time"))
+    timestamp = served.pop("timestamp")
+    assert timestamp.endswith("Z") and abs(datetime.now(UTC) - datetime.fromisoformat(timestamp)) < timedelta(hours=1)
     assert served.pop("duration_ms") >= served.pop("ttfb_ms") >= 0
     assert served == {
+        "level": "info",
+        "logger": "envoy.access",
+        "message": "POST /v1/completions 200",
         "method": "POST",
         "path": "/v1/completions",
         "model": "org/ä",

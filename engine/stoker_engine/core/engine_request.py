@@ -22,6 +22,7 @@ class EngineRequest:
         priority: lower is served earlier under ``--scheduling-policy priority``.
         cache_salt: prefix-cache blocks are shared only among requests with the same one.
         arrival_time: seconds on the monotonic clock, which all processes of a machine share.
+        http_request_id: the id of the HTTP request that it is a part of, for log lines; None: it came by none.
     """
 
     id: str
@@ -35,6 +36,12 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     arrival_time: float = field(default_factory=time.monotonic)
+    http_request_id: str | None = None
+
+    @property
+    def log_fields(self) -> dict[str, str | None]:
+        """What a log record about the request carries (``extra=``)."""
+        return {"request_id": self.http_request_id}
 
     @property
     def num_sequences(self) -> int:

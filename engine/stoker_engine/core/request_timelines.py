@@ -63,6 +63,7 @@ class RequestTimelines:
                 queue=None if timeline.scheduled is None else timeline.scheduled - request.spec.arrival_time,
                 prefill=None if first is None or timeline.scheduled is None else first - timeline.scheduled,
                 decode=None if first is None or last is None else last - first,
+                http_request_id=request.spec.http_request_id,
             )
         )
 

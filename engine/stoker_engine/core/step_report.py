@@ -39,6 +39,7 @@ class FinishedRequest:
         queue: from arrival to the first step.
         prefill: from the first step to the first token.
         decode: from the first token to the last.
+        http_request_id: see `EngineRequest`.
     """
 
     id: str
@@ -54,6 +55,7 @@ class FinishedRequest:
     queue: float | None = None
     prefill: float | None = None
     decode: float | None = None
+    http_request_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class GrammarQueue:
                 continue
             if isinstance(error, EngineDeadError):
                 raise error
-            logger.error("request %s: %s", request.id, error)
+            logger.error("request %s: %s", request.id, error, extra=request.log_fields)
             failed += [
                 TokenDelta(request.id, index, [], FinishReason.ERROR, error=str(error))
                 for index in range(request.num_sequences)

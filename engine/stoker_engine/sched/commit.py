@@ -48,7 +48,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
         if drawn is None:
             continue
         if drawn.error is not None:
-            logger.error("request %s: %s", sequence.request.id, drawn.error)
+            logger.error("request %s: %s", sequence.request.id, drawn.error, extra=sequence.request.spec.log_fields)
             deltas += _fail(queues, sequence.request, drawn.error)
             continue
         if sequence.request.beams is not None:
@@ -136,7 +136,7 @@ def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepRe
     wrong = {block for request in corrupted for s in request.live for block in queues.kv.forget(s)}
     deltas = []
     for request in corrupted:
-        logger.error("request %s: %s", request.id, CORRUPTED)
+        logger.error("request %s: %s", request.id, CORRUPTED, extra=request.spec.log_fields)
         queues.num_corrupted += 1
         deltas += _fail(queues, request, CORRUPTED)
     # Who has ended meanwhile may have been one of them, or have shared what they computed.

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
+from stoker_common import logs
 from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
@@ -113,6 +114,7 @@ class InputProcessor:
             grammar=grammar,
             priority=priority,
             cache_salt=cache_salt,
+            http_request_id=logs.request_id.get(),
         )
 
     def _check_ends(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from stoker_gateway import logs
+from stoker_common import logs
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.registry.addresses import usable

@@ -10,10 +10,15 @@ Config = dict[str, Any]
 METADATA: Final = "stoker"
 MODEL: Final = "model"
 
-#: Field → Envoy's word for it. Times are in milliseconds; what is unknown is null, as the model and the server of a
-#: request that the gateway answered itself. A path's question mark is left out, with what follows.
+#: Field → Envoy's word for it; the first ones as in every log (`stoker_common.logs`). Times are in milliseconds; what
+#: is unknown is null, as the model and the server of a request that the gateway answered itself. A path's question mark
+#: is left out, with what follows.
 FIELDS: Final = {
-    "time": "%START_TIME(%Y-%m-%dT%H:%M:%S.%3fZ)%",
+    "timestamp": "%START_TIME(%Y-%m-%dT%H:%M:%S.%3fZ)%",
+    "level": "info",
+    "logger": "envoy.access",
+    "message": "%REQ(:METHOD)% %PATH(NQ)% %RESPONSE_CODE%",
+    "request_id": "%REQ(X-REQUEST-ID)%",
     "method": "%REQ(:METHOD)%",
     "path": "%PATH(NQ)%",
     "model": f"%METADATA(CLUSTER:{METADATA}:{MODEL})%",
@@ -24,7 +29,6 @@ FIELDS: Final = {
     "ttfb_ms": "%RESPONSE_DURATION%",
     "bytes_received": "%BYTES_RECEIVED%",
     "bytes_sent": "%BYTES_SENT%",
-    "request_id": "%REQ(X-REQUEST-ID)%",
     "client": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
     "flags": "%RESPONSE_FLAGS%",
 }

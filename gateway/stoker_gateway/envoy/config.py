@@ -19,7 +19,6 @@ from typing import Any, Final
 from stoker_gateway.envoy import access_log_lines, browsers, decoding, ended_log, local_replies, usage_filter
 from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
 from stoker_gateway.limits import ratelimit_headers
-from stoker_gateway.logs import ENVOY_JSON
 from stoker_gateway.protocol import paths
 from stoker_gateway.protocol.envoy_headers import (
     CLUSTER,
@@ -57,9 +56,7 @@ _UNLIMITED: Final = 1 << 30
 
 def bootstrap(settings: EnvoySettings) -> Config:
     """What Envoy is started with."""
-    log = {"application_log_config": {"log_format": {"json_format": ENVOY_JSON}}} if settings.json_log else {}
     return {
-        **log,
         "node": {"id": "stoker-gateway", "cluster": "stoker-gateway"},
         "admin": {"address": _pipe(settings.admin_socket)},
         "dynamic_resources": {

@@ -13,6 +13,7 @@ from pathlib import Path
 from stoker_common.subprocesses.death import cause_of_death
 from stoker_gateway.envoy import config
 from stoker_gateway.envoy.admin import STEP_S, EnvoyAdmin, EnvoyError
+from stoker_gateway.envoy.log_format import ENVIRONMENT, log_format
 from stoker_gateway.envoy.settings import EnvoySettings
 
 
@@ -48,10 +49,13 @@ class EnvoyProcess(EnvoyAdmin):
         written = self._settings.folder / "envoy.json"
         written.write_text(json.dumps(config.bootstrap(self._settings)), encoding="utf-8")
         words = ["-c", str(written), "--disable-hot-restart", "--log-level", "warning"]
+        words += ["--log-format", log_format(json=self._settings.json_log)]
         words += ["--file-flush-interval-msec", "1000"]  # of the access log
         words += ["--concurrency", str(self._settings.threads)]
         child = [sys.executable, "-m", "stoker_gateway.envoy.child", str(os.getpid()), str(envoy_binary())]
-        self._process = await asyncio.create_subprocess_exec(*child, *words, start_new_session=True)
+        self._process = await asyncio.create_subprocess_exec(
+            *child, *words, start_new_session=True, env={**os.environ, **ENVIRONMENT}
+        )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
         while not await self.is_live():

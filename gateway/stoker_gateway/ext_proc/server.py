@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from prometheus_client import CollectorRegistry
 
+from stoker_common import logs
 from stoker_common.errors import NotFoundError, OverloadedError, RequestError
 from stoker_gateway.ext_proc.answers import error_answer
 from stoker_gateway.ext_proc.errors import (
@@ -219,6 +220,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             if asked is None:
                 asked = RequestHead.of(exchange)
                 outcome.path, outcome.request_id = asked.path, asked.request_id
+                logs.request_id.set(asked.request_id)  # a stream has a task of its own
                 if not self.ready:
                     raise UnavailableError("the gateway does not know yet which models there are; try again")
                 if (answer := self._decider.at_once(asked)) is not None:

@@ -62,4 +62,6 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
             try:
                 listener(ended)
             except Exception:
-                logger.exception("a request that has ended could not be accounted for")
+                logger.exception(
+                    "a request that has ended could not be accounted for", extra={"request_id": ended.request_id}
+                )

@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from collections import deque
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import orjson
 
+from stoker_common.logs import rfc3339
 from stoker_gateway.usage.completed_request import CompletedRequest
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def line(ended: CompletedRequest) -> bytes:
     """What is written of a request; its time is when it began."""
     used = ended.tokens
     said = {
-        "time": datetime.fromtimestamp(ended.began, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": rfc3339(ended.began),
         "key": ended.key or None,
         "model": ended.model,
         "prompt_tokens": used.prompt,

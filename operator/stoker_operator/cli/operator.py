@@ -25,7 +25,7 @@ POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 class Logging(NamedTuple):
     """How the log is written."""
 
-    format: logs.LogFormat
+    format: str
     level: str
 
 

@@ -31,7 +31,8 @@ class Key(NamedTuple):
     @property
     def reference(self) -> dict[str, str]:
         """What a log record about the endpoint carries (``extra=``)."""
-        return {"namespace": self.namespace, "endpoint": self.name}
+        named = {"namespace": self.namespace, "endpoint": self.name}
+        return {field: name for field, name in named.items() if name}
 
 
 class Child(NamedTuple):

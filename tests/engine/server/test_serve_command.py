@@ -275,8 +275,9 @@ def test_https_keys_and_json_logs(tiny_llama: Path, tmp_path: Path) -> None:
         code, log = ended(process)
     assert code == 0, log
     lines = [json.loads(line) for line in log.strip("\n").split("\n")]
+    assert all({"timestamp", "level", "logger", "message"} <= line.keys() for line in lines)
     (told,) = [line for line in lines if line["logger"] == "stoker_engine.requests"]
-    assert told["request"].startswith("cmpl-mine-")
+    assert told["request_id"] == "mine" and "finished cmpl-mine-" in told["message"]
     assert (told["finish_reason"], told["output_tokens"], told["n"]) == ("length", 2, 1)
     assert told["e2e_s"] >= told["ttft_s"] >= told["queue_s"] >= 0
     assert any(line.get("request_id") == "mine" for line in lines if line["logger"] == "uvicorn.access")

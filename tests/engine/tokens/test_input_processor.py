@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from stoker_common import logs
 from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
@@ -122,3 +123,14 @@ def test_beams_must_have_room_at_once(tokenizer: Tokenizer) -> None:
         with pytest.raises(RequestError) as error:
             inputs.request("r", [5] * 40, BeamSearchParams(width, max_tokens=max_tokens))
         assert error.value.param == "n"
+
+
+def test_requests_carry_the_id_that_the_log_calls_them_by(tokenizer: Tokenizer) -> None:
+    inputs = InputProcessor(INFO, tokenizer)
+    token = logs.request_id.set("r-1")
+    try:
+        named = inputs.request("r", [5], SamplingParams())
+    finally:
+        logs.request_id.reset(token)
+    assert named.log_fields == {"request_id": "r-1"}
+    assert inputs.request("r", [5], SamplingParams()).log_fields == {"request_id": None}

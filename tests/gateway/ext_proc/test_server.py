@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
+import itertools
+import json
+import logging
 import random
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from stoker_common import logs
+from stoker_gateway.ext_proc.request_handler import RequestHandler
 from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.ext_proc.server import PickerServer, TLSFiles
 from stoker_gateway.scheduling.load import ServerLoad
@@ -271,6 +276,40 @@ def test_a_proxy_that_does_not_speak_the_protocol_is_told() -> None:
                 assert told.value.details()
 
     asyncio.run(main())
+
+
+def test_log_lines_about_requests_name_each_ones_id(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of requests at once, and of one that named itself by what is no id."""
+
+    async def main() -> None:
+        async with picking({"a": THREE}) as picker:
+            begun, names = asyncio.Event(), ("r-1", "r-2", "no id")
+            count = itertools.count(1)
+
+            async def fail(*_: object) -> None:
+                if next(count) == len(names):
+                    begun.set()
+                await begun.wait()
+                raise ZeroDivisionError
+
+            monkeypatch.setattr(RequestHandler, "decide", fail)
+            answers = await asyncio.gather(
+                *(picker.proxy.post("/v1/completions", {}, headers={"x-request-id": name}) for name in names)
+            )
+            assert [answer.status for answer in answers] == [500] * len(names)
+
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        logs.configure("json")
+        asyncio.run(main())
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    lines = [json.loads(line) for line in capfd.readouterr().err.rstrip("\n").split("\n")]
+    assert sorted(line.get("request_id", "") for line in lines) == ["", "r-1", "r-2"]
 
 
 def test_health_is_told_by_name() -> None:

@@ -1,54 +1,49 @@
-"""Log lines, for people and for machines."""
+"""The operator's log lines say which endpoint they are about."""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
+from collections.abc import Iterator
 
 import pytest
 
-from stoker_operator.process.logs import JSONFormatter, TextFormatter
+from stoker_operator.objects.facts import Key
+from stoker_operator.process import logs
 
 
-def record(message: str, *arguments: object, error: bool = False, **extra: str) -> logging.LogRecord:
-    made = logging.makeLogRecord(
-        {"name": "stoker_operator.reconcile.apply", "levelname": "INFO", "msg": message, "args": arguments, **extra}
-    )
-    if error:
-        try:
-            raise ValueError("oh")
-        except ValueError:
-            made.exc_info = sys.exc_info()
-    return made
+@pytest.fixture(autouse=True)
+def _root() -> Iterator[None]:
+    """The root logger stays as it was."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
-def test_text_says_what_it_is_about() -> None:
-    about = TextFormatter().format(record("%s created", "Service", namespace="default", endpoint="demo"))
-    assert about.endswith(" INFO stoker_operator.reconcile.apply: default/demo: Service created")
-    about_none = TextFormatter().format(record("100%% sure"))
-    assert about_none.endswith(" INFO stoker_operator.reconcile.apply: 100%% sure")
-
-
-def test_text_keeps_a_traceback() -> None:
-    lines = TextFormatter().format(record("bad", error=True, namespace="default", endpoint="demo")).splitlines()
-    assert lines[0].endswith("default/demo: bad")
-    assert lines[-1] == "ValueError: oh"
-
-
-@pytest.mark.parametrize("error", [False, True])
-def test_json_is_one_object_a_line(error: bool) -> None:
-    text = JSONFormatter().format(record("two\nlines – %d", 7, error=error, namespace="default", endpoint="demo"))
-    assert "\n" not in text
-    line = json.loads(text)
-    exception = line.pop("exception", "")
-    assert exception.endswith("ValueError: oh") is error
-    assert line.pop("ts").endswith("Z")
-    assert line == {
-        "level": "info",
-        "logger": "stoker_operator.reconcile.apply",
-        "message": "two\nlines – 7",
-        "namespace": "default",
-        "endpoint": "demo",
-    }
-    assert "namespace" not in json.loads(JSONFormatter().format(record("of nobody")))
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_lines_name_the_endpoint(format: str, capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure(format, "info")
+    logger = logging.getLogger("stoker_operator.reconcile.apply")
+    logger.info("%s created", "Service", extra=Key("default", "demo").reference)
+    logger.info("100% sure")
+    logger.info("of a namespace", extra=Key("default", "").reference)
+    logger.debug("not written")
+    logging.getLogger("kopf.objects").info("an event")
+    logging.getLogger("kopf.objects").warning("kopf's", extra={"k8s_ref": {}, "settings": object()})
+    lines = capfd.readouterr().err.rstrip("\n").split("\n")
+    if format == "text":
+        name = "info stoker_operator.reconcile.apply:"
+        assert [line.partition(" ")[2] for line in lines] == [
+            f"{name} Service created [namespace=default endpoint=demo]",
+            f"{name} 100% sure",
+            f"{name} of a namespace [namespace=default]",
+            "warning kopf.objects: kopf's",
+        ]
+        return
+    about, about_none, about_namespace, kopfs = map(json.loads, lines)
+    assert (about["namespace"], about["endpoint"], about["message"]) == ("default", "demo", "Service created")
+    assert about_none.keys() == {"timestamp", "level", "logger", "message"}
+    assert about_namespace.keys() == {*about_none, "namespace"}
+    assert kopfs.keys() == about_none.keys()

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker_engine import logs
+from stoker_common import logs
 from stoker_engine.server.schema.field_types import REQUEST_ID
 
 HEADER = "x-request-id"
@@ -18,7 +18,10 @@ def request_id(request: Request, asked: str | None) -> str:
     """What a request is called: what its header says, else what its body asks for, else what we made up."""
     state = request.scope["state"]
     made: str = state["request_id"]
-    return made if state["request_id_given"] or asked is None else asked
+    if state["request_id_given"] or asked is None:
+        return made
+    logs.request_id.set(asked)  # in place of the made one, until the middleware resets it
+    return asked
 
 
 class RequestIdMiddleware:

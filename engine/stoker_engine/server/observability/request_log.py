@@ -55,7 +55,7 @@ class RequestLog:
             _seconds(ttft),
             _seconds(request.e2e),
             extra={
-                "request": request.id,
+                "request_id": request.http_request_id,
                 "finish_reason": str(request.finish_reason),
                 "prompt_tokens": request.num_prompt_tokens,
                 "cached_tokens": request.num_cached_tokens,
