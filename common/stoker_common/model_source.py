@@ -50,20 +50,20 @@ class ModelSource:
         Raises:
             ArgumentError: no known scheme, or a malformed rest.
         """
-        scheme, separator, rest = source.partition("://")
+        scheme, separator, location = source.partition("://")
         if not separator or scheme not in SOURCE_PATTERNS or not re.fullmatch(SOURCE_PATTERNS[scheme], source):
             raise ArgumentError(
                 "source",
                 f"{source!r} is none of hf://ORG/NAME, pvc://CLAIM/PATH, demo://NAME, file:///PATH",
             )
-        if scheme == "demo" and rest not in DEMO_MODELS:
-            raise ArgumentError("source", f"no demo model {rest!r}; there is {', '.join(DEMO_MODELS)}")
+        if scheme == "demo" and location not in DEMO_MODELS:
+            raise ArgumentError("source", f"no demo model {location!r}; there is {', '.join(DEMO_MODELS)}")
         if scheme == "pvc":
-            claim, _, path = rest.partition("/")
+            claim, _, path = location.partition("/")
             if ".." in path.split("/"):
                 raise ArgumentError("source", f"{source!r} leaves the claim; use a path without '..'")
             return cls("pvc", claim, path.rstrip("/"))
-        return cls(scheme, rest)  # type: ignore[arg-type]
+        return cls(scheme, location)  # type: ignore[arg-type]
 
     @property
     def model_argument(self) -> str:

@@ -32,7 +32,7 @@ def test_models_are_told_as_their_servers_tell_them() -> None:
         async with picking({"org/a": [one, two], "b": [two]}) as picker:
             for server, longest in ((one, 8192), (two, 4096)):
                 said = _said(max_model_len=longest, root="/models/a", parent=None, permission=[{"id": "p"}], x="y")
-                picker.server.say_models(server, said)
+                picker.server.update_models(server, said)
             known = {"max_model_len": 4096, "root": "/models/a", "parent": None, "permission": [{"id": "p"}]}
             card = {"id": "org/a", "object": "model", "created": 0, "owned_by": "stoker"} | known
             assert (await picker.proxy.get("/v1/models/org/a")).json == card
@@ -52,9 +52,9 @@ def test_models_are_told_as_their_servers_tell_them() -> None:
 )  # fmt: skip
 def test_cards_that_make_no_sense_are_left_out(answer: bytes) -> None:
     cards = ModelCards()
-    cards.say("s", answer)
+    cards.update("s", answer)
     assert cards.of("org/a", ["s", "unknown"]) == {}
-    cards.say("s", _said(max_model_len=1))
+    cards.update("s", _said(max_model_len=1))
     assert cards.of("org/a", ["s"]) == {"max_model_len": 1}
     cards.keep(["other"])
     assert cards.of("org/a", ["s"]) == {}

@@ -38,28 +38,28 @@ class Died:
         return cls(f"{type(error).__name__}: {error}", kind)
 
 
-def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, who: str = "it") -> EngineDeadError:
+def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, subject: str = "it") -> EngineDeadError:
     """Why a child process ended.
 
     Args:
         code: its exit code; -N: it was ended by signal N.
         died: its last message, where it sent one.
         killed_for_memory: whether the kernel has killed a process for want of memory since it started.
-        who: the subject of the sentence.
+        subject: the subject of the sentence.
     """
     if died is not None:
         if died.of_another:
             return died.kind(died.message)
-        by = "" if who == "it" else f"{who} ended by "
+        by = "" if subject == "it" else f"{subject} ended by "
         return died.kind(f"{by}{died.message} (exit code {code}; the log says more)")
     if code == -signal.SIGKILL and killed_for_memory:
-        return EngineOutOfMemoryError(f"the kernel killed {who} because the container's memory ran out (SIGKILL)")
+        return EngineOutOfMemoryError(f"the kernel killed {subject} because the container's memory ran out (SIGKILL)")
     if code == -signal.SIGKILL:
-        return EngineKilledError(f"{who} was killed by signal 9 (SIGKILL), maybe because memory ran out")
+        return EngineKilledError(f"{subject} was killed by signal 9 (SIGKILL), maybe because memory ran out")
     if code < 0:
         death = EngineDeadError if -code in _CRASHES else EngineKilledError
-        return death(f"{who} was killed by signal {-code} ({_signal_name(-code)})")
-    return EngineDeadError(f"{who} ended with exit code {code}; its log says why")
+        return death(f"{subject} was killed by signal {-code} ({_signal_name(-code)})")
+    return EngineDeadError(f"{subject} ended with exit code {code}; its log says why")
 
 
 def process_state(pid: int) -> bytes | None:

@@ -195,22 +195,22 @@ def parser_of() -> argparse.ArgumentParser:
     )
     tls_flags.add_to(parser)
     peer_flags.add_to(parser)
-    told = parser.add_argument_group("what it tells")
-    told.add_argument(
+    output = parser.add_argument_group("what it tells")
+    output.add_argument(
         "--metrics-port",
         type=_port,
         metavar="PORT",
         help="where /metrics answers, on the same host; 0: a free one (default: nowhere)",
     )
-    told.add_argument(
+    output.add_argument(
         "--access-log", action="store_true", help="a line of JSON on standard output for each request that has ended"
     )
-    told.add_argument(
+    output.add_argument(
         "--billing-log",
         metavar="FILE|-",
         help="where a line of JSON is added for each request that used tokens; -: standard output (default: nowhere)",
     )
-    told.add_argument(
+    output.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
@@ -236,9 +236,9 @@ def _directory(servers: dict[str, tuple[str, ...]], session_header: str | None) 
     )
 
 
-def _number(text: str, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+def _number(text: str, minimum: int, maximum: int) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 18 or not minimum <= int(text) <= maximum:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {minimum} to {maximum}")
     return int(text)
 
 

@@ -49,45 +49,51 @@ def parser_of() -> argparse.ArgumentParser:
 
     create = commands.add_parser("create", help="make a key, and print its text: the only time that it is shown")
     create.set_defaults(run=_create)
-    _add_place(create)
-    create.add_argument("--id", type=_as(values.key_id), help="what it is called (default: a random id)")
+    _add_store_flags(create)
+    create.add_argument("--id", type=_flag_type(values.key_id), help="what it is called (default: a random id)")
     create.add_argument(
         "--model",
         action="append",
         default=[],
-        type=_as(values.model),
+        type=_flag_type(values.model),
         metavar="NAME",
         help="a model it is for; repeatable, and * stands for any characters (default: all models)",
     )
-    for flag, what in (
+    for flag, meaning in (
         ("--requests-per-minute", "requests that may begin in a minute"),
         ("--tokens-per-minute", "tokens of prompts and answers in a minute"),
         ("--concurrency", "requests at once"),
     ):
-        create.add_argument(flag, type=_as(values.limit), metavar="N", help=f"{what} (default: no limit)")
+        create.add_argument(flag, type=_flag_type(values.limit), metavar="N", help=f"{meaning} (default: no limit)")
     create.add_argument(
         "--priority",
-        type=_as(values.priority),
+        type=_flag_type(values.priority),
         default=0,
         metavar="N",
         help="the higher, the earlier its turn when servers are full (default: %(default)s)",
     )
-    until = create.add_mutually_exclusive_group()
-    until.add_argument("--expires-in", type=_as(_after), dest="expires", metavar="30d", help="in s, m, h, d or w")
-    until.add_argument(
-        "--expires-at", type=_as(_at), dest="expires", metavar="2030-01-31T12:00:00Z", help="by RFC 3339"
+    expiry = create.add_mutually_exclusive_group()
+    expiry.add_argument(
+        "--expires-in", type=_flag_type(_moment_after), dest="expires", metavar="30d", help="in s, m, h, d or w"
+    )
+    expiry.add_argument(
+        "--expires-at",
+        type=_flag_type(_future_moment),
+        dest="expires",
+        metavar="2030-01-31T12:00:00Z",
+        help="by RFC 3339",
     )
     create.add_argument("--output", choices=("text", "json"), default="text", help="(default: %(default)s)")
 
-    shown = commands.add_parser("list", help="show the keys there are, but not their text, which nobody has")
-    shown.set_defaults(run=_list)
-    _add_place(shown)
-    shown.add_argument("--output", choices=("text", "json"), default="text", help="(default: %(default)s)")
+    listing = commands.add_parser("list", help="show the keys there are, but not their text, which nobody has")
+    listing.set_defaults(run=_list)
+    _add_store_flags(listing)
+    listing.add_argument("--output", choices=("text", "json"), default="text", help="(default: %(default)s)")
 
     revoke = commands.add_parser("revoke", help="take a key out of force")
     revoke.set_defaults(run=_revoke)
-    _add_place(revoke)
-    revoke.add_argument("id", type=_as(values.key_id), metavar="ID", help="as `stoker keys list` shows it")
+    _add_store_flags(revoke)
+    revoke.add_argument("id", type=_flag_type(values.key_id), metavar="ID", help="as `stoker keys list` shows it")
     return parser
 
 
@@ -105,7 +111,9 @@ def _create(options: argparse.Namespace) -> int:
     except OSError as error:
         store.delete(key_id)
         raise KeyStoreError(f"standard output is closed ({error.strerror}); no key was made") from None
-    print(f"stoker keys: made the key {key_id!r} in {_place(options)}; its text is not shown again", file=sys.stderr)
+    print(
+        f"stoker keys: made the key {key_id!r} in {_store_name(options)}; its text is not shown again", file=sys.stderr
+    )
     return 0
 
 
@@ -129,7 +137,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _revoke(options: argparse.Namespace) -> int:
     _store(options).delete(options.id)
-    print(f"stoker keys: revoked the key {options.id!r} in {_place(options)}", file=sys.stderr)
+    print(f"stoker keys: revoked the key {options.id!r} in {_store_name(options)}", file=sys.stderr)
     return 0
 
 
@@ -154,11 +162,11 @@ def _cell(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--file", type=Path, metavar="FILE", help="keys in a file, for `stoker gateway --keys FILE`")
-    place.add_argument(
-        "--namespace", type=_as(_namespace), metavar="NS", help="keys in a cluster: the gateway's namespace"
+def _add_store_flags(parser: argparse.ArgumentParser) -> None:
+    store = parser.add_mutually_exclusive_group(required=True)
+    store.add_argument("--file", type=Path, metavar="FILE", help="keys in a file, for `stoker gateway --keys FILE`")
+    store.add_argument(
+        "--namespace", type=_flag_type(_namespace), metavar="NS", help="keys in a cluster: the gateway's namespace"
     )
 
 
@@ -170,11 +178,11 @@ def _store(options: argparse.Namespace) -> KeyStore:
     return ClusterStore(options.namespace)
 
 
-def _place(options: argparse.Namespace) -> str:
+def _store_name(options: argparse.Namespace) -> str:
     return str(options.file) if options.file is not None else f"the namespace {options.namespace!r}"
 
 
-def _as(read: Callable[[str], Value]) -> Callable[[str], Value]:
+def _flag_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
     """A flag's type whose errors say what `read` says."""
 
     def parse(text: str) -> Value:
@@ -192,7 +200,7 @@ def _namespace(text: str) -> str:
     return text
 
 
-def _after(text: str) -> float:
+def _moment_after(text: str) -> float:
     if (match := _DURATION.fullmatch(text)) is None:
         raise ValueError(f"{values.shown(text)} is no duration; write it like 30d, with s, m, h, d or w")
     moment = time.time() + int(match[1]) * _UNITS[match[2]]
@@ -203,7 +211,7 @@ def _after(text: str) -> float:
     return moment
 
 
-def _at(text: str) -> float:
+def _future_moment(text: str) -> float:
     moment = values.moment(text)
     if moment <= time.time():
         raise ValueError(f"{text!r} is past; choose a later moment")

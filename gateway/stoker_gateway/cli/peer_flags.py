@@ -40,16 +40,16 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> PeerSettings | None:
     """What the flags say; None without them. A wrong command line ends the process."""
-    given: dict[str, object] = {
+    flags: dict[str, object] = {
         "--peer": options.peer,
         "--peer-service": options.peer_service,
         "--peer-listen": options.peer_listen,
         "--peer-token-file": options.peer_token_file,
     }
-    if not any(given.values()):
+    if not any(flags.values()):
         return None
     for flag in ("--peer-listen", "--peer-token-file"):
-        if not given[flag]:
+        if not flags[flag]:
             parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file, beside --peer")
     if options.peer and options.peer_service:
         parser.error("argument --peer-service: it finds all replicas; leave out --peer")

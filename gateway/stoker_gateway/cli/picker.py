@@ -13,9 +13,11 @@ from stoker_gateway.cli import cluster_flags, gateway
 from stoker_gateway.runtime import process
 
 
-async def _run(folder: Path, again: bool, command: gateway.Command) -> int:
+async def _run(folder: Path, is_restart: bool, command: gateway.Command) -> int:
     cluster = None if command.namespace is None else cluster_flags.cluster(command.namespace)
-    await process.run(command.settings, folder, command.model_registry, command.keys, cluster, again, command.names)
+    await process.run(
+        command.settings, folder, command.model_registry, command.keys, cluster, is_restart, command.names
+    )
     return 0
 
 

@@ -26,13 +26,13 @@ def files_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> TL
     """What the flags say; None without them. A wrong command line ends the process."""
     if options.tls_cert is None and options.tls_key is None:
         return None
-    for flag, given in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
-        if given is None:
+    for flag, path in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
+        if path is None:
             parser.error(f"{flag} is missing: TLS needs --tls-cert and --tls-key")
         try:
-            given.read_bytes()
+            path.read_bytes()
         except OSError as error:
-            parser.error(f"argument {flag}: {given} cannot be read: {error.strerror}")
+            parser.error(f"argument {flag}: {path} cannot be read: {error.strerror}")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key, password="")
     except (ssl.SSLError, ValueError) as error:

@@ -156,11 +156,11 @@ class EnvoyAdmin:
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.withdraw(timeout_s)
         await self.insist(lambda: self.ask("POST", "/drain_listeners"), deadline)
-        while left := await self.insist(self.active_requests, deadline):
+        while num_active := await self.insist(self.active_requests, deadline):
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(STEP_S)
-        return left
+        return num_active
 
     @staticmethod
     async def insist(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:

@@ -407,25 +407,25 @@ def _routes(settings: EnvoySettings) -> Config:
     """Allowed paths go to the picker, which names the cluster; others do not, and without a cluster none is found but
     the one of `fail_open`.
     """
-    unasked = {
+    without_picker = {
         "typed_per_filter_config": {
             "picker": {"@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "disabled": True}
         }
     }
-    told = {"status": 200, "body": {"inline_string": json.dumps({"version": version("stoker")})}}
+    version_reply = {"status": 200, "body": {"inline_string": json.dumps({"version": version("stoker")})}}
     is_json = {
         "header": {"key": "content-type", "value": "application/json"},
         "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
     }
     routes: list[Config] = [
-        {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked},
-        {"name": "ping", "match": {"path": "/ping"}, "direct_response": {"status": 200}, **unasked},
+        {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **without_picker},
+        {"name": "ping", "match": {"path": "/ping"}, "direct_response": {"status": 200}, **without_picker},
         {
             "name": "version",
             "match": {"path": "/version"},
-            "direct_response": told,
+            "direct_response": version_reply,
             "response_headers_to_add": [is_json],
-            **unasked,
+            **without_picker,
         },
     ]
     limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in ratelimit_headers.HEADERS]}
@@ -438,7 +438,7 @@ def _routes(settings: EnvoySettings) -> Config:
         anywhere = {**_to_server(settings), "cluster": settings.fail_open}
         del anywhere["cluster_header"]
         routes.append({"name": "unanswered", "match": match, "route": anywhere})
-    routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **unasked})
+    routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **without_picker})
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
     host["request_headers_to_add"] = [
@@ -492,7 +492,7 @@ def _to_server(settings: EnvoySettings) -> Config:
 
 def _statistics() -> list[Config]:
     """Of Envoy's hundreds of numbers for each cluster, those that say something here."""
-    wanted = (
+    patterns = (
         r"server\.(live|state|uptime|memory_allocated|total_connections|concurrency)",
         r"listener_manager\.(workers_started|total_listeners_active)",
         r"listener\..*\.(downstream_cx_active|downstream_cx_total|downstream_global_cx_overflow)",
@@ -503,4 +503,4 @@ def _statistics() -> list[Config]:
         r"cluster\..*\.(upstream_(rq|cx)_(active|total|[0-9].*|retry.*|connect_fail|rx_reset|tx_reset|timeout|time)"
         r"|membership_.*|update_rejected|version_text|health_check\..*)",
     )
-    return [{"safe_regex": {"regex": pattern}} for pattern in wanted]
+    return [{"safe_regex": {"regex": pattern}} for pattern in patterns]

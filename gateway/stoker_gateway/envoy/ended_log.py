@@ -12,7 +12,7 @@ Config = dict[str, Any]
 FLUSH_S: Final = 0.05
 BUFFER_BYTES: Final = 16384
 #: Envoy's count of entries, of those too that wait.
-WRITTEN: Final = "access_logs.grpc_access_log.logs_written"
+LOGS_WRITTEN_STAT: Final = "access_logs.grpc_access_log.logs_written"
 #: Response headers that an entry has.
 HEADERS: Final = ("content-type", "content-encoding")
 

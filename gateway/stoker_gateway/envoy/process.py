@@ -69,7 +69,7 @@ class EnvoyProcess(EnvoyAdmin):
     async def ended(self) -> str:
         """Waits for its end; what ended it."""
         assert self._process is not None
-        return cause_of_death(await self._process.wait(), None, killed_for_memory=False, who="Envoy").message
+        return cause_of_death(await self._process.wait(), None, killed_for_memory=False, subject="Envoy").message
 
     async def end(self) -> None:
         """Ends it at once, with what is under way. Does nothing where it has ended."""

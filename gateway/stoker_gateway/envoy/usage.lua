@@ -7,7 +7,7 @@ local find, match, sub, byte, gsub = string.find, string.match, string.sub, stri
 
 -- Bytes of the largest object that is taken, and of the longest event that is read: the last one of /v1/responses has
 -- the whole answer in it.
-local MOST_USAGE, MOST_EVENT = 4096, 1048576
+local MAX_USAGE, MAX_EVENT = 4096, 1048576
 -- Objects that may have a usage of their own in them.
 local PARENTS = { response = true, message = true }
 -- What is counted: of the prompt, of the answer, and objects with what was cached.
@@ -81,7 +81,7 @@ local function usage_of(pieces)
         if depth == 1 or (depth == 2 and PARENTS[parent]) then
           local whole = match(text, '^"usage"%s*:%s*(%b{})', stop)
           if whole and find(whole, "%d") then return depth == 1 and "usage" or parent, whole, is_error end
-          local begins = not whole and #text - stop < MOST_USAGE and sub(text, stop, stop + MOST_USAGE)
+          local begins = not whole and #text - stop < MAX_USAGE and sub(text, stop, stop + MAX_USAGE)
           if begins and may_be("usage", begins) then
             rest, in_string = sub(text, stop), false
             break
@@ -150,15 +150,15 @@ local function read_events(pieces, keep, fail)
       local stop = find(piece, "\n", at, true)
       local part = sub(piece, at, stop or #piece)
       size = size + #part
-      if size <= MOST_EVENT then parts[#parts + 1] = part end
+      if size <= MAX_EVENT then parts[#parts + 1] = part end
       if not stop then break end
-      if size <= MOST_EVENT then read_line(last) end
+      if size <= MAX_EVENT then read_line(last) end
       parts, size, at = {}, 0, stop + 1
     end
     for whose, usage in pairs(last) do keep(whose, usage) end
   end
   local last = {}
-  if size > 0 and size <= MOST_EVENT then read_line(last) end  -- a line without an end
+  if size > 0 and size <= MAX_EVENT then read_line(last) end  -- a line without an end
   for whose, usage in pairs(last) do keep(whose, usage) end
 end
 
@@ -173,7 +173,7 @@ function envoy_on_response(answer)
   end
   local all = {}
   local function keep(whose, usage)
-    if #usage > MOST_USAGE then return end
+    if #usage > MAX_USAGE then return end
     local known = all[whose] or {}
     add(known, usage)
     if not next(known) then return end

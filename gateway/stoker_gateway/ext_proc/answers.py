@@ -49,10 +49,11 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     request_id = request_id if request_id is not None and REQUEST_ID.fullmatch(request_id) else None
     headers = [] if request_id is None else [("x-request-id", request_id)]
     if isinstance(error, RetryableError):
-        headers.append(_again(error.retry_after_s))
+        headers.append(_retry_after(error.retry_after_s))
     if isinstance(error, RateLimitError):
-        again = error.denial.retry_after_s
-        headers.append(("x-should-retry", "false") if again is None else _again(again))  # OpenAI's clients heed it
+        retry_after_s = error.denial.retry_after_s
+        # OpenAI's clients heed it.
+        headers.append(("x-should-retry", "false") if retry_after_s is None else _retry_after(retry_after_s))
         headers.extend(error.denial.standing.headers().items())
     if isinstance(error, MethodError):
         headers.append(("allow", "POST"))
@@ -62,8 +63,8 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
         if request_id is not None:
             headers.append(("request-id", request_id))
         return _json(error.status, _anthropic(error, request_id), headers)
-    said = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return _json(error.status, {"error": said}, headers)
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return _json(error.status, {"error": fields}, headers)
 
 
 def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> LocalReply:
@@ -81,7 +82,7 @@ def _card(endpoint: Endpoint, cards: ModelCards) -> dict[str, Any]:
     return card | cards.of(endpoint.name, endpoint.servers)
 
 
-def _again(seconds: float) -> tuple[str, str]:
+def _retry_after(seconds: float) -> tuple[str, str]:
     return "retry-after", str(max(1, math.ceil(seconds)))
 
 

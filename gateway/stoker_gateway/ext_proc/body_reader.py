@@ -40,12 +40,12 @@ AT_ONCE: Final = 128 * 1024
 _AT_ONCE_PARTS: Final = 2048
 _AT_ONCE_COMMAS: Final = 16_384
 #: Seconds of the processor that a body may take.
-MOST_CPU_S: Final = 5.0
+MAX_CPU_S: Final = 5.0
 #: For how many seconds a body may wait for its turn, and then be read. Together they are less than the proxy waits.
 WAIT_S: Final = 6.0
 LONGEST_S: Final = 8.0
 #: Bodies that may wait; then whoever has most of them gives one up.
-_MOST_WAITING: Final = 1024
+_MAX_WAITING: Final = 1024
 
 _SIZES: Final = struct.Struct("!QQ")
 _SIZE: Final = struct.Struct("!Q")
@@ -67,8 +67,8 @@ class BodyReader:
         self.longest_s = longest_s
         self._wait_s = wait_s
         self._process: Process | None = None
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(_MOST_WAITING, math.inf)
-        self._turn: asyncio.Future[None] | None = None
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(_MAX_WAITING, math.inf)
+        self._current: asyncio.Future[None] | None = None
 
     async def read(self, path: str, body: bytes, content_type: str = "", owner: str = "") -> ModelRequest:
         """What `read_request` says.
@@ -81,7 +81,7 @@ class BodyReader:
         """
         if self._is_small(body):
             return read_request(path, body, content_type)
-        async with self._turn_of(owner):
+        async with self._process_for(owner):
             result = await self._read_elsewhere(orjson.dumps([path, content_type]), body)
         if "error" in result:
             raise (TooLargeError if result["too_large"] else RequestError)(**result["error"])
@@ -111,35 +111,35 @@ class BodyReader:
         )
 
     @contextlib.asynccontextmanager
-    async def _turn_of(self, owner: str) -> AsyncIterator[None]:
+    async def _process_for(self, owner: str) -> AsyncIterator[None]:
         """Has the process for one body.
 
         Raises:
             UnavailableError: others took too long.
         """
         loop = asyncio.get_running_loop()
-        mine: asyncio.Future[None] = loop.create_future()
-        if (gone := self._waiting.push(owner, 0, mine, loop.time())) is not None:
-            gone.cancel()
-        self._pass_on()
+        granted: asyncio.Future[None] = loop.create_future()
+        if (displaced := self._waiting.push(owner, 0, granted, loop.time())) is not None:
+            displaced.cancel()
+        self._grant_next()
         try:
-            await asyncio.wait((mine,), timeout=self._wait_s)
-            if mine.cancelled() or not mine.done():
+            await asyncio.wait((granted,), timeout=self._wait_s)
+            if granted.cancelled() or not granted.done():
                 raise UnavailableError("the gateway is busy with other large request bodies; try again")
             yield
         finally:
-            mine.cancel()
-            self._waiting.remove(mine)
-            if self._turn is mine:
-                self._turn = None
-                self._pass_on()
+            granted.cancel()
+            self._waiting.remove(granted)
+            if self._current is granted:
+                self._current = None
+                self._grant_next()
 
-    def _pass_on(self) -> None:
-        if self._turn is None:
+    def _grant_next(self) -> None:
+        if self._current is None:
             now = asyncio.get_running_loop().time()
-            self._turn = self._waiting.pop(now, lambda waiting: not waiting.done())
-            if self._turn is not None:
-                self._turn.set_result(None)
+            self._current = self._waiting.pop(now, lambda waiting: not waiting.done())
+            if self._current is not None:
+                self._current.set_result(None)
 
     async def _read_elsewhere(self, head: bytes, body: bytes) -> dict[str, Any]:
         try:
@@ -166,14 +166,14 @@ class BodyReader:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", __name__, stdin=PIPE, stdout=PIPE
             )
-        to, back = self._process.stdin, self._process.stdout
-        assert to is not None and back is not None
-        to.write(_SIZES.pack(len(head), len(body)) + head)
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(_SIZES.pack(len(head), len(body)) + head)
         for start in range(0, len(body), _PIECE):
-            to.write(memoryview(body)[start : start + _PIECE])
-            await to.drain()
-        (size,) = _SIZE.unpack(await back.readexactly(_SIZE.size))
-        result: dict[str, Any] = orjson.loads(await back.readexactly(size))
+            stdin.write(memoryview(body)[start : start + _PIECE])
+            await stdin.drain()
+        (size,) = _SIZE.unpack(await stdout.readexactly(_SIZE.size))
+        result: dict[str, Any] = orjson.loads(await stdout.readexactly(size))
         return result
 
 
@@ -191,12 +191,12 @@ def read_on(requests: BinaryIO, results: BinaryIO) -> None:
 
 
 def _read(path: str, body: bytes, content_type: str = "") -> dict[str, Any]:
-    signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
     try:
         request = read_request(path, body, content_type)
     except RequestError as error:
-        said = {"message": error.message, "param": error.param, "code": error.code}
-        return {"error": said, "too_large": isinstance(error, TooLargeError)}
+        error_fields = {"message": error.message, "param": error.param, "code": error.code}
+        return {"error": error_fields, "too_large": isinstance(error, TooLargeError)}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     fields = {each.name: getattr(request, each.name) for each in dataclasses.fields(request)}

@@ -26,8 +26,8 @@ def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
         UnauthorizedError: none came that holds.
     """
     scheme, _, bearer = header(AUTHORIZATION).strip().partition(" ")
-    given = [bearer.strip() if scheme.lower() == "bearer" else "", header(API_KEY).strip()]
-    texts = list(filter(None, given)) or [""]
+    sent = [bearer.strip() if scheme.lower() == "bearer" else "", header(API_KEY).strip()]
+    texts = list(filter(None, sent)) or [""]
     for text in texts[:-1]:
         try:
             return keyring.find(text, now)
@@ -38,8 +38,8 @@ def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
 
 def digest_of(header: Callable[[str], str]) -> str:
     """Who asks, where there are no keys: who sends the same credentials is one. They are not kept."""
-    given = "\n".join((header(AUTHORIZATION), header(API_KEY)))
-    return blake2b(given.encode(), digest_size=16).hexdigest()
+    credentials = "\n".join((header(AUTHORIZATION), header(API_KEY)))
+    return blake2b(credentials.encode(), digest_size=16).hexdigest()
 
 
 def swapped(authorization: str | None) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:

@@ -12,9 +12,9 @@ from typing import Final
 from stoker_common.errors import RequestError
 
 #: Parts of a form, bytes of a part's headers, and of a text field, at most.
-_MOST_PARTS: Final = 64
-_MOST_HEAD: Final = 4096
-_MOST_TEXT: Final = 64 * 1024
+_MAX_PARTS: Final = 64
+_MAX_HEAD: Final = 4096
+_MAX_TEXT: Final = 64 * 1024
 
 _BOUNDARY: Final = re.compile(r'[;\s]boundary=("?)([!#-:<-~]{1,70})\1\s*(?:;|$)', re.I)
 _NAME: Final = re.compile(rb'[\s;]name="([^"\\]*)"', re.I)
@@ -39,10 +39,10 @@ def text_fields(body: bytes, content_type: str) -> dict[str, str]:
     if not body.startswith(line):
         raise RequestError("the form does not begin with its boundary")
     fields, at = dict[str, str](), len(line)
-    for _ in range(_MOST_PARTS):
+    for _ in range(_MAX_PARTS):
         if body.startswith(b"--", at):
             return fields
-        start = body.find(b"\r\n\r\n", at, at + _MOST_HEAD)
+        start = body.find(b"\r\n\r\n", at, at + _MAX_HEAD)
         end = body.find(b"\r\n" + line, start)
         if start < 0 or end < 0:
             raise RequestError("the form breaks off, or a part of it has no headers")
@@ -56,7 +56,7 @@ def text_fields(body: bytes, content_type: str) -> dict[str, str]:
         name = names[0].decode("utf-8", "replace")
         if name in fields and name == "model":
             raise RequestError("the form names its model twice", "model", "invalid_value")
-        if end - start > _MOST_TEXT:
+        if end - start > _MAX_TEXT:
             continue
         fields[name] = body[start + 4 : end].decode("utf-8", "replace")
-    raise RequestError(f"the form has more than {_MOST_PARTS} parts")
+    raise RequestError(f"the form has more than {_MAX_PARTS} parts")

@@ -13,8 +13,8 @@ import orjson
 #: Fields that are passed on as the first server says them.
 _TEXTS: Final = ("root", "parent")
 _LONGEST_TEXT: Final = 1024
-_MOST_PERMISSIONS_BYTES: Final = 4096
-_MOST_TOKENS: Final = 2**53
+_MAX_PERMISSIONS_BYTES: Final = 4096
+_MAX_TOKENS: Final = 2**53
 
 
 class ModelCards:
@@ -23,7 +23,7 @@ class ModelCards:
     def __init__(self) -> None:
         self._cards: dict[str, dict[str, dict[str, Any]]] = {}
 
-    def say(self, server: str, answer: bytes) -> None:
+    def update(self, server: str, answer: bytes) -> None:
         """A server's answer to ``GET /v1/models``; one that makes no sense changes nothing."""
         try:
             listed = orjson.loads(answer)["data"]
@@ -34,8 +34,8 @@ class ModelCards:
 
     def keep(self, servers: Iterable[str]) -> None:
         """These are all servers there are."""
-        for gone in self._cards.keys() - set(servers):
-            del self._cards[gone]
+        for server in self._cards.keys() - set(servers):
+            del self._cards[server]
 
     def of(self, model: str, servers: Iterable[str]) -> dict[str, Any]:
         """What is known of a model: what its servers say, and the least of their longest contexts."""
@@ -52,12 +52,12 @@ class ModelCards:
 def _read(card: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     longest, permission = card.get("max_model_len"), card.get("permission")
-    if isinstance(longest, int) and not isinstance(longest, bool) and 0 < longest < _MOST_TOKENS:
+    if isinstance(longest, int) and not isinstance(longest, bool) and 0 < longest < _MAX_TOKENS:
         known["max_model_len"] = longest
     for name in _TEXTS:
         text = card.get(name, ...)
         if text is None or (isinstance(text, str) and len(text) <= _LONGEST_TEXT):
             known[name] = text
-    if isinstance(permission, list) and len(orjson.dumps(permission)) <= _MOST_PERMISSIONS_BYTES:
+    if isinstance(permission, list) and len(orjson.dumps(permission)) <= _MAX_PERMISSIONS_BYTES:
         known["permission"] = permission
     return known

@@ -33,7 +33,7 @@ async def reserved(
 
 def _tokens(key: Key, request: ModelRequest) -> int:
     """What is reserved: a default that the client did not choose never makes a request too large by itself."""
-    most, tokens = key.limits.tokens_per_minute, request.prompt_tokens + request.answer_tokens
-    if request.says_answer_tokens or most is None:
+    limit, tokens = key.limits.tokens_per_minute, request.prompt_tokens + request.answer_tokens
+    if request.says_answer_tokens or limit is None:
         return tokens
-    return max(request.prompt_tokens, min(tokens, most))
+    return max(request.prompt_tokens, min(tokens, limit))

@@ -23,7 +23,7 @@ from stoker_gateway.ext_proc.errors import TooLargeError
 from stoker_gateway.ext_proc.forms import text_fields
 from stoker_gateway.ext_proc.token_estimate import (
     DEFAULT_ANSWER_TOKENS,
-    MOST_MEDIUM_TOKENS,
+    MAX_MEDIUM_TOKENS,
     TOKEN_BYTES,
     answer_tokens,
     prompt_tokens,
@@ -35,7 +35,7 @@ _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
 #: What Claude Code tells Anthropic's accountants in a system block, another one with each request; engines drop it.
 _BILLING: Final = "x-anthropic-billing-header:"
 #: Messages, items, and parts of them in one body, at most. No model reads as many.
-MOST_ITEMS: Final = 262_144
+MAX_ITEMS: Final = 262_144
 #: What an item of a conversation says beside its content.
 _CALLS: Final = ("name", "arguments", "output", "tool_calls")
 
@@ -97,7 +97,7 @@ def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest
 def _read_form(body: bytes, content_type: str) -> ModelRequest:
     return ModelRequest(
         model=_model(dict(text_fields(body, content_type))),
-        prompt_tokens=min(MOST_MEDIUM_TOKENS, max(1, len(body) // TOKEN_BYTES)),
+        prompt_tokens=min(MAX_MEDIUM_TOKENS, max(1, len(body) // TOKEN_BYTES)),
         answer_tokens=DEFAULT_ANSWER_TOKENS,
         says_answer_tokens=False,
     )
@@ -132,15 +132,15 @@ def _check_number(fields: dict[str, Any]) -> None:
         items = fields.get(name)
         for part in chain((items,), _contents(items)) if isinstance(items, list) else ():
             number += len(part)
-            if number > MOST_ITEMS:
+            if number > MAX_ITEMS:
                 raise TooLargeError(
-                    f"the request body has more than {MOST_ITEMS} messages, items and parts; send fewer, longer ones",
+                    f"the request body has more than {MAX_ITEMS} messages, items and parts; send fewer, longer ones",
                     name,
                 )
     for name in ("system", "instructions"):
         parts = fields.get(name)
-        if isinstance(parts, list) and len(parts) > MOST_ITEMS:
-            raise TooLargeError(f"{name}: has more than {MOST_ITEMS} parts; send fewer, longer ones", name)
+        if isinstance(parts, list) and len(parts) > MAX_ITEMS:
+            raise TooLargeError(f"{name}: has more than {MAX_ITEMS} parts; send fewer, longer ones", name)
 
 
 def _contents(items: list[Any]) -> Iterator[list[Any]]:

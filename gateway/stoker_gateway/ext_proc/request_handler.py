@@ -78,8 +78,8 @@ class RequestHead:
     @property
     def request_id(self) -> str | None:
         """Its id, as servers take it."""
-        given = self.header("x-request-id")
-        return given if REQUEST_ID.fullmatch(given) else None
+        value = self.header("x-request-id")
+        return value if REQUEST_ID.fullmatch(value) else None
 
 
 class RequestHandler:
@@ -139,9 +139,9 @@ class RequestHandler:
         self._cards.keep(servers)
         self._server_keys.keep(servers)
 
-    def say_models(self, server: str, answer: bytes, authorization: str = "") -> None:
+    def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
         """A server's answer to ``GET /v1/models``, and the ``Authorization`` that it answered to."""
-        self._cards.say(server, answer)
+        self._cards.update(server, answer)
         self._server_keys.takes(server, authorization, self._directory.endpoints.values())
 
     def set_keyring(self, keyring: Keyring | None) -> None:
@@ -159,49 +159,49 @@ class RequestHandler:
             line.close()
         await self._reader.close()
 
-    def at_once(self, asked: RequestHead) -> LocalReply | None:
+    def at_once(self, head: RequestHead) -> LocalReply | None:
         """The answer, where a request's head is enough for one.
 
         Raises:
             RequestError: nothing takes such a request, whatever its body is.
         """
-        key, path = self._key(asked), asked.path
+        key, path = self._key(head), head.path
         if path == MODELS or path.startswith(f"{MODELS}/"):
-            if asked.method not in ("GET", "HEAD"):
+            if head.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not take this HTTP method")
             if path == MODELS:
                 endpoints = self._directory.endpoints.values()
                 return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
             return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
         if path == SCHEMA:
-            if asked.method not in ("GET", "HEAD"):
+            if head.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not take this HTTP method")
             self._first_endpoint(key)
             return None
         if path not in POSTED and response_id(path) is None:
             raise NotFoundError("there is no such path here")
-        if asked.method != "POST" and path in POSTED:
+        if head.method != "POST" and path in POSTED:
             raise MethodError("this path does not take this HTTP method")
         if path in POSTED:
-            _check_kind(asked)
+            _check_kind(head)
         return None
 
-    async def decide(self, asked: RequestHead, body: bytes) -> tuple[str, Route]:
+    async def decide(self, head: RequestHead, body: bytes) -> tuple[str, Route]:
         """The model, and the servers for a request that `at_once` says nothing of.
 
         Raises:
             RequestError: it is refused.
         """
-        key = self._key(asked)  # it may have been revoked while the body came
-        if asked.path == SCHEMA:
+        key = self._key(head)  # it may have been revoked while the body came
+        if head.path == SCHEMA:
             endpoint = self._first_endpoint(key)
-            request, ask = ModelRequest(endpoint.name), RoutingRequest(subset=asked.subset)
-            return endpoint.name, await self._route(asked, endpoint, request, ask, key, self._clock())
-        if asked.path not in POSTED:
-            return await self._to_holder(asked, key)
+            request, ask = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
+            return endpoint.name, await self._route(head, endpoint, request, ask, key, self._clock())
+        if head.path not in POSTED:
+            return await self._to_holder(head, key)
         began = self._clock()
-        request = await self._reader.read(asked.path, body, asked.header("content-type"), _whose(asked, key))
-        return request.model, await self._to_server(asked, request, key, began)
+        request = await self._reader.read(head.path, body, head.header("content-type"), _owner_of(head, key))
+        return request.model, await self._to_server(head, request, key, began)
 
     def answered(self, model: str, pick: int, server: str) -> None:
         """A request has ended, by this server's answer."""
@@ -222,8 +222,8 @@ class RequestHandler:
         """Why a body is refused."""
         return TooLargeError(f"the request body is larger than {self._limits.max_body_bytes} bytes")
 
-    def _key(self, asked: RequestHead) -> Key | None:
-        return None if self._keyring is None else credentials.key_of(self._keyring, asked.header, self._wall())
+    def _key(self, head: RequestHead) -> Key | None:
+        return None if self._keyring is None else credentials.key_of(self._keyring, head.header, self._wall())
 
     def _endpoint(self, model: str, key: Key | None) -> Endpoint:
         endpoint = self._directory.endpoints.get(model)
@@ -243,34 +243,34 @@ class RequestHandler:
             raise NotFoundError("no model is served here")
         return endpoint
 
-    async def _to_holder(self, asked: RequestHead, key: Key | None) -> tuple[str, Route]:
-        name = unquote(response_id(asked.path) or "")
-        holder = self._holders.of(_whose(asked, key), name)
+    async def _to_holder(self, head: RequestHead, key: Key | None) -> tuple[str, Route]:
+        name = unquote(response_id(head.path) or "")
+        holder = self._holders.of(_owner_of(head, key), name)
         if holder is None:
             raise NotFoundError(f"no response {name[:200]!r} is known here", "response_id")
-        ask = RoutingRequest(held_by=holder.server, subset=asked.subset)
+        ask = RoutingRequest(held_by=holder.server, subset=head.subset)
         began, request = self._clock(), ModelRequest(holder.model)
-        return holder.model, await self._route(asked, self._endpoint(holder.model, key), request, ask, key, began)
+        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, ask, key, began)
 
-    async def _to_server(self, asked: RequestHead, request: ModelRequest, key: Key | None, began: float) -> Route:
+    async def _to_server(self, head: RequestHead, request: ModelRequest, key: Key | None, began: float) -> Route:
         endpoint = self._endpoint(request.model, key)
         session, held_by = request.session, None
         if endpoint.session_header is not None:
-            session = asked.header(endpoint.session_header) or session
+            session = head.header(endpoint.session_header) or session
         if request.previous_response_id is not None:
-            holder = self._holders.of(_whose(asked, key), request.previous_response_id)
+            holder = self._holders.of(_owner_of(head, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
-        ask = RoutingRequest(request.chain, request.size, session, held_by, asked.subset)
-        route = await self._route(asked, endpoint, request, ask, key, began)
-        if asked.path == RESPONSES:
+        ask = RoutingRequest(request.chain, request.size, session, held_by, head.subset)
+        route = await self._route(head, endpoint, request, ask, key, began)
+        if head.path == RESPONSES:
             holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
-            name = self._holders.sent(_whose(asked, key), holder, pick, asked.request_id, request.request_id)
+            name = self._holders.sent(_owner_of(head, key), holder, pick, head.request_id, request.request_id)
             route = dataclasses.replace(route, response_id=name)
         return route
 
     async def _route(
         self,
-        asked: RequestHead,
+        head: RequestHead,
         endpoint: Endpoint,
         request: ModelRequest,
         ask: RoutingRequest,
@@ -281,13 +281,13 @@ class RequestHandler:
             raise UnavailableError(f"the model {endpoint.name!r} gets no requests: {endpoint.refusal}", _REFUSED_S)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
-            pick = await self._pick(asked, endpoint, ask, key, began)
+            pick = await self._pick(head, endpoint, ask, key, began)
             known |= {PICK: pick.number}
             if self._keyring is None:  # there may be one by now
                 return Route(endpoint.cluster, pick.servers, (), (), known)
             return self._with_key(endpoint, pick, known)
         async with rate_reservation.reserved(self._limiter, key, request, self._clock) as grant:
-            pick = await self._pick(asked, endpoint, ask, key, began)
+            pick = await self._pick(head, endpoint, ask, key, began)
             known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers()}
             return self._with_key(endpoint, pick, known)
 
@@ -297,7 +297,7 @@ class RequestHandler:
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
     async def _pick(
-        self, asked: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, began: float
+        self, head: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, began: float
     ) -> Pick:
         line = self._lines[endpoint.name]
         choice = line.at_once(ask)
@@ -305,10 +305,11 @@ class RequestHandler:
         self._metrics.decision_seconds.observe(now - began)
         if choice is None:
             priority = 0 if key is None else key.priority
-            left_s = max(0.0, self._limits.max_wait_s - (now - began))  # reading the body may have taken some of it
+            # Reading the body may have taken some of it.
+            remaining_s = max(0.0, self._limits.max_wait_s - (now - began))
             try:
-                async with asyncio.timeout(left_s if now - began > _READ_S else None):
-                    choice = await line.turn(ask, _whose(asked, key), priority, lambda: self._key(asked))
+                async with asyncio.timeout(remaining_s if now - began > _READ_S else None):
+                    choice = await line.wait(ask, _owner_of(head, key), priority, lambda: self._key(head))
             except TimeoutError:
                 choice = Refusal("saturated", RETRY_AFTER_S)
             self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
@@ -327,16 +328,16 @@ class RequestHandler:
         return choice
 
 
-def _check_kind(asked: RequestHead) -> None:
-    encoding, kind = asked.header("content-encoding").strip().lower(), asked.header("content-type")
+def _check_kind(head: RequestHead) -> None:
+    encoding, kind = head.header("content-encoding").strip().lower(), head.header("content-type")
     if encoding not in ("", "identity"):
         raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, or no encoding")
-    if asked.path in FORMS and not is_form(kind):
+    if head.path in FORMS and not is_form(kind):
         raise MediaTypeError("this path takes a form, sent as Content-Type: multipart/form-data")
-    if asked.path not in FORMS and is_form(kind):
+    if head.path not in FORMS and is_form(kind):
         raise MediaTypeError("this path takes a JSON object, sent as Content-Type: application/json, and no form")
 
 
-def _whose(asked: RequestHead, key: Key | None) -> str:
+def _owner_of(head: RequestHead, key: Key | None) -> str:
     """Whose a request is, and its responses."""
-    return credentials.digest_of(asked.header) if key is None else key.id
+    return credentials.digest_of(head.header) if key is None else key.id

@@ -36,10 +36,10 @@ class RequestQueue:
         clock: seconds.
     """
 
-    def __init__(self, picker: EndpointPicker, most: int, hold_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, picker: EndpointPicker, max_waiting: int, hold_s: float, clock: Callable[[], float]) -> None:
         self._picker = picker
         self._clock = clock
-        self._queue: FairQueue[_Waiting] = FairQueue(most, hold_s)
+        self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, hold_s)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class RequestQueue:
         choice = self._picker.pick(ask, self._clock())
         return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
 
-    async def turn(
+    async def wait(
         self, ask: RoutingRequest, key: str, priority: int = 0, check: Callable[[], object] = lambda: None
     ) -> Pick | Refusal:
         """Waits for the choice.
@@ -65,8 +65,8 @@ class RequestQueue:
             a refusal, if nothing may take it, too many wait, or it has waited for too long.
         """
         waiting = _Waiting(ask, check)
-        if (gone := self._queue.push(key, priority, waiting, self._clock())) is not None:
-            gone.end(gone.refusal)
+        if (displaced := self._queue.push(key, priority, waiting, self._clock())) is not None:
+            displaced.end(displaced.refusal)
         self.wake()
         try:
             return await waiting.choice
@@ -120,7 +120,7 @@ class _Waiting:
 
     Args:
         ask: for what.
-        check: whether it may go on; see `RequestQueue.turn`.
+        check: whether it may go on; see `RequestQueue.wait`.
     """
 
     def __init__(self, ask: RoutingRequest, check: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 #: How many names of responses are remembered; a server keeps 4,096 responses.
-MOST: Final = 131_072
+MAX_NAMES: Final = 131_072
 _ENDING: Final = 9  # an underscore and eight hexadecimal digits
 
 
@@ -40,8 +40,8 @@ class ResponseHolders:
         most: names of responses that are remembered.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        self._max_names = max_names
         self._holders: OrderedDict[tuple[str, str], Holder] = OrderedDict()
         # The names of a request's response, by its model and the number of its pick.
         self._names: OrderedDict[tuple[str, int], list[tuple[str, str]]] = OrderedDict()
@@ -68,7 +68,7 @@ class ResponseHolders:
         self._names[holder.model, pick] = names
         for each in names:
             self._put(each, holder)
-        if len(self._names) > self._most:
+        if len(self._names) > self._max_names:
             self._names.popitem(last=False)
         return name
 
@@ -85,5 +85,5 @@ class ResponseHolders:
     def _put(self, name: tuple[str, str], holder: Holder) -> None:
         self._holders[name] = holder
         self._holders.move_to_end(name)
-        if len(self._holders) > self._most:
+        if len(self._holders) > self._max_names:
             self._holders.popitem(last=False)

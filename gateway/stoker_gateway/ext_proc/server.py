@@ -166,10 +166,10 @@ class PickerServer:
         """
         self._decider.answered(model, pick, server)
 
-    def say_models(self, server: str, answer: bytes, authorization: str = "") -> None:
+    def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
         """A server's answer to ``GET /v1/models``, which clients are told of its models; and the ``Authorization`` that
         it answered to, which it is told from now on."""
-        self._decider.say_models(server, answer, authorization)
+        self._decider.update_models(server, answer, authorization)
 
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""
@@ -212,18 +212,18 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             self._metrics.requests.labels(outcome.model, outcome.word).inc()
 
     async def _decide(self, exchange: Exchange, context: Any, outcome: _Outcome) -> None:
-        asked: RequestHead | None = None
+        request_head: RequestHead | None = None
         while (message := await context.read()) is not grpc.aio.EOF:
             progress = exchange.receive(message)
             if progress is Progress.MORE:
                 continue
-            if asked is None:
-                asked = RequestHead.of(exchange)
-                outcome.path, outcome.request_id = asked.path, asked.request_id
-                logs.request_id.set(asked.request_id)  # a stream has a task of its own
+            if request_head is None:
+                request_head = RequestHead.of(exchange)
+                outcome.path, outcome.request_id = request_head.path, request_head.request_id
+                logs.request_id.set(request_head.request_id)  # a stream has a task of its own
                 if not self.ready:
                     raise UnavailableError("the gateway does not know yet which models there are; try again")
-                if (answer := self._decider.at_once(asked)) is not None:
+                if (answer := self._decider.at_once(request_head)) is not None:
                     outcome.word = "answered"
                     await context.write(exchange.answer(answer))
                     return
@@ -233,7 +233,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if (response := exchange.go_on()) is not None:
                     await context.write(response)
                 continue
-            outcome.model, route = await self._decider.decide(asked, exchange.body)
+            outcome.model, route = await self._decider.decide(request_head, exchange.body)
             outcome.word = "routed"
             responses = exchange.route(route)
             await self._send_route(route, responses, context)

@@ -55,9 +55,9 @@ class ServerKeys:
                 self._left_at.pop(server, None)
             else:
                 self._left_at.setdefault(server, now)
-        for gone in [server for server, left_at in self._left_at.items() if now - left_at > REMEMBERED_S]:
-            del self._left_at[gone], self._taken[gone]
-            self._warned.pop(gone, None)
+        for forgotten in [server for server, left_at in self._left_at.items() if now - left_at > REMEMBERED_S]:
+            del self._left_at[forgotten], self._taken[forgotten]
+            self._warned.pop(forgotten, None)
 
     def alike(self, endpoint: Endpoint, servers: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
         """Those of the servers that are told the same as the first, and what that is; None: nothing.

@@ -23,14 +23,14 @@ _MEDIA: Final = frozenset(
     {"image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url"}
     | {"file", "input_file", "document"}
 )
-MOST_MEDIUM_TOKENS: Final = 1024
+MAX_MEDIUM_TOKENS: Final = 1024
 #: What the APIs call the most tokens of an answer. Of several, the largest counts.
-_MOST_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_MAX_TOKENS_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 #: How many answers there are, or are tried. The same.
 _NUMBER_NAMES: Final = ("n", "best_of")
 #: What larger numbers count as. No server takes those.
-_MOST_TOKENS: Final = 2**31
-_MOST_ANSWERS: Final = 2**10
+_MAX_TOKENS: Final = 2**31
+_MAX_ANSWERS: Final = 2**10
 
 
 def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
@@ -49,12 +49,12 @@ def answer_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
 
     Numbers that no server takes count as absent; who sends them is told by the server.
     """
-    said = [most for name in _MOST_NAMES if (most := _count(fields.get(name))) is not None]
+    limits = [limit for name in _MAX_TOKENS_NAMES if (limit := _count(fields.get(name))) is not None]
     default = DEFAULT_COMPLETION_TOKENS if path == COMPLETIONS else DEFAULT_ANSWER_TOKENS
     number = max([1, *(_count(fields.get(name)) or 1 for name in _NUMBER_NAMES)])
     prompt = fields.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return min(max(said, default=default), _MOST_TOKENS) * min(number, _MOST_ANSWERS) * prompts, bool(said)
+    return min(max(limits, default=default), _MAX_TOKENS) * min(number, _MAX_ANSWERS) * prompts, bool(limits)
 
 
 def _excess_of_media(fields: dict[str, Any]) -> int:
@@ -66,7 +66,7 @@ def _excess_of_media(fields: dict[str, Any]) -> int:
             content = item.get("content") if isinstance(item, dict) else None
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and part.get("type") in _MEDIA:
-                    excess += max(0, _size(part) - MOST_MEDIUM_TOKENS * TOKEN_BYTES)
+                    excess += max(0, _size(part) - MAX_MEDIUM_TOKENS * TOKEN_BYTES)
     return excess
 
 

@@ -40,7 +40,7 @@ class ClusterStore:
 
     def read(self) -> list[Manifest]:
         """As `KeyStore`."""
-        with self._said():
+        with self._translated_errors():
             found = self._secrets.list_namespaced_secret(
                 self._namespace, label_selector=f"{manifests.LABEL}=true", _request_timeout=_TIMEOUT_S
             )
@@ -49,7 +49,7 @@ class ClusterStore:
     def create(self, manifest: Manifest) -> None:
         """As `KeyStore`."""
         name, body = manifest["metadata"]["name"], cast(client.V1Secret, manifest)  # it takes plain values too
-        with self._said():
+        with self._translated_errors():
             try:
                 self._secrets.create_namespaced_secret(self._namespace, body, _request_timeout=_TIMEOUT_S)
             except client.ApiException as error:
@@ -60,7 +60,7 @@ class ClusterStore:
     def delete(self, key_id: str) -> None:
         """As `KeyStore`. A Secret of this name that is no key's stays."""
         name = manifests.name_of(key_id)
-        with self._said():
+        with self._translated_errors():
             try:
                 found = self._secrets.read_namespaced_secret(name, self._namespace, _request_timeout=_TIMEOUT_S)
                 if found.type != manifests.TYPE or found.metadata is None:
@@ -75,7 +75,7 @@ class ClusterStore:
                 raise
 
     @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except client.ApiException as error:

@@ -42,10 +42,10 @@ class FileStore:
     def create(self, manifest: Manifest) -> None:
         """As `KeyStore`. The time goes with it."""
         metadata = manifest["metadata"]
-        with self._alone():
+        with self._locked():
             text = self._text() if self._path.exists() else ""
             before = self._documents(text)
-            if metadata["name"] in map(manifests.said_name, before):
+            if metadata["name"] in map(manifests.secret_name, before):
                 raise taken(metadata["name"].removeprefix(manifests.name_of("")))
             made = manifest | {"metadata": metadata | {"creationTimestamp": moment_text(datetime.now(UTC).timestamp())}}
             new = yaml.dump(made, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
@@ -56,14 +56,14 @@ class FileStore:
     def delete(self, key_id: str) -> None:
         """As `KeyStore`."""
         name = manifests.name_of(key_id)
-        with self._alone():
+        with self._locked():
             text = self._text()
             before = self._documents(text)
-            kept = [each for each in before if manifests.said_name(each) != name]
+            kept = [each for each in before if manifests.secret_name(each) != name]
             if len(kept) == len(before):
                 raise absent(key_id)
             begin, *pieces = _pieces(text)
-            pieces = [piece for piece in pieces if name not in map(manifests.said_name, self._documents(piece))]
+            pieces = [piece for piece in pieces if name not in map(manifests.secret_name, self._documents(piece))]
             self._write(begin + "".join(pieces), kept)
 
     def _text(self) -> str:
@@ -81,7 +81,7 @@ class FileStore:
             raise ArgumentError("--file", str(error)) from None
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Without another writer. The folder is locked, since the file is replaced."""
         try:
             folder = os.open(self._path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -96,9 +96,9 @@ class FileStore:
         finally:
             os.close(folder)
 
-    def _write(self, text: str, wanted: list[Any]) -> None:
+    def _write(self, text: str, expected: list[Any]) -> None:
         """Replaces the file. A new one is its owner's alone; another keeps who may read it."""
-        if self._documents(text) != wanted:
+        if self._documents(text) != expected:
             raise ArgumentError("--file", f"{self._path} cannot be changed by this command; edit it by hand")
         path = self._path.resolve()
         descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -16,7 +16,7 @@ KEY_ID: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 #: How the text of each key begins, so that who finds one knows what it is.
 PREFIX: Final = "sk-stoker-"
 #: Priorities are from -1000 to 1000.
-MOST_PRIORITY: Final = 1000
+MAX_PRIORITY: Final = 1000
 
 _SECRET_BYTES: Final = 24
 

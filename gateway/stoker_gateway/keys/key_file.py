@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between looks.
 PERIOD_S: Final = 0.5
 #: Bytes of the largest file that is read: some 20,000 keys.
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 #: Collections in collections; a Secret has three.
 _DEEPEST: Final = 32
 
@@ -77,13 +77,13 @@ def read_bytes(path: Path) -> bytes:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait
             raise KeyManifestError(f"{path} is no file; `stoker keys create --file` makes one")
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise KeyManifestError(f"{path} does not exist; `stoker keys create --file` makes it") from None
     except (OSError, ValueError) as error:  # a path may have a null byte
         raise KeyManifestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MOST_BYTES:
-        raise KeyManifestError(f"{path} is larger than {MOST_BYTES >> 20} MiB, the most that is read")
+    if len(content) > MAX_BYTES:
+        raise KeyManifestError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the most that is read")
     return content
 
 

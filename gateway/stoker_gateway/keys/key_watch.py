@@ -12,7 +12,7 @@ from stoker_gateway.keys.keyring import Keyring
 logger = logging.getLogger(__name__)
 
 #: How many keys a line names.
-_MOST_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 _NOBODY: Final = ", so every request is refused until there is one"
 
 
@@ -35,22 +35,22 @@ class KeyWatch:
             if fault not in self._faults:
                 logger.error("%s: this key is not in force: %s", self._source, fault)
         self._faults = set(faults)
-        self._tell(keyring)
+        self._log_changes(keyring)
         self._keyring = keyring
         return keyring
 
-    def _tell(self, keyring: Keyring) -> None:
+    def _log_changes(self, keyring: Keyring) -> None:
         if self._keyring is None:
             logger.info("%s: %d keys are in force%s", self._source, len(keyring), "" if keyring.keys else _NOBODY)
             return
-        before, now = self._keyring.keys, keyring.keys
-        for said, ids in (
-            ("new", now.keys() - before.keys()),
-            ("gone", before.keys() - now.keys()),
-            ("changed", {each for each in now.keys() & before.keys() if now[each] != before[each]}),
+        before, current = self._keyring.keys, keyring.keys
+        for change, ids in (
+            ("new", current.keys() - before.keys()),
+            ("gone", before.keys() - current.keys()),
+            ("changed", {each for each in current.keys() & before.keys() if current[each] != before[each]}),
         ):
             if ids:
-                shown = ", ".join(sorted(ids)[:_MOST_SHOWN]) + (", …" if len(ids) > _MOST_SHOWN else "")
-                logger.info("%s: keys that are %s: %s", self._source, said, shown)
-        if before and not now:
+                shown = ", ".join(sorted(ids)[:_MAX_SHOWN]) + (", …" if len(ids) > _MAX_SHOWN else "")
+                logger.info("%s: keys that are %s: %s", self._source, change, shown)
+        if before and not current:
             logger.warning("%s: no key is in force%s", self._source, _NOBODY)

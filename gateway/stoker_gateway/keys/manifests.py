@@ -74,7 +74,7 @@ def read(manifest: Any) -> Key:
     Raises:
         KeyManifestError: it says none; the message names the Secret and the field.
     """
-    name = said_name(manifest)
+    name = secret_name(manifest)
     if name is None:
         raise KeyManifestError("a document is no manifest of a Secret with a name")
     try:
@@ -106,7 +106,7 @@ def read_all(manifests: Iterable[Any]) -> tuple[Keyring, list[str]]:
     return Keyring(keys.values()), faults
 
 
-def said_name(manifest: Any) -> str | None:
+def secret_name(manifest: Any) -> str | None:
     """What a manifest calls its Secret; None where it is none, or has no name."""
     metadata = manifest.get("metadata") if isinstance(manifest, Mapping) else None
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
@@ -146,16 +146,16 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
 def _fields(manifest: Mapping[str, Any]) -> dict[str, str]:
     """What `data` and `stringData` say; the latter over the former, as the API server has it."""
     fields = dict[str, str]()
-    for place in ("data", "stringData"):
-        said = manifest.get(place)
-        if said is None:
+    for section in ("data", "stringData"):
+        entries = manifest.get(section)
+        if entries is None:
             continue
-        if not isinstance(said, Mapping):
-            raise ValueError(f"{place}: it must have fields")
-        for field, value in said.items():
+        if not isinstance(entries, Mapping):
+            raise ValueError(f"{section}: it must have fields")
+        for field, value in entries.items():
             if not isinstance(field, str) or not isinstance(value, str):
-                raise ValueError(f"{place}.{_shown(field)}: it must be a string; put it in quotes")
-            fields[field] = _decoded(field, value) if place == "data" else value
+                raise ValueError(f"{section}.{_shown(field)}: it must be a string; put it in quotes")
+            fields[field] = _decoded(field, value) if section == "data" else value
     return fields
 
 

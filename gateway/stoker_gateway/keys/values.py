@@ -6,10 +6,10 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from stoker_gateway.keys.key import KEY_ID, MOST_PRIORITY
+from stoker_gateway.keys.key import KEY_ID, MAX_PRIORITY
 
 #: The highest limit that can be given: more is none.
-MOST: Final = 10**12
+MAX_LIMIT: Final = 10**12
 #: How much of a wrong value is repeated.
 _SHOWN: Final = 80
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
@@ -35,16 +35,16 @@ def model(text: str) -> str:
 def limit(text: str) -> int:
     """A limit."""
     number = _integer(text)
-    if number is None or not 1 <= number <= MOST:
-        raise ValueError(f"{shown(text)} is no whole number from 1 to {MOST}; leave it out for no limit")
+    if number is None or not 1 <= number <= MAX_LIMIT:
+        raise ValueError(f"{shown(text)} is no whole number from 1 to {MAX_LIMIT}; leave it out for no limit")
     return number
 
 
 def priority(text: str) -> int:
     """A priority."""
     number = _integer(text)
-    if number is None or abs(number) > MOST_PRIORITY:
-        raise ValueError(f"{shown(text)} is no whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}")
+    if number is None or abs(number) > MAX_PRIORITY:
+        raise ValueError(f"{shown(text)} is no whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
     return number
 
 

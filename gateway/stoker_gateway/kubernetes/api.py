@@ -80,7 +80,7 @@ class Api:
         Raises:
             ApiError: nothing, or it cannot be read.
         """
-        with self._asked(path, query or {}, _READ_S) as answer:
+        with self._response(path, query or {}, _READ_S) as answer:
             try:
                 found = json.loads(answer.data)
             except ValueError:
@@ -99,11 +99,11 @@ class Api:
         Raises:
             ApiError: it cannot be watched, or the connection broke.
         """
-        with self._asked(path, query, silent_s) as answer:
+        with self._response(path, query, silent_s) as answer:
             yield _objects(answer)
 
     @contextlib.contextmanager
-    def _asked(self, path: str, query: Mapping[str, str], silent_s: float) -> Iterator[urllib3.BaseHTTPResponse]:
+    def _response(self, path: str, query: Mapping[str, str], silent_s: float) -> Iterator[urllib3.BaseHTTPResponse]:
         request = self._api.param_serialize(
             "GET",
             path,
@@ -115,8 +115,8 @@ class Api:
         try:
             answer = self._api.call_api(*request, _request_timeout=(_CONNECT_S, silent_s)).response
             if not 200 <= answer.status < 300:
-                said = _message(answer.data) or f"{answer.status} {answer.reason}"
-                raise ApiError(answer.status, said, _retry_after_s(answer.headers.get("Retry-After")))
+                message = _message(answer.data) or f"{answer.status} {answer.reason}"
+                raise ApiError(answer.status, message, _retry_after_s(answer.headers.get("Retry-After")))
             yield answer
         except client.ApiException as error:
             raise ApiError(error.status or 0, _message(error.body) or str(error.reason)) from None
@@ -128,9 +128,9 @@ class Api:
 
 
 def _objects(answer: urllib3.BaseHTTPResponse) -> Iterator[Object]:
-    rest = b""
+    buffer = b""
     for part in answer.stream(1 << 16, decode_content=True):
-        *lines, rest = (rest + part).split(b"\n")
+        *lines, buffer = (buffer + part).split(b"\n")
         for line in filter(None, lines):
             try:
                 event = json.loads(line)

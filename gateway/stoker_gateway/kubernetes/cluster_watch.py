@@ -103,20 +103,20 @@ class ClusterWatch:
             if (found := self._secrets.items()) != manifests:
                 manifests = dict(found)
                 tell_keyring(await asyncio.to_thread(self._key_watch.keyring, [found[name] for name in sorted(found)]))
-            made = await asyncio.to_thread(self._made)
-            if made != model_registry:
-                model_registry = made
-                await tell_directory(made)
+            new_registry = await asyncio.to_thread(self._make_registry)
+            if new_registry != model_registry:
+                model_registry = new_registry
+                await tell_directory(new_registry)
             await asyncio.sleep(PERIOD_S)
 
-    def _made(self) -> ModelRegistry:
+    def _make_registry(self) -> ModelRegistry:
         endpoints = self._endpoints.items().values()
-        wanted: dict[Name, frozenset[tuple[str, int]]] = {}
+        secrets: dict[Name, frozenset[tuple[str, int]]] = {}
         for each in endpoints:
             if each.secret is not None:
                 name = (each.namespace, each.secret)
-                wanted[name] = wanted.get(name, frozenset()) | {(each.name, each.generation)}
-        self._credentials.want(wanted)
+                secrets[name] = secrets.get(name, frozenset()) | {(each.name, each.generation)}
+        self._credentials.set_secrets(secrets)
         self._history.keep((each.namespace, each.name) for each in endpoints)
         return build_registry.make(endpoints, self._slices.items().values(), self._credentials.keys(), self._history)
 

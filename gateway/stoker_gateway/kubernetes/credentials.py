@@ -65,15 +65,15 @@ class Credentials:
         self._secrets: dict[Name, _Secret] = {}
         self._stopped = False
 
-    def want(self, secrets: Mapping[Name, object]) -> None:
+    def set_secrets(self, secrets: Mapping[Name, object]) -> None:
         """These are all Secrets to read, from now on.
 
         Args:
             secrets: with what stands for the state of the endpoints that name it: when that is another, it is read.
         """
         with self._news:
-            for gone in self._secrets.keys() - secrets.keys():
-                del self._secrets[gone]
+            for removed in self._secrets.keys() - secrets.keys():
+                del self._secrets[removed]
             for name, stamp in secrets.items():
                 known = self._secrets.get(name)
                 if known is None:
@@ -129,15 +129,17 @@ class Credentials:
                 secret.due, secret.failures = min(secret.due, self._clock() + wait_s), secret.failures + 1
             else:
                 secret.failures = 0
-            said, secret.complaint = secret.complaint, trouble
+            previous_complaint, secret.complaint = secret.complaint, trouble
             changed = secret.key != before
             kept = secret.key is not None
-        if trouble and trouble != said:
-            what = "its last key stays in force" if kept else "requests of the endpoints that name it are refused"
-            logger.error(
-                "the Secret %s/%s, with the key that servers want, cannot be read: %s; %s", *name, trouble, what
+        if trouble and trouble != previous_complaint:
+            consequence = (
+                "its last key stays in force" if kept else "requests of the endpoints that name it are refused"
             )
-        elif said and not trouble:
+            logger.error(
+                "the Secret %s/%s, with the key that servers want, cannot be read: %s; %s", *name, trouble, consequence
+            )
+        elif previous_complaint and not trouble:
             logger.info("the Secret %s/%s can be read again", *name)
         if changed:
             self._changed()

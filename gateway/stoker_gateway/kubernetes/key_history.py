@@ -49,5 +49,5 @@ class KeyHistory:
 
     def keep(self, endpoints: Iterable[Name]) -> None:
         """These are all endpoints there are."""
-        for gone in self._known.keys() - set(endpoints):
-            del self._known[gone]
+        for endpoint in self._known.keys() - set(endpoints):
+            del self._known[endpoint]

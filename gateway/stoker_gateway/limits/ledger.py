@@ -11,7 +11,7 @@ from stoker_gateway.limits.key_usage import KeyUsage
 #: For how many seconds a request counts as under way, at most, so that one whose end nobody told is not for ever.
 LONGEST_S: Final = 3600.0
 #: How many may be under way, at most: then the oldest are taken to have ended.
-MOST_GRANTS: Final = 200_000
+MAX_GRANTS: Final = 200_000
 #: Seconds between looks for keys that are not in use.
 _TIDY_S: Final = 60.0
 
@@ -65,7 +65,7 @@ class Ledger:
         """A request begins, for which so many tokens are reserved."""
         use = self._uses.setdefault(key_id, KeyUsage())
         self._granted[grant_id] = _Granted(key_id, tokens, use.begin(tokens, now), now)
-        if len(self._granted) > MOST_GRANTS:
+        if len(self._granted) > MAX_GRANTS:
             self.end(next(iter(self._granted)), None, now)
 
     def end(self, grant_id: str, tokens: int | None, now: float) -> None:

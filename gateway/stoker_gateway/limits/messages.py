@@ -64,9 +64,9 @@ class Message:
             MessageError: it is none.
         """
         try:
-            said = orjson.loads(data)
-            asks = (LimitRequest(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in said["asks"])
-            return cls(said["sender"], said["number"], said["uses"], tuple(asks))
+            fields = orjson.loads(data)
+            asks = (LimitRequest(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in fields["asks"])
+            return cls(fields["sender"], fields["number"], fields["uses"], tuple(asks))
         except (ValueError, TypeError, KeyError) as error:
             raise MessageError(f"not a message of a replica: {error!r}") from None
 
@@ -95,8 +95,8 @@ class Reply:
             MessageError: it is none.
         """
         try:
-            said = orjson.loads(data)
-            return cls(said["sender"], tuple(_verdict(each) for each in said["verdicts"]))
+            fields = orjson.loads(data)
+            return cls(fields["sender"], tuple(_verdict(each) for each in fields["verdicts"]))
         except (ValueError, TypeError, KeyError) as error:
             raise MessageError(f"not a reply of a replica: {error!r}") from None
 
@@ -105,11 +105,11 @@ def _plain(verdict: LimitVerdict) -> dict[str, Any]:
     return dataclasses.asdict(verdict)
 
 
-def _verdict(said: dict[str, Any]) -> LimitVerdict:
-    if "what" not in said:
-        return _standing(said)
-    return Denial(**said | {"standing": _standing(said["standing"])})
+def _verdict(fields: dict[str, Any]) -> LimitVerdict:
+    if "what" not in fields:
+        return _standing(fields)
+    return Denial(**fields | {"standing": _standing(fields["standing"])})
 
 
-def _standing(said: dict[str, Any]) -> RateLimitStatus:
-    return RateLimitStatus(**{name: None if each is None else Allowance(**each) for name, each in said.items()})
+def _standing(fields: dict[str, Any]) -> RateLimitStatus:
+    return RateLimitStatus(**{name: None if each is None else Allowance(**each) for name, each in fields.items()})

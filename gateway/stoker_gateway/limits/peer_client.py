@@ -23,7 +23,7 @@ _LOST_S: Final = 1.0
 #: For how long the news that a request has ended may wait for company.
 _NEWS_S: Final = 0.1
 #: Keys in a message, at most.
-_MOST_KEYS: Final = 500
+_MAX_KEYS: Final = 500
 
 
 class Peer:
@@ -53,7 +53,7 @@ class Peer:
         self._missed = False
         self._message = message
         self._changed = changed
-        self._asks: list[_Asked] = []
+        self._asks: list[_PendingRequest] = []
         self._news: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -73,10 +73,10 @@ class Peer:
         Returns:
             what that returns; None where the replica is not reached.
         """
-        asked = _Asked(ask, take)
-        self._asks.append(asked)
+        pending = _PendingRequest(ask, take)
+        self._asks.append(pending)
         self._wake.set()
-        return asked.answer
+        return pending.answer
 
     def tell(self, key_id: str, *, soon: bool) -> None:
         """There is news of a key's use.
@@ -94,8 +94,8 @@ class Peer:
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        for asked in self._asks:
-            asked.end(None)
+        for pending in self._asks:
+            pending.end(None)
         await self._channel.close()
 
     async def _speak(self) -> None:
@@ -107,8 +107,8 @@ class Peer:
                 self._timer.cancel()
                 self._timer = None
             waiting = [each for each in self._asks if not each.answer.done()]
-            asks, self._asks = waiting[:_MOST_KEYS], waiting[_MOST_KEYS:]
-            news = list(self._news)[:_MOST_KEYS]
+            asks, self._asks = waiting[:_MAX_KEYS], waiting[_MAX_KEYS:]
+            news = list(self._news)[:_MAX_KEYS]
             for key_id in news:
                 del self._news[key_id]
             if self._news or self._asks:
@@ -118,8 +118,8 @@ class Peer:
                 reply = await self._exchange(news, tuple(each.ask for each in asks))
                 verdicts = verdicts if reply is None else reply.verdicts
             finally:
-                for asked, verdict in zip(asks, verdicts, strict=True):
-                    asked.end(verdict)
+                for pending, verdict in zip(asks, verdicts, strict=True):
+                    pending.end(verdict)
 
     async def _exchange(self, news: list[str], asks: tuple[LimitRequest, ...]) -> Reply | None:
         about = dict.fromkeys([*news, *(ask.key_id for ask in asks)])
@@ -154,7 +154,7 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
 ]
 
 
-class _Asked:
+class _PendingRequest:
     """An ask that waits for its answer."""
 
     def __init__(self, ask: LimitRequest, take: Callable[[LimitVerdict], Grant | Denial]) -> None:

@@ -47,7 +47,7 @@ class PeerLimiter:
         #: Who this replica is; another one after each start.
         self.identity = next(self._ids)
         self._ledger = Ledger(self._tell)
-        self._told = PeerReports()
+        self._reports = PeerReports()
         self._peers: dict[str, Peer] = {}
         self._heard: dict[str, tuple[int, float]] = {}  # identity → number of its last message, and when that came
         self._number = 0
@@ -57,12 +57,12 @@ class PeerLimiter:
 
     async def set_peers(self, addresses: Iterable[str]) -> None:
         """These are all other replicas' addresses, ``HOST:PORT``, from now on. This one's own may be among them."""
-        wanted = set(addresses)
-        gone = [self._peers.pop(address) for address in self._peers.keys() - wanted]
-        for address in sorted(wanted - self._peers.keys()):
+        current = set(addresses)
+        departed = [self._peers.pop(address) for address in self._peers.keys() - current]
+        for address in sorted(current - self._peers.keys()):
             self._peers[address] = Peer(address, self._token, self._message, self._look)
         self._look()
-        await asyncio.gather(*(peer.close() for peer in gone))
+        await asyncio.gather(*(peer.close() for peer in departed))
 
     async def close(self) -> None:
         """Ends what was started."""
@@ -76,7 +76,7 @@ class PeerLimiter:
             grant = self._begin(ask, self._judge(ask, self.identity, now))
             self._tell(key.id)
             return grant
-        if not peer.needs_relist and (answer := await self._asked(peer, ask)) is not None:
+        if not peer.needs_relist and (answer := await self._ask(peer, ask)) is not None:
             return answer
         now = self._clock()
         return self._begin(ask, judge(key.limits, [self._ledger.use(key.id, now)], tokens, now, self.view.share_alone))
@@ -96,8 +96,8 @@ class PeerLimiter:
             if message.number <= self._heard.get(sender, (-1, 0.0))[0]:
                 return Reply(self.identity)  # it has said more since, and waits for this no longer
             try:
-                for key_id, said in message.uses.items():
-                    self._told.hear(sender, key_id, said, now)
+                for key_id, report in message.uses.items():
+                    self._reports.hear(sender, key_id, report, now)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise MessageError(f"not a statement of use: {error!r}") from None
             self._heard[sender] = message.number, now
@@ -106,7 +106,7 @@ class PeerLimiter:
         for ask in message.asks:
             verdict = self._judge(ask, sender, now)
             if isinstance(verdict, RateLimitStatus):
-                self._told.begin(sender, ask.key_id, ask.tokens, now)
+                self._reports.begin(sender, ask.key_id, ask.tokens, now)
             verdicts.append(verdict)
         return Reply(self.identity, tuple(verdicts))
 
@@ -114,7 +114,7 @@ class PeerLimiter:
         """Decides as the key's owner."""
         # Those that are not reached have a part of their own.
         apart = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
-        uses = [self._ledger.use(ask.key_id, now), *self._told.uses(ask.key_id, now, apart)]
+        uses = [self._ledger.use(ask.key_id, now), *self._reports.uses(ask.key_id, now, apart)]
         share = LimitShare() if ask.limits == Limits() else self.view.share
         return judge(ask.limits, uses, ask.tokens, now, share)
 
@@ -125,7 +125,7 @@ class PeerLimiter:
         self._ledger.begin(grant.id, ask.key_id, ask.tokens, self._clock())
         return grant
 
-    async def _asked(self, peer: Peer, ask: LimitRequest) -> Grant | Denial | None:
+    async def _ask(self, peer: Peer, ask: LimitRequest) -> Grant | Denial | None:
         """What another replica says; None if it does not in time."""
         answer = peer.ask(ask, lambda verdict: self._begin(ask, verdict))
         try:
@@ -169,12 +169,12 @@ class PeerLimiter:
         """Looks which replicas there are; when others are reached than before, keys' new owners are told of them."""
         now = self._clock()
         self._heard = {each: last for each, last in self._heard.items() if now - last[1] < SILENT_S}
-        others = {peer.identity or peer.address: peer for peer in self._peers.values()}
-        others.pop(self.identity, None)
-        reached = frozenset(each for each, peer in others.items() if peer.reached and each in self._heard)
-        changed = (reached, len(others) + 1) != (self.view.reached, self.view.number)
+        peers = {peer.identity or peer.address: peer for peer in self._peers.values()}
+        peers.pop(self.identity, None)
+        reached = frozenset(each for each, peer in peers.items() if peer.reached and each in self._heard)
+        changed = (reached, len(peers) + 1) != (self.view.reached, self.view.number)
         if changed:
-            self.view = View(self.identity, reached, len(others) + 1)
+            self.view = View(self.identity, reached, len(peers) + 1)
             share = self.view.share
             logger.info("%d of %d replicas reach each other, and share the limits of keys", share.parts, share.of)
         if changed or now - self._restated_at > _RESTATE_S:

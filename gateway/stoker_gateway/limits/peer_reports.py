@@ -35,14 +35,14 @@ class PeerReports:
 
     def __init__(self) -> None:
         self._uses: dict[str, dict[str, KeyUsage]] = {}
-        self._said_at: dict[tuple[str, str], float] = {}
+        self._reported_at: dict[tuple[str, str], float] = {}
         self._tidied_at = 0.0
 
     def __len__(self) -> int:
         """Of how many keys something is known."""
         return len(self._uses)
 
-    def hear(self, replica: str, key_id: str, said: Statement, now: float) -> None:
+    def hear(self, replica: str, key_id: str, report: Statement, now: float) -> None:
         """A replica says what its clients use of a key.
 
         Raises:
@@ -50,16 +50,16 @@ class PeerReports:
         """
         use = KeyUsage()
         for minute, name in ((use.requests, "requests"), (use.tokens, "tokens")):
-            for age, number in said[name]:
+            for age, number in report[name]:
                 minute.add(int(number), now - float(age))
-        use.open = int(said["open"])
+        use.open = int(report["open"])
         self._uses.setdefault(key_id, {})[replica] = use
-        self._said_at[key_id, replica] = now
+        self._reported_at[key_id, replica] = now
 
     def begin(self, replica: str, key_id: str, tokens: int, now: float) -> None:
         """A request of a replica's clients begins, which it will say itself too."""
         self._uses.setdefault(key_id, {}).setdefault(replica, KeyUsage()).begin(tokens, now)
-        self._said_at[key_id, replica] = now
+        self._reported_at[key_id, replica] = now
 
     def uses(self, key_id: str, now: float, without: Collection[str] = ()) -> list[KeyUsage]:
         """What others' clients use of a key.
@@ -74,7 +74,7 @@ class PeerReports:
         uses = self._uses.get(key_id, {})
         for replica, use in uses.items():
             use.expire(now)
-            if now - self._said_at.get((key_id, replica), -math.inf) > STALE_S:
+            if now - self._reported_at.get((key_id, replica), -math.inf) > STALE_S:
                 use.open = 0
         return uses
 
@@ -86,6 +86,6 @@ class PeerReports:
             for replica, use in list(self._current(key_id, now).items()):
                 if use.is_nothing:
                     del self._uses[key_id][replica]
-                    self._said_at.pop((key_id, replica), None)
+                    self._reported_at.pop((key_id, replica), None)
             if not self._uses[key_id]:
                 del self._uses[key_id]

@@ -30,7 +30,7 @@ class PeerServer:
         self._expected = credentials(token).encode()
         self._hear = hear
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handler = grpc.unary_unary_rpc_method_handler(self._tell)
+        handler = grpc.unary_unary_rpc_method_handler(self._handle)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
 
     def listen(self, address: str) -> int:
@@ -55,9 +55,9 @@ class PeerServer:
         """Ends."""
         await self._server.stop(0)
 
-    async def _tell(self, data: bytes, context: Any) -> bytes:
-        said = str(dict(context.invocation_metadata()).get("authorization", ""))
-        if not hmac.compare_digest(said.encode(), self._expected):
+    async def _handle(self, data: bytes, context: Any) -> bytes:
+        authorization = str(dict(context.invocation_metadata()).get("authorization", ""))
+        if not hmac.compare_digest(authorization.encode(), self._expected):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "replicas of a gateway must have the same peer token")
         try:
             return self._hear(Message.decode(data)).encode()

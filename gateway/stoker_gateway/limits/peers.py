@@ -35,8 +35,8 @@ class Peers:
         port = self._server.listen(self._settings.listen)
         await self._server.start()
         await self.limiter.set_peers(self._settings.addresses)
-        others = ", ".join(self._settings.addresses) or "nobody yet"
-        logger.info("limits are kept together with %s; other replicas are heard at port %d", others, port)
+        addresses = ", ".join(self._settings.addresses) or "nobody yet"
+        logger.info("limits are kept together with %s; other replicas are heard at port %d", addresses, port)
 
     async def watch(self) -> NoReturn:
         """Looks up who the others are, again and again. One that no name stands for is gone; where names are not

@@ -66,7 +66,7 @@ def _denials(limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, 
 
 
 def _denial(
-    what: Literal["requests", "tokens"],
+    resource: Literal["requests", "tokens"],
     whole: int,
     minutes: list[SlidingMinute],
     amount: int,
@@ -75,11 +75,11 @@ def _denial(
 ) -> Iterable[Denial]:
     limit, used = share.part(whole), sum(each.total for each in minutes)
     if amount > whole:
-        yield Denial(what, whole, used, amount, None)
+        yield Denial(resource, whole, used, amount, None)
     elif used + amount > limit:
         room = until_room(minutes, amount, limit, now)
         # What is more than a part of the limit may begin once the parts are one again.
-        yield Denial(what, limit, used, amount, SOON_S if math.isinf(room) else room)
+        yield Denial(resource, limit, used, amount, SOON_S if math.isinf(room) else room)
 
 
 def _standing(

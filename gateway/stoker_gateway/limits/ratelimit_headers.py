@@ -11,7 +11,9 @@ from typing import Final, Literal
 
 #: All headers there are.
 HEADERS: Final = tuple(
-    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+    f"x-ratelimit-{field}-{resource}"
+    for resource in ("requests", "tokens")
+    for field in ("limit", "remaining", "reset")
 )
 
 
@@ -38,13 +40,13 @@ class RateLimitStatus:
 
     def headers(self) -> dict[str, str]:
         """As clients are told."""
-        said: dict[str, str] = {}
-        for of, allowance in (("requests", self.requests), ("tokens", self.tokens)):
+        headers: dict[str, str] = {}
+        for resource, allowance in (("requests", self.requests), ("tokens", self.tokens)):
             if allowance is not None:
-                said[f"x-ratelimit-limit-{of}"] = str(allowance.limit)
-                said[f"x-ratelimit-remaining-{of}"] = str(allowance.remaining)
-                said[f"x-ratelimit-reset-{of}"] = duration(allowance.reset_s)
-        return said
+                headers[f"x-ratelimit-limit-{resource}"] = str(allowance.limit)
+                headers[f"x-ratelimit-remaining-{resource}"] = str(allowance.remaining)
+                headers[f"x-ratelimit-reset-{resource}"] = duration(allowance.reset_s)
+        return headers
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ MODELS_TIMEOUT_S: Final = 1.0
 SOON_S: Final = 3.0
 
 #: Bytes of an answer beyond which nothing is read from it.
-MOST_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Poller:
         self._hear = hear
         self._cpu_s = cpu_s
         self._servers: tuple[str, ...] = ()
-        self._asked: set[str] = set()
+        self._in_flight: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, int] = {}
         self._silent_since: dict[str, float] = {}
@@ -119,16 +119,16 @@ class Poller:
                 servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
                 known = set(servers)
                 for memory in (self._unanswered, self._silent_since, self._answered_at):
-                    for gone in memory.keys() - known:
-                        memory.pop(gone)
+                    for departed in memory.keys() - known:
+                        memory.pop(departed)
                 for number, server in enumerate(servers):
                     await asyncio.sleep(began + period * number / len(servers) - loop.time())
                     if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
                         # As of then, so that a late answer still counts; and once, until it answers.
                         self._silent_since[server] = math.inf
                         self._hear(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
-                    if server not in self._asked:
-                        self._asked.add(server)
+                    if server not in self._in_flight:
+                        self._in_flight.add(server)
                         task = loop.create_task(self._ask_one(server))
                         self._tasks.add(task)
                         task.add_done_callback(self._tasks.discard)
@@ -157,7 +157,7 @@ class Poller:
             self._silent_since.pop(server, None)
             self._answered_at[server] = asyncio.get_running_loop().time()
         finally:
-            self._asked.discard(server)
+            self._in_flight.discard(server)
         self._hear(PollResult(server, load, sent_at, answered))
 
 
@@ -185,8 +185,8 @@ class HttpAsker:
         """This is what servers may want to be told in ``Authorization`` where they are asked for their models, the
         likeliest first. A server that was not among them is asked at once. May be called by any thread."""
         self._authorizations = dict(authorizations)
-        for gone in set(self._models_at) - authorizations.keys():
-            self._models_at.pop(gone, None)
+        for server in set(self._models_at) - authorizations.keys():
+            self._models_at.pop(server, None)
 
     async def __aenter__(self) -> HttpAsker:
         self._session = aiohttp.ClientSession(
@@ -220,9 +220,9 @@ class HttpAsker:
 
     async def _ask_models(self, server: str) -> None:
         now = asyncio.get_running_loop().time()
-        due, told = self._models_at.get(server, (-math.inf, ()))
+        due, last_authorizations = self._models_at.get(server, (-math.inf, ()))
         authorizations = self._authorizations.get(server, ("",))
-        if self._hear_models is None or (now < due and told == authorizations):
+        if self._hear_models is None or (now < due and last_authorizations == authorizations):
             return
         self._models_at[server] = now + SOON_S, authorizations
         first = number = self._first.pop(server, 0) % len(authorizations)
@@ -247,7 +247,7 @@ class HttpAsker:
             parts, size = list[bytes](), 0
             async for part in response.content.iter_any():
                 size += len(part)
-                if size > MOST_BYTES:
+                if size > MAX_BYTES:
                     response.close()
                     return response.status, b""
                 parts.append(part)
@@ -273,12 +273,12 @@ def _values(text: bytes, name: bytes) -> list[float]:
     at = text.find(b"\n" + name)
     while at >= 0:
         end = text.find(b"\n", at + 1)
-        rest = text[at + 1 + len(name) : end if end >= 0 else len(text)]
-        if rest[:1] == b"{":
-            rest = rest[rest.rfind(b"}") + 1 :]
-        if rest[:1] in (b" ", b"\t"):  # else it is another metric, whose name begins alike
+        series = text[at + 1 + len(name) : end if end >= 0 else len(text)]
+        if series[:1] == b"{":
+            series = series[series.rfind(b"}") + 1 :]
+        if series[:1] in (b" ", b"\t"):  # else it is another metric, whose name begins alike
             try:
-                values.append(float(rest.split()[0]))
+                values.append(float(series.split()[0]))
             except (ValueError, IndexError):
                 values.append(math.nan)
         at = text.find(b"\n" + name, at + 1)

@@ -31,8 +31,8 @@ class ServerWatch:
         for name, endpoint in model_registry.endpoints.items():
             for server in endpoint.servers:
                 self._models.setdefault(server, []).append(name)
-        for gone in self._states.keys() - self._models.keys():
-            del self._states[gone]
+        for departed in self._states.keys() - self._models.keys():
+            del self._states[departed]
 
     def heard(self, heard: PollResult) -> None:
         """A server was asked."""

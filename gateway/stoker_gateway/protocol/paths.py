@@ -33,6 +33,6 @@ _OF_A_RESPONSE: Final = ("", "input_items", "cancel")
 
 def response_id(path: str) -> str | None:
     """Which response a path below /v1/responses is about, as the path has it; None if it is no such path."""
-    prefix, _, rest = path.partition(f"{RESPONSES}/")
-    name, _, what = rest.partition("/")
-    return name if not prefix and name and what in _OF_A_RESPONSE else None
+    prefix, _, tail = path.partition(f"{RESPONSES}/")
+    name, _, resource = tail.partition("/")
+    return name if not prefix and name and resource in _OF_A_RESPONSE else None

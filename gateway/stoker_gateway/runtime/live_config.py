@@ -31,7 +31,7 @@ _READ_S: Final = 10.0
 #: Seconds that what the picker said may be on its way to Envoy.
 _ON_THE_WAY_S: Final = 2.0
 #: How many models a log line names.
-_MOST_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 
 
 class LiveConfig:
@@ -50,7 +50,7 @@ class LiveConfig:
         self._tell: Callable[[PollResult], None] = lambda _: None
         self._ask: Callable[[Iterable[str]], None] = lambda _: None
         self._ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None
-        self._left: dict[float, ModelRegistry] = {}
+        self._departing: dict[float, ModelRegistry] = {}
         self.model_registry = self._next = ModelRegistry()
         #: By served name.
         self.pickers: dict[str, EndpointPicker] = {}
@@ -98,16 +98,16 @@ class LiveConfig:
         await self._until_read()
         self._adopt(model_registry)
         left_at = time.monotonic()
-        self._left[left_at] = before
+        self._departing[left_at] = before
         asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._forget, left_at)
-        _say(before, model_registry)
+        _log_changes(before, model_registry)
 
     def _write(self) -> None:
-        self._files.write(self._next, self.model_registry, *self._left.values())
+        self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
         """Has Envoy forget a directory that the picker left some time ago."""
-        del self._left[left_at]
+        del self._departing[left_at]
         try:
             self._write()
         except OSError as error:
@@ -124,7 +124,7 @@ class LiveConfig:
             if not waits:
                 return
             if time.monotonic() > deadline:
-                shown = ", ".join(sorted(waits)[:_MOST_SHOWN])
+                shown = ", ".join(sorted(waits)[:_MAX_SHOWN])
                 logger.error("Envoy has not taken what is new within %g s; it may refuse requests: %s", _READ_S, shown)
                 return
             await asyncio.sleep(_LOOK_S)
@@ -150,37 +150,39 @@ class LiveConfig:
 
 
 def _authorizations(model_registry: ModelRegistry) -> dict[str, tuple[str, ...]]:
-    told: dict[str, dict[str, None]] = {}
+    authorizations: dict[str, dict[str, None]] = {}
     for endpoint in model_registry.endpoints.values():
         for server in endpoint.servers:
-            told.setdefault(server, {}).update(dict.fromkeys(endpoint.authorizations))
-    return {server: tuple(each) for server, each in told.items()}
+            authorizations.setdefault(server, {}).update(dict.fromkeys(endpoint.authorizations))
+    return {server: tuple(each) for server, each in authorizations.items()}
 
 
 def _servers(model_registry: ModelRegistry) -> list[str]:
     return list(dict.fromkeys(server for endpoint in model_registry.endpoints.values() for server in endpoint.servers))
 
 
-def said(model_registry: ModelRegistry) -> str:
+def describe(model_registry: ModelRegistry) -> str:
     """What a directory has, for a log line."""
     counts = {name: len(endpoint.servers) for name, endpoint in model_registry.endpoints.items()}
-    shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MOST_SHOWN]]
-    return ", ".join(shown + ["…"] * (len(counts) > _MOST_SHOWN)) or "no model"
+    shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MAX_SHOWN]]
+    return ", ".join(shown + ["…"] * (len(counts) > _MAX_SHOWN)) or "no model"
 
 
-def _say(before: ModelRegistry, now: ModelRegistry) -> None:
-    for what, names in (
-        ("served from now on", now.endpoints.keys() - before.endpoints.keys()),
-        ("no longer served", before.endpoints.keys() - now.endpoints.keys()),
+def _log_changes(before: ModelRegistry, after: ModelRegistry) -> None:
+    for change, names in (
+        ("served from now on", after.endpoints.keys() - before.endpoints.keys()),
+        ("no longer served", before.endpoints.keys() - after.endpoints.keys()),
         (
             "served by other servers",
             {
                 name
-                for name in now.endpoints.keys() & before.endpoints.keys()
-                if now.endpoints[name].servers != before.endpoints[name].servers
+                for name in after.endpoints.keys() & before.endpoints.keys()
+                if after.endpoints[name].servers != before.endpoints[name].servers
             },
         ),
     ):
         if names:
-            source = before if what == "no longer served" else now
-            logger.info("%s: %s", what, said(ModelRegistry({name: source.endpoints[name] for name in sorted(names)})))
+            source = before if change == "no longer served" else after
+            logger.info(
+                "%s: %s", change, describe(ModelRegistry({name: source.endpoints[name] for name in sorted(names)}))
+            )

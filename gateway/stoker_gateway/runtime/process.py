@@ -18,7 +18,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker_gateway.envoy.admin import EnvoyAdmin, LateAnswerError
-from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
+from stoker_gateway.envoy.ended_log import FLUSH_S, LOGS_WRITTEN_STAT
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.ext_proc.server import PickerServer
 from stoker_gateway.keys.key_file import KeyFile
@@ -31,7 +31,7 @@ from stoker_gateway.registry.addresses import check_free, netloc
 from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.registry.named_servers import NamedServers
 from stoker_gateway.runtime.listeners import answered_listener, ended_listener, settler
-from stoker_gateway.runtime.live_config import LiveConfig, said
+from stoker_gateway.runtime.live_config import LiveConfig, describe
 from stoker_gateway.runtime.metrics_server import MetricsServer
 from stoker_gateway.settings import GatewaySettings
 from stoker_gateway.tasks import first_of
@@ -42,7 +42,7 @@ from stoker_gateway.usage.metrics import UsageMetrics
 logger = logging.getLogger(__name__)
 
 #: For how many seconds in the end Envoy may tell of requests that ended.
-_TOLD_S: Final = 10.0
+_REPORT_TIMEOUT_S: Final = 10.0
 #: For how many seconds at the beginning Envoy's answers may be late.
 _LATE_S: Final = 60.0
 
@@ -56,7 +56,7 @@ async def run(
     model_registry: ModelRegistry | None = None,
     keys: KeyFile | None = None,
     cluster: MakeClusterWatch | None = None,
-    again: bool = False,
+    is_restart: bool = False,
     names: NamedServers | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends this at once.
@@ -65,14 +65,14 @@ async def run(
         folder: Envoy's.
         model_registry: what is served; None: `cluster` says it.
         keys: of clients; None: anyone may use all models, or `cluster` says them.
-        again: an earlier picker of this Envoy's was killed.
+        is_restart: an earlier picker of this Envoy's was killed.
         names: the hosts that the directory's servers are of; None: they do not change.
 
     Raises:
         GatewayError: a part cannot serve, or Envoy does not do its work.
         OSError: a file cannot be written, or a socket not made.
     """
-    await _Picker(settings, folder, model_registry, keys, cluster, again, names).run()
+    await _Picker(settings, folder, model_registry, keys, cluster, is_restart, names).run()
 
 
 class _Picker:
@@ -85,16 +85,16 @@ class _Picker:
         model_registry: ModelRegistry | None,
         keys: KeyFile | None,
         cluster: MakeClusterWatch | None,
-        again: bool,
+        is_restart: bool,
         names: NamedServers | None,
     ) -> None:
         self._settings = settings
         self._names = names
-        self._again = again
+        self._is_restart = is_restart
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
-        self._begun = asyncio.Event()  # what is served is known
-        self._told_before = 0  # ends of requests that Envoy told an earlier picker of, or nobody
+        self._registry_known = asyncio.Event()  # what is served is known
+        self._reported_before = 0  # ends of requests that Envoy told an earlier picker of, or nobody
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._cluster = None if cluster is None else cluster(registry)
@@ -109,7 +109,7 @@ class _Picker:
         self._serving = LiveConfig(EnvoyFiles(envoy), self._envoy, self._picker, identity)
         if model_registry is not None:
             self._serving.begin(model_registry)
-        self._poller = PollerThread(self._serving.hear, self._picker.say_models)
+        self._poller = PollerThread(self._serving.hear, self._picker.update_models)
         self._serving.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
         self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
@@ -150,15 +150,15 @@ class _Picker:
 
     async def _serve(self) -> None:
         deadline = asyncio.get_running_loop().time() + _LATE_S
-        if self._again:
-            written = await self._envoy.insist(lambda: self._envoy.statistic(WRITTEN), deadline)
-            self._told_before = written - self._ends.received
+        if self._is_restart:
+            written = await self._envoy.insist(lambda: self._envoy.statistic(LOGS_WRITTEN_STAT), deadline)
+            self._reported_before = written - self._ends.received
         if self._cluster is None:
             await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
         port = await self._envoy.insist(self._envoy.port, deadline)
         url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, port)}"
         # Where lines for machines are on standard output, nothing else is.
-        if not self._again and not self._settings.access_log and self._settings.billing_log != STDOUT:
+        if not self._is_restart and not self._settings.access_log and self._settings.billing_log != STDOUT:
             print(f"stoker gateway: {url}", flush=True)  # noqa: T201
         works = [self._watch_envoy(), self._poller.watch(), self._until_drained(url), self._stop_now.wait()]
         if self._keys is not None:
@@ -173,28 +173,28 @@ class _Picker:
 
     async def _until_drained(self, url: str) -> None:
         if self._cluster is not None:
-            await first_of(self._begun.wait(), self._stop.wait())
+            await first_of(self._registry_known.wait(), self._stop.wait())
         if not self._stop.is_set():
-            self._begun.set()
-            logger.info("%s serves %s", url, said(self._serving.model_registry))
+            self._registry_known.set()
+            logger.info("%s serves %s", url, describe(self._serving.model_registry))
         await self._stop.wait()
         await self._envoy.withdraw(self._settings.drain_s)
         await asyncio.sleep(self._settings.drain_delay_s)
         await self._envoy.drain(self._settings.drain_s)
-        await self._all_told()
+        await self._until_all_reported()
 
-    async def _all_told(self) -> None:
+    async def _until_all_reported(self) -> None:
         """Waits until Envoy has told of all requests that ended, which it does a little later; it would forget them."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _TOLD_S
+        deadline = loop.time() + _REPORT_TIMEOUT_S
         while loop.time() < deadline:
             with suppress(LateAnswerError):
-                if self._ends.received >= await self._envoy.statistic(WRITTEN) - self._told_before:
+                if self._ends.received >= await self._envoy.statistic(LOGS_WRITTEN_STAT) - self._reported_before:
                     return
             await asyncio.sleep(FLUSH_S)
 
     async def _watch_envoy(self) -> None:
-        await self._begun.wait()  # until then it is told that there is no picker
+        await self._registry_known.wait()  # until then it is told that there is no picker
         await self._envoy.watch()
 
     async def _change(self, news: ModelRegistry) -> None:
@@ -202,9 +202,9 @@ class _Picker:
         await self._serving.change(news)
         for name in before - news.endpoints.keys():
             self._usage.forget_model(name)
-        if not self._begun.is_set():
+        if not self._registry_known.is_set():
             await self._picker.set_ready()
-            self._begun.set()
+            self._registry_known.set()
 
     def _set_keyring(self, keyring: Keyring) -> None:
         self._picker.set_keyring(keyring)

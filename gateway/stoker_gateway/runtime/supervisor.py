@@ -110,7 +110,7 @@ class _Supervisor:
             if code >= 0:
                 self._code = code
                 return
-            cause = cause_of_death(code, None, killed_for_memory=False, who="the picker").message
+            cause = cause_of_death(code, None, killed_for_memory=False, subject="the picker").message
             if not self._stop.is_set():
                 until = "are refused" if self._settings.fail_open is None else "go to any server"
                 logger.error("%s; another begins, and requests %s until it serves", cause, until)

@@ -22,16 +22,16 @@ class FairQueue(Generic[Item]):
         hold_s: for how many seconds each may.
     """
 
-    def __init__(self, most: int, hold_s: float) -> None:
-        self._most = most
+    def __init__(self, max_items: int, hold_s: float) -> None:
+        self._max_items = max_items
         self._hold_s = hold_s
         # By priority, by key: the keys that are next come first.
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
         # By item: its priority, its key, and until when it waits.
-        self._places: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
+        self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def push(self, key: str, priority: int, item: Item, now: float) -> Item | None:
         """Lets an item wait.
@@ -42,16 +42,16 @@ class FairQueue(Generic[Item]):
         Returns:
             The item that must give way, which may be this one; None if there is room.
         """
-        gone: Item | None = None
-        if len(self._places) >= self._most:
-            gone = self._least_deserving(key, priority)
-            if gone is None:
+        displaced: Item | None = None
+        if len(self._entries) >= self._max_items:
+            displaced = self._least_deserving(key, priority)
+            if displaced is None:
                 return item
-            self.remove(gone)
+            self.remove(displaced)
         level = self._levels.setdefault(priority, OrderedDict())
         level.setdefault(key, deque()).append(item)
-        self._places[item] = (priority, key, now + self._hold_s)
-        return gone
+        self._entries[item] = (priority, key, now + self._hold_s)
+        return displaced
 
     def pop(self, now: float, may_go: Callable[[Item], bool] = lambda item: True) -> Item | None:
         """Takes out whose turn it is; None if nobody may go. What is over its time is left to `expire`.
@@ -62,7 +62,7 @@ class FairQueue(Generic[Item]):
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             for key in list(level):
-                item = next((each for each in level[key] if self._places[each][2] > now and may_go(each)), None)
+                item = next((each for each in level[key] if self._entries[each][2] > now and may_go(each)), None)
                 if item is not None:
                     level.move_to_end(key)
                     self.remove(item)
@@ -72,7 +72,7 @@ class FairQueue(Generic[Item]):
     def expire(self, now: float) -> list[Item]:
         """Takes out those that have waited for too long."""
         over = []
-        for item, (_, _, until) in self._places.items():
+        for item, (_, _, until) in self._entries.items():
             if until > now:
                 break  # they came in order, and all wait for the same time
             over.append(item)
@@ -82,10 +82,10 @@ class FairQueue(Generic[Item]):
 
     def remove(self, item: Item) -> bool:
         """Takes out an item whose client has gone; whether it was there."""
-        place = self._places.pop(item, None)
-        if place is None:
+        entry = self._entries.pop(item, None)
+        if entry is None:
             return False
-        priority, key, _ = place
+        priority, key, _ = entry
         level = self._levels[priority]
         queue = level[key]
         queue.remove(item)

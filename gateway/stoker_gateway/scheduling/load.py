@@ -51,14 +51,14 @@ class Load:
     """What is known of one server's load. Requests are told apart by numbers, which grow.
 
     Attributes:
-        said: its last word.
+        reported: its last word.
         sent: when what was sent since was sent, by number, oldest first.
         prompts: of these, the bytes of those prompts that count as not computed yet: a number of the newest.
         prompt_bytes: of all of them.
         ended: when requests that are in its last word ended, oldest first.
     """
 
-    said: ServerLoad = ServerLoad()
+    reported: ServerLoad = ServerLoad()
     sent: dict[int, float] = field(default_factory=dict)
     prompts: dict[int, int] = field(default_factory=dict)
     prompt_bytes: int = 0
@@ -67,16 +67,16 @@ class Load:
     @property
     def sequences(self) -> float:
         """Requests there."""
-        return max(0.0, self.said.running + self.said.waiting - len(self.ended)) + len(self.sent)
+        return max(0.0, self.reported.running + self.reported.waiting - len(self.ended)) + len(self.sent)
 
     def work(self, usual: float) -> float:
         """Bytes it has to compute, or what takes as long. `usual` is how many a request has."""
-        return self.prompt_bytes + self.said.waiting * usual + SEQUENCE_BYTES * self.sequences
+        return self.prompt_bytes + self.reported.waiting * usual + SEQUENCE_BYTES * self.sequences
 
-    def is_full(self, most_waiting: float) -> bool:
+    def is_full(self, max_waiting: float) -> bool:
         """Whether it should get nothing now, by its own report: what was sent counts only where requests waited."""
-        said = self.said
-        return said.waiting > 0 and (said.kv_usage >= FULL or said.waiting + len(self.sent) >= most_waiting)
+        reported = self.reported
+        return reported.waiting > 0 and (reported.kv_usage >= FULL or reported.waiting + len(self.sent) >= max_waiting)
 
     def send(self, number: int, size: int, now: float) -> None:
         """It is sent a request, of whose prompt it has to compute `size` bytes."""
@@ -88,7 +88,7 @@ class Load:
         """A request that it was given has ended."""
         if number in self.sent:
             self._drop(number)
-        elif self.said.counted and len(self.ended) < self.said.running + self.said.waiting:
+        elif self.reported.counted and len(self.ended) < self.reported.running + self.reported.waiting:
             self.ended.append(now)
 
     def take_back(self, number: int) -> None:
@@ -96,10 +96,10 @@ class Load:
         if number in self.sent:
             self._drop(number)
 
-    def say(self, said: ServerLoad, sent_at: float) -> None:
+    def update(self, reported: ServerLoad, sent_at: float) -> None:
         """It was asked at `sent_at`, and says this: what it was sent, and what ended, before is in it."""
-        self.said = said
-        if said.counted:
+        self.reported = reported
+        if reported.counted:
             self._forget(sent_at)
             while self.ended and self.ended[0] <= sent_at:
                 self.ended.popleft()

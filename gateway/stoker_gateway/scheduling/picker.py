@@ -42,13 +42,13 @@ FEW: Final = 8
 HOME_BYTES: Final = 4096
 
 #: How many servers that were given a prompt's beginning are weighed.
-MOST_HOLDERS: Final = 8
+MAX_HOLDERS: Final = 8
 
 #: How many servers a pick names: the first, and those for the retry.
-MOST_SERVERS: Final = 3
+MAX_SERVERS: Final = 3
 
 #: How many servers of an order that are loaded too much are looked at, where another is not.
-MOST_LOOKS: Final = 32
+MAX_LOOKS: Final = 32
 
 #: How much a request moves the mean of what is usual.
 USUAL_GAIN: Final = 0.05
@@ -66,13 +66,13 @@ class PickerSettings:
     """How an endpoint's servers are picked.
 
     Attributes:
-        most_blocks: blocks of prompts that are remembered.
-        most_waiting: a server where requests wait is full with so many.
+        max_blocks: blocks of prompts that are remembered.
+        max_waiting: a server where requests wait is full with so many.
         retry_after_s: seconds after which a refused request should be sent again.
     """
 
-    most_blocks: int = 500_000
-    most_waiting: float = 64
+    max_blocks: int = 500_000
+    max_waiting: float = 64
     retry_after_s: float = 1.0
 
 
@@ -135,7 +135,7 @@ class EndpointPicker:
     def __init__(self, settings: PickerSettings | None = None, identity: str = "") -> None:
         self._settings = settings or PickerSettings()
         self._servers: dict[str, _Server] = {}
-        self._index = PrefixIndex(self._settings.most_blocks)
+        self._index = PrefixIndex(self._settings.max_blocks)
         self._ready = Rendezvous(())
         self._ready_mask = 0
         self._sequences = 0.0  # of all ready servers
@@ -143,8 +143,8 @@ class EndpointPicker:
         self._usual = 1024.0  # bytes of a prompt that are to be computed, a moving mean
         self._all_full = False  # when last looked at, and nothing was heard since
         self._last_number = 0
-        place = blake2b(identity.encode(), digest_size=7).digest()  # a byte of the key's eight is left to count on
-        self._unknown = count(int.from_bytes(place, "little"))
+        start = blake2b(identity.encode(), digest_size=7).digest()  # a byte of the key's eight is left to count on
+        self._unknown = count(int.from_bytes(start, "little"))
 
     @property
     def num_ready(self) -> int:
@@ -163,11 +163,11 @@ class EndpointPicker:
 
     def set_servers(self, addresses: Iterable[str], now: float) -> None:
         """These are all servers there are. New ones count as ready and idle until they say otherwise."""
-        wanted = dict.fromkeys(addresses)
-        for gone in [server for server in self._servers if server not in wanted]:
-            del self._servers[gone]
-            self._index.remove_server(gone)
-        for server in wanted:
+        current = dict.fromkeys(addresses)
+        for departed in [server for server in self._servers if server not in current]:
+            del self._servers[departed]
+            self._index.remove_server(departed)
+        for server in current:
             if server not in self._servers:
                 self._servers[server] = _Server()
                 self._index.add_server(server)
@@ -180,9 +180,9 @@ class EndpointPicker:
             return
         known.asked_at = sent_at
         self._all_full = False
-        was_ready = known.load.said.ready
+        was_ready = known.load.reported.ready
         before = known.load.sequences
-        known.load.say(load, sent_at)
+        known.load.update(load, sent_at)
         if load.ready and sent_at >= known.failed_at:
             known.failures, known.failed_until = 0, -math.inf
         if load.ready and not was_ready:
@@ -208,7 +208,7 @@ class EndpointPicker:
                 known.load.end(number, now)
             else:
                 known.load.take_back(number)
-            if known.load.said.ready:
+            if known.load.reported.ready:
                 self._sequences += known.load.sequences - before
 
     def failed(self, server: str, now: float) -> None:
@@ -224,7 +224,7 @@ class EndpointPicker:
         """Chooses servers for a request, and counts it for the first of them."""
         order, mask = self._ready, self._ready_mask
         if ask.subset is not None:
-            allowed = [name for name in ask.subset if name in self._servers and self._servers[name].load.said.ready]
+            allowed = [name for name in ask.subset if name in self._servers and self._servers[name].load.reported.ready]
             order, mask = Rendezvous(allowed), self._index.mask(allowed)
         if not mask:
             return Refusal("none", self._settings.retry_after_s)
@@ -240,32 +240,32 @@ class EndpointPicker:
             return Refusal("saturated", self._settings.retry_after_s)
 
         key, balance = self._key(ask, len(masks)), SESSION_BALANCE if ask.session is not None else BALANCE
-        others = self._with_room(order, key, balance, now)
+        candidates = self._with_room(order, key, balance, now)
         holders = self._holders(key, masks, now) if ask.session is None else []
-        if not others and not holders:
+        if not candidates and not holders:
             return self._none_has_room(ask, order, key, masks, now)
         if ask.session is not None:
-            return self._send(ask, tuple(others), "session", masks, now)
+            return self._send(ask, tuple(candidates), "session", masks, now)
         if not ask.chain:
-            others.sort(key=self._work)
-            return self._send(ask, tuple(others), "load", masks, now)
+            candidates.sort(key=self._work)
+            return self._send(ask, tuple(candidates), "load", masks, now)
         if not masks:
-            return self._send(ask, tuple(others), "home", masks, now)
+            return self._send(ask, tuple(candidates), "home", masks, now)
 
         is_new = len(masks) < len(ask.chain) and bool(masks[-1] & FOLLOWED)
-        home = others[0] if is_new and others else None
+        home = candidates[0] if is_new and candidates else None
         draw = int.from_bytes(key[:4], "little") / 2**32
         comes_home = draw * _ENDS[len(masks) - 1] < HOME_BYTES * (masks[-1] & mask).bit_count()
 
         def cost(server: str) -> tuple[bool, float]:
             return not (comes_home and server == home), self._work(server) - self._known(server, masks)
 
-        best = sorted(dict.fromkeys(holders + others), key=cost)
+        best = sorted(dict.fromkeys(holders + candidates), key=cost)
         first = best[0]
         why: Literal["prefix", "home", "load"] = (
             "home" if first == home else "prefix" if self._known(first, masks) else "load"
         )
-        return self._send(ask, tuple(best[:MOST_SERVERS]), why, masks, now)
+        return self._send(ask, tuple(best[:MAX_SERVERS]), why, masks, now)
 
     def _key(self, ask: RoutingRequest, known: int) -> bytes:
         """What decides the order of servers: the session, the first unknown block, or else nothing that lasts."""
@@ -277,15 +277,15 @@ class EndpointPicker:
 
     def _with_room(self, order: Rendezvous, key: bytes, balance: float, now: float) -> list[str]:
         """The first servers of a key's order that may get a request: those within the balance before those beyond."""
-        most = max(FEW, math.ceil(balance * (self._sequences + 1) / max(1, self._num_ready)))
+        limit = max(FEW, math.ceil(balance * (self._sequences + 1) / max(1, self._num_ready)))
         within, beyond = list[str](), list[str]()
         for server in order.order(key):
             if self._gets_requests(server, now) and not self._is_full(server):
-                (within if self._servers[server].load.sequences < most else beyond).append(server)
-                if len(within) == MOST_SERVERS or (within and len(beyond) > MOST_LOOKS):
+                (within if self._servers[server].load.sequences < limit else beyond).append(server)
+                if len(within) == MAX_SERVERS or (within and len(beyond) > MAX_LOOKS):
                     break
         beyond.sort(key=lambda server: self._servers[server].load.sequences)
-        return (within + beyond)[:MOST_SERVERS]
+        return (within + beyond)[:MAX_SERVERS]
 
     def _holders(self, key: bytes, masks: list[int], now: float) -> list[str]:
         """Servers that were given the most of a prompt and may get a request, the longest beginning first."""
@@ -296,10 +296,10 @@ class EndpointPicker:
                 continue
             weighed |= more
             start = int.from_bytes(key[:4], "little")
-            for server in self._index.names(more, MOST_HOLDERS - len(holders), start):
+            for server in self._index.names(more, MAX_HOLDERS - len(holders), start):
                 if self._gets_requests(server, now) and not self._is_full(server):
                     holders.append(server)
-            if len(holders) >= MOST_HOLDERS:
+            if len(holders) >= MAX_HOLDERS:
                 break
         return holders
 
@@ -313,7 +313,7 @@ class EndpointPicker:
                 self._all_full = ask.subset is None and not failed
                 return Refusal("saturated", self._settings.retry_after_s)
             failed.append(server)
-        return self._send(ask, tuple(failed[:MOST_SERVERS]), "load", masks, now)
+        return self._send(ask, tuple(failed[:MAX_SERVERS]), "load", masks, now)
 
     def _send(
         self,
@@ -351,14 +351,14 @@ class EndpointPicker:
         return known.failed_until <= now
 
     def _is_full(self, server: str) -> bool:
-        return self._servers[server].load.is_full(self._settings.most_waiting)
+        return self._servers[server].load.is_full(self._settings.max_waiting)
 
     def _work(self, server: str) -> float:
         return self._servers[server].load.work(self._usual)
 
     def _count_ready(self) -> None:
         """Servers have come or gone, or have started or ceased to be ready."""
-        ready = {name: known.load for name, known in self._servers.items() if known.load.said.ready}
+        ready = {name: known.load for name, known in self._servers.items() if known.load.reported.ready}
         self._ready = Rendezvous(ready)
         self._ready_mask = self._index.mask(ready)
         self._sequences = sum(load.sequences for load in ready.values())

@@ -21,12 +21,12 @@ class PrefixIndex:
     """Blocks of prompts, and the servers that were given them.
 
     Args:
-        most_blocks: how many are kept. One takes some 250 bytes; where it went to several servers, an eighth of a byte
+        max_blocks: how many are kept. One takes some 250 bytes; where it went to several servers, an eighth of a byte
             more for each server there is.
     """
 
-    def __init__(self, most_blocks: int) -> None:
-        self._most = max(1, most_blocks)
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max(1, max_blocks)
         self._blocks: OrderedDict[bytes, int] = OrderedDict()
         self._masks: dict[str, tuple[int, int]] = {}  # without and with `FOLLOWED`
         self._names: dict[int, str] = {}
@@ -66,12 +66,12 @@ class PrefixIndex:
         """A server's bit."""
         return self._masks[server][0]
 
-    def names(self, mask: int, most: int, start: int = 0) -> list[str]:
-        """Up to `most` of the servers of a mask; which of them, when there are more, `start` decides."""
+    def names(self, mask: int, limit: int, start: int = 0) -> list[str]:
+        """Up to `limit` of the servers of a mask; which of them, when there are more, `start` decides."""
         start %= 1 + len(self._masks) + len(self._retired)
         names: list[str] = []
         for part in (mask >> start << start, mask & ((1 << start) - 1)):
-            while part and len(names) < most:
+            while part and len(names) < limit:
                 bit = part & -part
                 part ^= bit
                 name = self._names.get(bit)
@@ -104,5 +104,5 @@ class PrefixIndex:
                     blocks[each] = had | mask
                 blocks.move_to_end(each)
             mask = inner
-        while len(blocks) > self._most:
+        while len(blocks) > self._max_blocks:
             blocks.popitem(last=False)

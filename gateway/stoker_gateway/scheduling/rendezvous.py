@@ -42,9 +42,9 @@ class Rendezvous:
     """A set of servers, to be met by keys."""
 
     def __init__(self, servers: Iterable[str]) -> None:
-        placed = sorted((point(server), server) for server in set(servers))
-        self._points = [place for place, _ in placed]
-        self._servers = [server for _, server in placed]
+        positions = sorted((point(server), server) for server in set(servers))
+        self._points = [position for position, _ in positions]
+        self._servers = [server for _, server in positions]
 
     def order(self, key: bytes) -> Iterator[str]:
         """All servers, the heaviest for this key first; found as they are asked for."""

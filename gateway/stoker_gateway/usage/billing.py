@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 #: What stands for standard output.
 STDOUT: Final = "-"
 #: Lines that wait for a disk that is full, or a reader that does not read. Later ones are lost, which the log tells.
-MOST_LINES: Final = 200_000
+MAX_LINES: Final = 200_000
 #: Seconds until a line is tried again.
 _AGAIN_S: Final = 1.0
 #: Seconds that the last lines may take in the end.
@@ -43,8 +43,8 @@ class BillingLog:
         OSError: it cannot be written.
     """
 
-    def __init__(self, place: str) -> None:
-        self._path = None if place == STDOUT else Path(place)
+    def __init__(self, destination: str) -> None:
+        self._path = None if destination == STDOUT else Path(destination)
         self._file = sys.stdout.fileno() if self._path is None else _opened(self._path)
         self._lines: deque[bytes] = deque()
         self._news = threading.Event()
@@ -58,7 +58,7 @@ class BillingLog:
         """Takes note of a request; says nothing of one that used no tokens."""
         if not ended.tokens.prompt and not ended.tokens.output:
             return
-        if len(self._lines) >= MOST_LINES:
+        if len(self._lines) >= MAX_LINES:
             if not self._lost:
                 logger.error("the billing log cannot be written for too long: lines are lost from now on")
             self._lost += 1
@@ -71,8 +71,8 @@ class BillingLog:
         self._closing.set()
         self._news.set()
         self._thread.join(_CLOSE_S)
-        if left := self._lost + len(self._lines):
-            logger.error("%d lines of the billing log are lost", left)
+        if num_lost := self._lost + len(self._lines):
+            logger.error("%d lines of the billing log are lost", num_lost)
 
     def _write_on(self) -> None:
         while not self._closing.is_set() or self._lines:
@@ -91,11 +91,11 @@ class BillingLog:
             if self._path is not None and not self._in_line and not _is_at(self._file, self._path):
                 os.close(self._file)
                 self._file = _opened(self._path)
-            rest = self._lines[0]
-            written = os.write(self._file, rest)
-            self._in_line = written < len(rest)
+            remaining = self._lines[0]
+            written = os.write(self._file, remaining)
+            self._in_line = written < len(remaining)
             if self._in_line:
-                self._lines[0] = rest[written:]
+                self._lines[0] = remaining[written:]
             else:
                 self._lines.popleft()
 
@@ -103,7 +103,7 @@ class BillingLog:
 def line(ended: CompletedRequest) -> bytes:
     """What is written of a request; its time is when it began."""
     used = ended.tokens
-    said = {
+    fields = {
         "time": rfc3339(ended.began),
         "key": ended.key or None,
         "model": ended.model,
@@ -115,7 +115,7 @@ def line(ended: CompletedRequest) -> bytes:
         "request_id": ended.request_id[:128],
         "status": ended.status or None,
     }
-    return orjson.dumps(said, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _opened(path: Path) -> int:

@@ -75,20 +75,20 @@ class CompletedRequest:
         """What an entry of Envoy's log (`HTTPAccessLogEntry`) says; None if the request was not routed."""
         common, response = entry.common_properties, entry.response
         spaces = common.metadata.filter_metadata
-        ours = _fields(spaces, METADATA)
-        if not isinstance(number := ours.get(PICK), float):
+        picker_fields = _fields(spaces, METADATA)
+        if not isinstance(number := picker_fields.get(PICK), float):
             return None
         status, flags = response.response_code.value, common.response_flags
         aborted = any(getattr(flags, name) for name in _BROKEN_OFF)
         return cls(
-            model=str(ours.get(MODEL, "")),
-            key=str(ours.get(KEY, "")),
-            grant=str(ours.get(GRANT, "")),
+            model=str(picker_fields.get(MODEL, "")),
+            key=str(picker_fields.get(KEY, "")),
+            grant=str(picker_fields.get(GRANT, "")),
             pick=int(number),
             servers=_servers(common, _fields(spaces, DESTINATION_METADATA)),
             unreachable=flags.upstream_connection_failure,
             status=status,
-            tokens=_tokens(entry, _fields(spaces, USAGE_METADATA), ours.get(ESTIMATE), aborted=aborted),
+            tokens=_tokens(entry, _fields(spaces, USAGE_METADATA), picker_fields.get(ESTIMATE), aborted=aborted),
             response_bytes=response.response_body_bytes,
             aborted=aborted,
             began=common.start_time.ToMicroseconds() / 1e6,
@@ -121,7 +121,7 @@ def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted
     path = entry.request.path.partition("?")[0]
     if entry.request.request_method != _POST or path not in POSTED:
         return Tokens()  # an answer that was made before tells again what it took
-    known = tokens.said(usage)
+    known = tokens.reported(usage)
     if known is not None and (not aborted or "stoker_usage" in usage):
         return known
     status = entry.response.response_code.value

@@ -34,8 +34,8 @@ class UsageMetrics:
     def set_keys(self, keys: Iterable[str]) -> None:
         """These are all keys there are. The series of others go, also if one of their requests ends later."""
         before, self._keys = self._keys, frozenset(keys) | {""}
-        for gone in before - self._keys:
-            self._forget("key", gone)
+        for key in before - self._keys:
+            self._forget("key", key)
 
     def forget_model(self, model: str) -> None:
         """The model is not served any more."""

@@ -26,7 +26,7 @@ EVENT_BYTES: Final = 220
 #: What is counted of an answer.
 _ANSWERS: Final = ("completion_tokens", "output_tokens")
 #: No request has as many tokens: a larger number is as good as none.
-_MOST: Final = 1 << 31
+_MAX_COUNT: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Tokens:
     estimated: bool = False
 
 
-def said(usage: Mapping[str, Any]) -> Tokens | None:
+def reported(usage: Mapping[str, Any]) -> Tokens | None:
     """What an answer says; None if it says nothing.
 
     Args:
         usage: the metadata that Envoy made of it.
     """
-    of = {name: _object(usage.get(name)) for name in USAGES}
-    for known in (of["stoker_usage"], _together(of["message"], of["usage"], of["response"])):
+    objects = {name: _object(usage.get(name)) for name in USAGES}
+    for known in (objects["stoker_usage"], _together(objects["message"], objects["usage"], objects["response"])):
         if (tokens := _tokens(known)) is not None:
             return tokens
     return None
@@ -94,10 +94,10 @@ def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
             whole = {**usage, **whole}  # it knows nothing
             continue
         for name, value in usage.items():
-            before, now = _count(whole.get(name)), _count(value)
-            if now is None and before is not None:
+            previous, current = _count(whole.get(name)), _count(value)
+            if current is None and previous is not None:
                 continue
-            whole[name] = value if now is None or before is None or name in _ANSWERS else max(before, now)
+            whole[name] = value if current is None or previous is None or name in _ANSWERS else max(previous, current)
     return whole
 
 
@@ -107,7 +107,7 @@ def _says_prompt(usage: Mapping[str, Any]) -> bool:
 
 def _count(value: Any) -> int | None:
     """A number of tokens, if it is one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_COUNT:
         return None
     return int(value)
 

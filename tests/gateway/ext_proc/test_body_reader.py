@@ -113,14 +113,14 @@ def test_the_process_ends_with_a_body_whose_client_left() -> None:
 def test_more_items_than_any_model_reads_are_refused_for_good(
     unit: bytes, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request, "MOST_ITEMS", 1000)
+    monkeypatch.setattr(request, "MAX_ITEMS", 1000)
     listed = b"[" + b",".join([unit] * 1001) + b"]"
     with pytest.raises(TooLargeError, match="more than 1000"):
         read_request(CHAT, b'{"model": "m", "%s": %s}' % (field.encode(), listed))
 
 
 def test_what_takes_too_much_of_the_processor_is_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_reader, "MOST_CPU_S", 0.001)
+    monkeypatch.setattr(body_reader, "MAX_CPU_S", 0.001)
 
     def long(path: str, body: bytes, content_type: str) -> Any:
         while True:

@@ -24,7 +24,7 @@ class _Line:
 
     def __init__(self, most: int = 10, hold_s: float = 5.0) -> None:
         self.clock = asyncio.get_running_loop().time
-        self.picker = EndpointPicker(PickerSettings(most_waiting=64))
+        self.picker = EndpointPicker(PickerSettings(max_waiting=64))
         self.picker.set_servers([SERVER], 0)
         self.line = RequestQueue(self.picker, most, hold_s, self.clock)
         self.order: list[str] = []
@@ -37,7 +37,7 @@ class _Line:
 
     async def ask(self, name: str, priority: int = 0) -> Pick | Refusal:
         """Asks as the key that `name` begins with."""
-        choice = self.line.at_once(RoutingRequest()) or await self.line.turn(RoutingRequest(), name[0], priority)
+        choice = self.line.at_once(RoutingRequest()) or await self.line.wait(RoutingRequest(), name[0], priority)
         if isinstance(choice, Pick):
             self.order.append(name)
         return choice
@@ -140,10 +140,10 @@ def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants:
         other = "10.0.0.2:80"
         line = _Line()
         line.picker.set_servers([SERVER, other], 0)
-        held = [asyncio.create_task(line.line.turn(wants, "a")) for _ in range(3)]
+        held = [asyncio.create_task(line.line.wait(wants, "a")) for _ in range(3)]
         await elapse(0.001)
         for key in ("a", "b"):  # whoever asks: they wait for that server, not for their keys
-            choice = await line.line.turn(RoutingRequest(), key)
+            choice = await line.line.wait(RoutingRequest(), key)
             assert isinstance(choice, Pick) and choice.servers[0] == other
         assert len(line.line) == 3 and not any(each.done() for each in held)
         line.say(room=1)
@@ -164,7 +164,7 @@ def test_of_those_who_wait_for_the_same_servers_nobody_overtakes(virtual_time: R
 
         async def ask(number: int) -> None:
             wants = RoutingRequest(held_by=SERVER) if number % 2 else RoutingRequest()
-            await line.line.turn(wants, "a")
+            await line.line.wait(wants, "a")
             order.append(number)
 
         tasks = []

@@ -21,7 +21,7 @@ def test_responses_are_found_by_the_names_that_servers_give_them() -> None:
 
 
 def test_the_oldest_are_forgotten() -> None:
-    holders = ResponseHolders(most=3)
+    holders = ResponseHolders(max_names=3)
     for number in range(10):
         holders.sent("me", Holder("m", f"10.0.0.{number}:80"), number, None, f"r{number}")
     assert len(holders) == 3

@@ -236,6 +236,6 @@ def test_a_file_that_cannot_be_read_at_first_is_refused(tmp_path: Path) -> None:
         with pytest.raises(KeyManifestError, match=says):
             KeyFile(path)
     large = tmp_path / "large"
-    large.write_bytes(b"#" * (key_file.MOST_BYTES + 1))
+    large.write_bytes(b"#" * (key_file.MAX_BYTES + 1))
     with pytest.raises(KeyManifestError, match="larger than 16 MiB"):
         KeyFile(large)

@@ -16,7 +16,7 @@ from stoker_gateway.keys import manifests, values
 from stoker_gateway.keys.errors import KeyManifestError
 from stoker_gateway.keys.key import KEY_ID, Key, Limits, digest_of
 
-LIMIT = st.none() | st.integers(1, values.MOST)
+LIMIT = st.none() | st.integers(1, values.MAX_LIMIT)
 NAMES = st.text(min_size=1).filter(lambda text: text.isprintable() and text == text.strip())
 KEYS = st.builds(
     Key,
@@ -66,7 +66,7 @@ def with_field(field: str, value: Any) -> Any:
         *(
             (with_field(field, text), f"{field}: ")
             for field in ("requestsPerMinute", "tokensPerMinute", "concurrency")
-            for text in ("", "0", "-1", "1.5", "1e3", "٣", "inf", "1_000", " 1", "9" * 5000, str(values.MOST + 1))
+            for text in ("", "0", "-1", "1.5", "1e3", "٣", "inf", "1_000", " 1", "9" * 5000, str(values.MAX_LIMIT + 1))
         ),
         *((with_field("priority", text), "priority: ") for text in ("", "1001", "-1001", "high", "--1")),
         *(

@@ -163,7 +163,7 @@ def test_a_place_of_which_nobody_tells_the_end_comes_back() -> None:
 
 
 def test_keys_and_requests_that_are_over_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "MOST_GRANTS", 100)
+    monkeypatch.setattr(ledgers, "MAX_GRANTS", 100)
     ledger = Ledger()
     for number in range(5000):
         ledger.begin(str(number), f"key {number}", 5, float(number))

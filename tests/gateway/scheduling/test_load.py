@@ -32,17 +32,17 @@ def test_counts_what_was_sent_and_what_ended_since(events: list[tuple[str, float
         elif what == "say":
             heard_at = now - seconds / 2
             said = size % 7
-            load.say(ServerLoad(running=said // 2, waiting=said - said // 2), heard_at)
+            load.update(ServerLoad(running=said // 2, waiting=said - said // 2), heard_at)
             sent = [each for each in sent if each[1] > heard_at]
             ended = [each for each in ended if each > heard_at]
         elif what == "say nothing":
-            load.say(ServerLoad(running=load.said.running, waiting=load.said.waiting, counted=False), now)
+            load.update(ServerLoad(running=load.reported.running, waiting=load.reported.waiting, counted=False), now)
         elif what in ("end", "take back") and sent:
             gone = sent.pop(size % len(sent))[0]
             load.end(gone, now) if what == "end" else load.take_back(gone)
         elif what == "end unknown":
             load.end(-1, now)
-            if load.said.counted and len(ended) < said:
+            if load.reported.counted and len(ended) < said:
                 ended.append(now)
         assert load.sequences == max(0, said - len(ended)) + len(sent)
         assert load.prompt_bytes == sum(size for _, when, size in sent if when > now - PROMPT_S)
@@ -53,12 +53,12 @@ def test_only_its_own_word_makes_a_server_full() -> None:
     for number in range(1000):
         load.send(number, 10, 0.0)
     assert not load.is_full(64)
-    load.say(ServerLoad(running=200, waiting=1, kv_usage=0.5), 1.0)
+    load.update(ServerLoad(running=200, waiting=1, kv_usage=0.5), 1.0)
     assert not load.is_full(64)
     for number in range(63):
         load.send(1000 + number, 10, 2.0)
     assert load.is_full(64)
-    load.say(ServerLoad(running=10, waiting=1, kv_usage=0.97), 3.0)
+    load.update(ServerLoad(running=10, waiting=1, kv_usage=0.97), 3.0)
     assert load.is_full(64)
-    load.say(ServerLoad(running=10, waiting=0, kv_usage=1.0), 4.0)
+    load.update(ServerLoad(running=10, waiting=0, kv_usage=1.0), 4.0)
     assert not load.is_full(64)

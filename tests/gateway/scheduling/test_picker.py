@@ -16,7 +16,7 @@ from stoker_gateway.scheduling.picker import BALANCE, FEW, EndpointPicker, Pick,
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 SERVERS = [f"10.0.0.{number}:8000" for number in range(1, 9)]
-MOST_BLOCKS = 40
+MAX_BLOCKS = 40
 
 
 def ask_of(text: bytes, **others: object) -> RoutingRequest:
@@ -37,7 +37,7 @@ class AnyLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.picker = EndpointPicker(PickerSettings(most_blocks=MOST_BLOCKS, most_waiting=8))
+        self.picker = EndpointPicker(PickerSettings(max_blocks=MAX_BLOCKS, max_waiting=8))
         self.now = 0.0
         self.there: set[str] = set()
         self.unready: set[str] = set()
@@ -108,14 +108,14 @@ class AnyLife(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        assert self.picker.num_blocks <= MOST_BLOCKS
+        assert self.picker.num_blocks <= MAX_BLOCKS
 
 
 TestAnyLife = AnyLife.TestCase
 
 
-def a_picker(servers: list[str], most_blocks: int = 100_000) -> EndpointPicker:
-    picker = EndpointPicker(PickerSettings(most_blocks=most_blocks))
+def a_picker(servers: list[str], max_blocks: int = 100_000) -> EndpointPicker:
+    picker = EndpointPicker(PickerSettings(max_blocks=max_blocks))
     picker.set_servers(servers, 0.0)
     return picker
 

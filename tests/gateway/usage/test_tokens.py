@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_gateway.usage.tokens import Tokens, estimated, said
+from stoker_gateway.usage.tokens import Tokens, estimated, reported
 
 COUNTS = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
 #: What no answer should say, and hostile ones may.
@@ -35,29 +35,29 @@ def test_each_api_is_read_in_its_words(counts: tuple[int, int, int, int]) -> Non
     new, cached, created, output = counts
     openai = {"completion_tokens": output, "prompt_tokens": new + cached, "prompt_tokens_details": None}
     told = Tokens(new + cached, cached, output)
-    assert said(metadata(usage=openai)) == Tokens(new + cached, 0, output)
-    assert said(metadata(usage=openai | {"prompt_tokens_details": {"cached_tokens": cached}})) == told
+    assert reported(metadata(usage=openai)) == Tokens(new + cached, 0, output)
+    assert reported(metadata(usage=openai | {"prompt_tokens_details": {"cached_tokens": cached}})) == told
     responses = {
         "input_tokens": new + cached,
         "output_tokens": output,
         "input_tokens_details": {"cached_tokens": cached},
     }
-    assert said(metadata(response=responses)) == said(metadata(usage=responses)) == told
+    assert reported(metadata(response=responses)) == reported(metadata(usage=responses)) == told
     first = {"input_tokens": new, "cache_read_input_tokens": cached, "cache_creation_input_tokens": created}
     whole = Tokens(new + cached + created, cached, output)
-    assert said(metadata(usage=first | {"output_tokens": output})) == whole
-    assert said(metadata(message=first | {"output_tokens": 1}, usage={"output_tokens": output})) == whole
+    assert reported(metadata(usage=first | {"output_tokens": output})) == whole
+    assert reported(metadata(message=first | {"output_tokens": 1}, usage={"output_tokens": output})) == whole
     ours = {"prompt_tokens": new + cached, "completion_tokens": output, "cached_tokens": cached}
     one_of_many = {"prompt_tokens": 1, "completion_tokens": 1}
-    assert said(metadata(stoker_usage=ours, usage=one_of_many)) == told
+    assert reported(metadata(stoker_usage=ours, usage=one_of_many)) == told
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), ODD), st.text(max_size=20))
 def test_what_makes_no_sense_is_as_if_it_were_not_there(usage: dict[str, Any], text: str) -> None:
-    assert said({}) is None
+    assert reported({}) is None
     for objects in (metadata(usage=usage), {"usage": text}, {"usage": "[" * 5000}, {"stoker_usage": 3.0}):
-        assert said(objects) is None
-    tokens = said(metadata(usage=usage | {"prompt_tokens": 5}))
+        assert reported(objects) is None
+    tokens = reported(metadata(usage=usage | {"prompt_tokens": 5}))
     assert tokens == Tokens(5, 0, 0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from stoker_gateway.protocol.paths import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from stoker_gateway.usage.tokens import Tokens, said
+from stoker_gateway.usage.tokens import Tokens, reported
 
 from .answering import behind
 
@@ -138,7 +138,7 @@ def test_usage_is_read_in_every_shape() -> None:
     ],
 )
 def test_usages_of_one_answer_add_to_each_other(message: Any, usage: Any, tokens: Tokens) -> None:
-    assert said({"message": json.dumps(message), "usage": json.dumps(usage)}) == tokens
+    assert reported({"message": json.dumps(message), "usage": json.dumps(usage)}) == tokens
 
 
 ODD_PATHS = [
