@@ -25,10 +25,10 @@ def test_even_a_huge_text_has_few_blocks() -> None:
 
 
 @given(st.integers(0, 40_000), st.integers(0, 20_000), st.integers(0, 20_000), st.integers(0, 2**32))
-def test_texts_share_the_blocks_of_their_common_beginning(common: int, one: int, other: int, seed: int) -> None:
+def test_texts_share_the_blocks_of_their_common_beginning(common: int, first: int, second: int, seed: int) -> None:
     chance = random.Random(seed)
     beginning = chance.randbytes(common)
-    texts = beginning + b"a" + chance.randbytes(one), beginning + b"b" + chance.randbytes(other)
+    texts = beginning + b"a" + chance.randbytes(first), beginning + b"b" + chance.randbytes(second)
     chains = [text_chain(text, "m") for text in texts]
     shared = len(list(block_ends(common)))
     assert chains[0][:shared] == chains[1][:shared] == text_chain(beginning, "m")

@@ -31,7 +31,7 @@ class Server:
             is set; ``reset``, ``close``: the connection, without an answer; ``break``: an event of a stream, then a
             reset; ``stream``: an event each time `more` is set, until `last`; ``flood``: a stream as fast as it is
             read, until `last`.
-        asked: the heads of the requests that came, but GET, by which it is asked how it does.
+        requests: the heads of the requests that came, but GET, by which it is asked how it does.
         sent: bytes of floods.
         wants: what ``Authorization`` must say where it is asked for its models, or for an answer, or else that is 401;
             None: anything.
@@ -41,7 +41,7 @@ class Server:
     def __init__(self, name: str) -> None:
         self.name = name
         self.does = "answer"
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.news = asyncio.Event()
         self.body = b""
         self.more = asyncio.Event()
@@ -67,9 +67,9 @@ class Server:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def until_asked(self, times: int) -> None:
+    async def until_requests(self, times: int) -> None:
         """Until it has been asked so often."""
-        while len(self.asked) < times:
+        while len(self.requests) < times:
             self.news.clear()
             await self.news.wait()
 
@@ -78,20 +78,20 @@ class Server:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                asked = not head.startswith(b"GET ")
-                wanted = b"" if self.wants is None else f"authorization: {self.wants}\r\n".lower().encode()
-                if wanted not in head.lower() and (asked or head.startswith(b"GET /v1/models")):
+                is_model_request = not head.startswith(b"GET ")
+                credentials = b"" if self.wants is None else f"authorization: {self.wants}\r\n".lower().encode()
+                if credentials not in head.lower() and (is_model_request or head.startswith(b"GET /v1/models")):
                     await _body(head, reader)
                     writer.write(b"HTTP/1.1 401 x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
                     continue
                 self.listed += head.startswith(b"GET /v1/models")
-                if asked:
-                    self.asked.append(head)
+                if is_model_request:
+                    self.requests.append(head)
                     self.news.set()
                 self.body = await _body(head, reader)
-                if asked and self.does == "hang":
+                if is_model_request and self.does == "hang":
                     await self.more.wait()
-                if asked and self.does in ("reset", "close", "break"):
+                if is_model_request and self.does in ("reset", "close", "break"):
                     if self.does == "break":
                         writer.write(_STREAM + _chunk(b"data: 1\n\n"))
                         await writer.drain()
@@ -100,13 +100,13 @@ class Server:
                         linger = struct.pack("ii", 1, 0)
                         writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, linger)
                     break
-                if asked and self.does == "flood":
+                if is_model_request and self.does == "flood":
                     writer.write(_STREAM)
                     while not self.last:
                         writer.write(_chunk(b"x" * (1 << 16)))
                         self.sent += 1 << 16
                         await writer.drain()
-                if asked and self.does == "stream":
+                if is_model_request and self.does == "stream":
                     await self._stream(writer)
                     continue
                 body = json.dumps({"server": self.name, "size": len(self.body)}).encode()

@@ -97,9 +97,9 @@ def test_a_wrong_line_is_refused_by_the_flag_s_name(
     with pytest.raises(SystemExit) as exit:
         main(words)
     assert exit.value.code == 2
-    said = capsys.readouterr().err
-    assert said.rpartition("stoker gateway: error: ")[2].count("\n") == 1
-    assert named in said.rpartition("stoker gateway: error: ")[2]
+    stderr = capsys.readouterr().err
+    assert stderr.rpartition("stoker gateway: error: ")[2].count("\n") == 1
+    assert named in stderr.rpartition("stoker gateway: error: ")[2]
 
 
 def test_servers_of_one_name_are_together() -> None:
@@ -131,27 +131,27 @@ def test_a_server_that_is_lost_is_told_once_and_so_is_its_return(caplog: pytest.
     one, two = "127.0.0.1:1", "127.0.0.1:2"
     watch = ServerWatch(ModelRegistry({"a": Endpoint("a", "a", (one, two)), "b": Endpoint("b", "b", (one,))}))
 
-    def told() -> list[tuple[str, str]]:
+    def new_records() -> list[tuple[str, str]]:
         records = [(record.levelname, record.getMessage()) for record in caplog.records]
         caplog.clear()
         return records
 
     watch.heard(PollResult(one, ServerLoad(), 0))
     watch.heard(PollResult(one, None, 1, answered=False))
-    assert told() == []
+    assert new_records() == []
     for time in (2, 3):
         watch.heard(PollResult(one, ServerLoad(ready=False, counted=False), time, answered=False))
-    [(level, lost)] = told()
+    [(level, lost)] = new_records()
     assert level == "WARNING" and lost.startswith(f"{one} (a, b) does not answer")
     watch.heard(PollResult(two, ServerLoad(ready=False, counted=False), 4))
     watch.heard(PollResult(one, ServerLoad(), 4))
     watch.heard(PollResult(one, ServerLoad(), 5))
-    (level, refused), back = told()
+    (level, refused), back = new_records()
     assert level == "WARNING" and refused.startswith(f"{two} (a) is not ready")
     assert back == ("INFO", f"{one} (a, b) is back")
     for time in (6, 7):
         watch.heard(PollResult(two, ServerLoad(counted=False), time))
-    back, (level, uncounted) = told()
+    back, (level, uncounted) = new_records()
     assert back == ("INFO", f"{two} (a) is back")
     assert level == "WARNING" and uncounted.startswith(f"{two} (a) has no metrics")
 
@@ -166,8 +166,8 @@ def test_whether_a_server_answered_is_heard() -> None:
         heard = dict[str, PollResult]()
         both = asyncio.Event()
 
-        def hear(what: PollResult) -> None:
-            heard[what.server] = what
+        def hear(result: PollResult) -> None:
+            heard[result.server] = result
             if len(heard) == 2:
                 both.set()
 
@@ -190,11 +190,11 @@ def test_the_page_lists_the_flags_the_metrics_and_the_access_log() -> None:
     actions = {action.option_strings[-1]: action for action in parser_of()._actions if action.dest != "help"}
     assert rows.keys() == actions.keys()
     for flag, action in actions.items():
-        said = rows[flag].strip("`")
-        if said in ("required", "none", "nowhere", "off"):
-            assert action.required == (said == "required") and not action.default
+        default = rows[flag].strip("`")
+        if default in ("required", "none", "nowhere", "off"):
+            assert action.required == (default == "required") and not action.default
         else:
-            assert said == str(action.default)
+            assert default == str(action.default)
     [line] = re.findall(r"```json\n(.*?)```", page, re.S)
     assert json.loads(line).keys() == FIELDS.keys()
     registry = CollectorRegistry()
@@ -248,9 +248,9 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
     assert gateway.stdout is not None and gateway.stderr is not None
     try:
         lines = [gateway.stderr.readline(), gateway.stderr.readline()]
-        told = [json.loads(line) for line in lines]
-        metrics_url, url = (re.findall(r"http://\S+", line["message"])[0] for line in told)
-        assert told[1]["message"] == f"{url} serves org/ä by 1 server"
+        records = [json.loads(line) for line in lines]
+        metrics_url, url = (re.findall(r"http://\S+", line["message"])[0] for line in records)
+        assert records[1]["message"] == f"{url} serves org/ä by 1 server"
 
         secrets = {"authorization": "Bearer private-key", "x-api-key": "private-key", "x-request-id": "r-1"}
         body = {"model": "org/ä", "prompt": "private prompt"}
@@ -276,7 +276,7 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
         assert abs(datetime.now(UTC) - datetime.fromisoformat(record["timestamp"])) < timedelta(hours=1)
     assert any(json.loads(line)["logger"].startswith("envoy.") for line in err.strip("\n").split("\n"))
 
-    served, unknown, other = map(json.loads, out.strip("\n").split("\n"))
+    served, unknown, unrouted = map(json.loads, out.strip("\n").split("\n"))
     timestamp = served.pop("timestamp")
     assert timestamp.endswith("Z") and abs(datetime.now(UTC) - datetime.fromisoformat(timestamp)) < timedelta(hours=1)
     assert served.pop("duration_ms") >= served.pop("ttfb_ms") >= 0
@@ -297,5 +297,5 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
         "flags": "-",
     }
     assert (unknown["status"], unknown["model"], unknown["server"]) == (404, None, None)
-    assert (other["status"], other["path"]) == (404, "/stats/prometheus")
+    assert (unrouted["status"], unrouted["path"]) == (404, "/stats/prometheus")
     assert "private" not in out + err + metrics.text

@@ -35,9 +35,9 @@ async def scraped(tmp_path: Path) -> dict[str, set[str]]:
             async with client.post(run.url + CHAT, data=b'{"model": "m"}', headers={"x-api-key": key}) as answer:
                 await answer.read()
         assert run.process.stderr is not None
-        said = b""
-        while not (found := re.search(rb"http://\S+/metrics", said)):
-            said += await asyncio.wait_for(run.process.stderr.readline(), 120)
+        log = b""
+        while not (found := re.search(rb"http://\S+/metrics", log)):
+            log += await asyncio.wait_for(run.process.stderr.readline(), 120)
         samples: dict[str, set[str]] = {IN_CLUSTER: set()}
         while "stoker:gateway_key_requests_total" not in samples:  # Envoy tells of ended requests within a second
             async with client.get(found[0].decode()) as answer:
@@ -62,10 +62,10 @@ def test_they_ask_for_what_there_is(tmp_path: Path) -> None:
         assert names, expression
         assert names <= there.keys(), (expression, names - there.keys())
         by = {label for found in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r",\s*", found)}
-        asked = set(re.findall(r"(\w+)(?:=~?|!=)\"", expression)) | by
-        assert asked <= ADDED.union(*(there[name] for name in names)), (expression, asked)
+        labels = set(re.findall(r"(\w+)(?:=~?|!=)\"", expression)) | by
+        assert labels <= ADDED.union(*(there[name] for name in names)), (expression, labels)
     for alert in alerts:
         assert alert["labels"]["severity"] in ("critical", "warning")
         summed = re.search(r"by \(([^)]*)\)", alert["expr"])
-        left = re.split(r",\s*", summed[1]) if summed else []
-        assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(left)
+        remaining = re.split(r",\s*", summed[1]) if summed else []
+        assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(remaining)

@@ -52,7 +52,7 @@ def test_dead_idle_connections_to_the_only_server_cost_no_request(idle: int, mon
 
             server.does = "hang"
             first = [asyncio.create_task(ask(client)) for client in clients]
-            await server.until_asked(idle)  # all at once, so each has a connection
+            await server.until_requests(idle)  # all at once, so each has a connection
             server.does = "answer"
             server.more.set()
             assert await asyncio.gather(*first) == [200] * idle

@@ -22,7 +22,7 @@ from .behind_envoy import gateway
 from .ext_proc.proxy import picking
 
 
-def _said(**card: Any) -> bytes:
+def _models_body(**card: Any) -> bytes:
     return json.dumps({"object": "list", "data": [{"id": "org/a", **card}, {"id": "another"}]}).encode()
 
 
@@ -31,8 +31,10 @@ def test_models_are_told_as_their_servers_tell_them() -> None:
         one, two = "10.0.0.1:80", "10.0.0.2:80"
         async with picking({"org/a": [one, two], "b": [two]}) as picker:
             for server, longest in ((one, 8192), (two, 4096)):
-                said = _said(max_model_len=longest, root="/models/a", parent=None, permission=[{"id": "p"}], x="y")
-                picker.server.update_models(server, said)
+                answer = _models_body(
+                    max_model_len=longest, root="/models/a", parent=None, permission=[{"id": "p"}], x="y"
+                )
+                picker.server.update_models(server, answer)
             known = {"max_model_len": 4096, "root": "/models/a", "parent": None, "permission": [{"id": "p"}]}
             card = {"id": "org/a", "object": "model", "created": 0, "owned_by": "stoker"} | known
             assert (await picker.proxy.get("/v1/models/org/a")).json == card
@@ -45,16 +47,17 @@ def test_models_are_told_as_their_servers_tell_them() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        b"", b"1", b"[]", b"{}", b'{"data": 1}', b'{"data": [1, {}, {"id": 2}]}', _said(max_model_len="8192"),
-        _said(max_model_len=True), _said(max_model_len=-1), _said(root=1, parent=["x"], permission={}),
-        _said(root="x" * 5000, permission=["x" * 5000]),
+        b"", b"1", b"[]", b"{}", b'{"data": 1}', b'{"data": [1, {}, {"id": 2}]}', _models_body(max_model_len="8192"),
+        _models_body(max_model_len=True), _models_body(max_model_len=-1),
+        _models_body(root=1, parent=["x"], permission={}),
+        _models_body(root="x" * 5000, permission=["x" * 5000]),
     ],
 )  # fmt: skip
 def test_cards_that_make_no_sense_are_left_out(answer: bytes) -> None:
     cards = ModelCards()
     cards.update("s", answer)
     assert cards.of("org/a", ["s", "unknown"]) == {}
-    cards.update("s", _said(max_model_len=1))
+    cards.update("s", _models_body(max_model_len=1))
     assert cards.of("org/a", ["s"]) == {"max_model_len": 1}
     cards.keep(["other"])
     assert cards.of("org/a", ["s"]) == {}
@@ -75,28 +78,28 @@ async def answering(answer: Callable[[web.Request], Awaitable[web.Response]]) ->
 
 
 def test_servers_are_asked_for_their_models_with_their_key() -> None:
-    asked: list[tuple[str, str | None]] = []
+    requests: list[tuple[str, str | None]] = []
     heard: list[tuple[str, bytes, str]] = []
     takes = "Bearer k"
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append((request.path, request.headers.get("authorization")))
+        requests.append((request.path, request.headers.get("authorization")))
         if request.path != "/v1/models":
             return web.Response()
-        return web.Response(body=_said(), status=200 if request.headers.get("authorization") == takes else 401)
+        return web.Response(body=_models_body(), status=200 if request.headers.get("authorization") == takes else 401)
 
     async def main() -> None:
-        async with answering(answer) as server, HttpAsker(lambda *said: heard.append(said)) as asker:
+        async with answering(answer) as server, HttpAsker(lambda *news: heard.append(news)) as asker:
             asker.ask_as({server: ("Bearer k",)})
             for _ in range(3):
                 assert (await asker(server)).ready
-            assert heard == [(server, _said(), "Bearer k")]  # once in a while
+            assert heard == [(server, _models_body(), "Bearer k")]  # once in a while
             asker.ask_as({server: ("Bearer new", "Bearer k", "Bearer older")})
             for _ in range(3):
                 assert (await asker(server)).ready
-        assert heard == [(server, _said(), "Bearer k")] * 2
-        assert [key for path, key in asked if path == "/v1/models"] == ["Bearer k", "Bearer new", "Bearer k"]
-        assert {key for path, key in asked if path != "/v1/models"} == {None}
+        assert heard == [(server, _models_body(), "Bearer k")] * 2
+        assert [key for path, key in requests if path == "/v1/models"] == ["Bearer k", "Bearer new", "Bearer k"]
+        assert {key for path, key in requests if path != "/v1/models"} == {None}
 
     asyncio.run(main())
 
@@ -108,10 +111,10 @@ def test_the_key_that_a_slow_server_takes_is_found_in_the_end() -> None:
         if request.path != "/v1/models":
             return web.Response()
         await asyncio.sleep(0.4)  # sleeps: too slow for all keys within the time that asking has
-        return web.Response(body=_said(), status=200 if request.headers.get("authorization") == "k1" else 403)
+        return web.Response(body=_models_body(), status=200 if request.headers.get("authorization") == "k1" else 403)
 
     async def main() -> None:
-        async with answering(answer) as server, HttpAsker(lambda *said: heard.append(said[2])) as asker:
+        async with answering(answer) as server, HttpAsker(lambda *news: heard.append(news[2])) as asker:
             while not heard:
                 asker.ask_as({server: ("k4", "k3", "k2", "k1")})
                 with suppress(TimeoutError):  # a busy machine

@@ -49,22 +49,22 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
         async with gateway(3) as at, aiohttp.ClientSession() as client:
             first, second, _ = at.servers
 
-            async def asked() -> tuple[int, Any, list[int]]:
-                before = [len(each.asked) for each in at.servers]
+            async def post_once() -> tuple[int, Any, list[int]]:
+                before = [len(each.requests) for each in at.servers]
                 status, answer = await post(client, at)
-                counts = [len(each.asked) - count for each, count in zip(at.servers, before, strict=True)]
+                counts = [len(each.requests) - count for each, count in zip(at.servers, before, strict=True)]
                 return status, answer.get("server"), counts
 
-            assert await asked() == (200, "a", [1, 0, 0])
+            assert await post_once() == (200, "a", [1, 0, 0])
             for does in ("reset", "close"):
                 first.does = does
-                assert await asked() == (200, "b", [1, 1, 0])
+                assert await post_once() == (200, "b", [1, 1, 0])
             second.does = "reset"
-            assert await asked() == (503, None, [1, 1, 0])  # once, though there is a third
+            assert await post_once() == (503, None, [1, 1, 0])  # once, though there is a third
             second.does = "fail"
-            assert await asked() == (500, "b", [1, 1, 0])  # what a server says is not repeated,
+            assert await post_once() == (500, "b", [1, 1, 0])  # what a server says is not repeated,
             first.does = second.does = "refuse"
-            assert await asked() == (503, "b", [1, 1, 0])  # but that it has not started
+            assert await post_once() == (503, "b", [1, 1, 0])  # but that it has not started
             async with client.post(at.url + CHAT, data=b"{}") as answer:
                 assert not [name for name in answer.headers if name.lower().startswith("x-stoker")]
             second.does = "answer"
@@ -72,15 +72,15 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
             assert (status, answer) == (200, {"server": "b", "size": 5 << 20})  # the whole body again
             second.does = "answer"
             await first.stop()
-            assert await asked() == (200, "b", [0, 1, 0])
+            assert await post_once() == (200, "b", [0, 1, 0])
 
             at.picker.destination = first.address  # one alone: no other is taken in its stead
             for _ in range(7):
-                assert await asked() == (503, None, [0, 0, 0])
+                assert await post_once() == (503, None, [0, 0, 0])
             # Who picks learns that a server fails, or has returned, by itself: Envoy obeys it at once.
             await first.start()
             first.does = "answer"
-            assert await asked() == (200, "a", [1, 0, 0])
+            assert await post_once() == (200, "a", [1, 0, 0])
 
     asyncio.run(main())
 
@@ -88,13 +88,13 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
 def test_all_that_a_dead_server_had_not_answered_is_answered_by_another() -> None:
     async def main() -> None:
         async with gateway() as at, aiohttp.ClientSession() as client:
-            dying, other = at.servers
+            dying, second = at.servers
             dying.does = "hang"
             sent = [asyncio.create_task(post(client, at)) for _ in range(60)]
-            await dying.until_asked(len(sent))
+            await dying.until_requests(len(sent))
             await dying.stop()
             assert [status for status, _ in await asyncio.gather(*sent)] == [200] * len(sent)
-            assert len(other.asked) == len(sent)
+            assert len(second.requests) == len(sent)
 
     asyncio.run(main())
 
@@ -102,7 +102,7 @@ def test_all_that_a_dead_server_had_not_answered_is_answered_by_another() -> Non
 def test_an_answer_that_breaks_off_is_broken_off_for_its_client() -> None:
     async def main() -> None:
         async with gateway() as at, aiohttp.ClientSession() as client:
-            breaking, other = at.servers
+            breaking, second = at.servers
             breaking.does = "break"
             got = b""
             async with client.post(at.url + CHAT, data=b"{}") as answer:
@@ -111,7 +111,7 @@ def test_an_answer_that_breaks_off_is_broken_off_for_its_client() -> None:
                         got += part
                         breaking.more.set()
             assert got == b"data: 1\n\n"
-            assert not other.asked
+            assert not second.requests
             head, _, body = (await at.raw(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n\r\n".encode())).partition(b"\r\n\r\n")
             assert b"chunked" in head and body == b"9\r\ndata: 1\n\n\r\n"  # without the last chunk
 
@@ -133,7 +133,7 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkey
                 await _refused(client, at)
                 await at.grpc_server.stop(0)
                 await _refused(client, at)
-                assert len(server.asked) == 1
+                assert len(server.requests) == 1
                 async with client.get(at.url + "/health") as health:
                     assert health.status == 200
                 await _until_ready_says(503, client, at)
@@ -184,7 +184,7 @@ def test_without_the_picker_no_header_of_a_client_names_a_server() -> None:
                 body = b'{"model": "m"}' if method == "POST" else None
                 async with client.request(method, at.url + path, data=body, headers=named) as refused:
                     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-            assert server.asked == [] and server.listed == 0
+            assert server.requests == [] and server.listed == 0
 
     asyncio.run(main())
 
@@ -228,26 +228,26 @@ def test_with_fail_open_a_failing_picker_is_done_without() -> None:
     async def main() -> None:
         async with gateway(2, hold_s=-4.5, fail_open="cluster-m") as at, aiohttp.ClientSession() as client:
 
-            async def asked() -> list[int]:
+            async def post_ten() -> list[int]:
                 """What each server got of ten requests, none of which fails."""
-                before = [len(each.asked) for each in at.servers]
+                before = [len(each.requests) for each in at.servers]
                 assert [(await post(client, at))[0] for _ in range(10)] == [200] * 10
-                return [len(each.asked) - number for each, number in zip(at.servers, before, strict=True)]
+                return [len(each.requests) - number for each, number in zip(at.servers, before, strict=True)]
 
             async def until_all_go_to(number: int) -> None:
                 """On a busy machine the picker may take longer than the half second that Envoy waits for it."""
-                while (await asked())[number] < 10:
+                while (await post_ten())[number] < 10:
                     pass
 
             for number, server in enumerate(at.servers):
                 at.picker.destination = server.address
                 await until_all_go_to(number)
             at.picker.hangs = True
-            assert min(await asked()) > 0
+            assert min(await post_ten()) > 0
             await at.grpc_server.stop(0)
-            assert min(await asked()) > 0
+            assert min(await post_ten()) > 0
             await _until_ready_says(503, client, at)
-            assert min(await asked()) > 0
+            assert min(await post_ten()) > 0
             # What the picker would have refused is still not sent where it must not be.
             async with client.get(at.url + "/metrics") as answer:
                 assert answer.status == 404
@@ -280,7 +280,7 @@ def test_servers_and_models_come_and_go_while_streams_are_under_way() -> None:
                 assert (await post(client, at))[0] == 503
                 at.picker.cluster = "cluster-n"
                 assert (await post(client, at))[1]["server"] == "b"
-                assert len(going.asked) == 1
+                assert len(going.requests) == 1
                 going.last = True
                 going.more.set()
                 assert await under_way.read() == b"data: 1\n\ndata: [DONE]\n\n"
@@ -296,7 +296,7 @@ def test_slow_clients_take_little_memory_and_time() -> None:
             late = [at.raw(head, then=b"a: b\r\n"), at.raw(head + b"content-length: 10000\r\n\r\n", then=b"x")]
             for answer in await asyncio.gather(*late):
                 assert answer.startswith(b"HTTP/1.1 408") and answer.count(b"HTTP/1.1") == 1
-            assert not server.asked
+            assert not server.requests
 
             server.does = "flood"
             writers = []
@@ -329,7 +329,7 @@ def test_bodies_up_to_the_limit_pass_in_each_version_of_http() -> None:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{at.port}") as channel:  # a client of HTTP/2
                 with pytest.raises(grpc.aio.AioRpcError):  # since the server does not speak gRPC
                     await channel.unary_unary(CHAT)(body)
-                assert len(at.servers[0].asked) == 2
+                assert len(at.servers[0].requests) == 2
                 assert at.servers[0].body[5:] == body  # behind gRPC's prefix
 
     asyncio.run(main())
@@ -340,20 +340,20 @@ def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
     async def main() -> None:
         # What the picker takes counts as upload, and is answered with 504 if it is too long: not on a busy machine.
         async with gateway(2, headers_s=0.5, upload_s=5) as at, aiohttp.ClientSession() as client:
-            named, other = at.servers
+            named, unnamed = at.servers
             at.picker.destination = named.address
             at_once = asyncio.Semaphore(100)
 
             async def ask(text: bytes) -> None:
                 async with at_once:
                     answer = await at.raw(text)
-                said = re.findall(rb"HTTP/1\.[01] (\d)\d\d", answer)
-                assert said and b"5" not in said, (text, answer)
+                statuses = re.findall(rb"HTTP/1\.[01] (\d)\d\d", answer)
+                assert statuses and b"5" not in statuses, (text, answer)
 
             await asyncio.gather(*map(ask, requests(1000, seed=7)))
-            assert not other.asked
-            assert len(named.asked) > 60
-            for head in named.asked:
+            assert not unnamed.requests
+            assert len(named.requests) > 60
+            for head in named.requests:
                 line, *fields = head.lower().split(b"\r\n")
                 assert re.fullmatch(rb"[a-z]+ (/v1/\S*|/(de)?tokenize) http/1\.1", line), head
                 assert b"/.." not in line.partition(b"?")[0], head

@@ -32,8 +32,8 @@ class Command:
 
     async def ended(self) -> tuple[int, bytes]:
         """Its exit code, and what it said on standard error."""
-        _, said = await asyncio.wait_for(self.process.communicate(), 60)
-        return self.process.returncode or 0, said
+        _, stderr = await asyncio.wait_for(self.process.communicate(), 60)
+        return self.process.returncode or 0, stderr
 
 
 @asynccontextmanager
@@ -92,8 +92,8 @@ def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
                 run.server.last = True
                 run.server.more.set()
                 assert await under_way.read() == b"data: 1\n\ndata: [DONE]\n\n"
-            code, said = await run.ended()
-            assert code == 0 and b"Traceback" not in said
+            code, stderr = await run.ended()
+            assert code == 0 and b"Traceback" not in stderr
 
     asyncio.run(main())
 
@@ -116,8 +116,8 @@ def test_until_load_balancers_have_noticed_connections_are_taken() -> None:
             async with aiohttp.ClientSession() as new, new.post(f"{run.url}/v1/completions", data=_BODY) as answer:
                 assert ((await answer.json())["server"], answer.headers["connection"]) == ("a", "close")
             run.process.send_signal(signal.SIGTERM)
-            code, said = await run.ended()
-            assert code == 0 and b"Traceback" not in said
+            code, stderr = await run.ended()
+            assert code == 0 and b"Traceback" not in stderr
 
     asyncio.run(main())
 
@@ -143,8 +143,8 @@ def test_a_signal_loses_no_line_for_billing(tmp_path: Path) -> None:
                 run.server.last = True
                 run.server.more.set()
                 await under_way.read()
-            code, said = await run.ended()
-            assert code == 0 and b"Traceback" not in said
+            code, stderr = await run.ended()
+            assert code == 0 and b"Traceback" not in stderr
 
     asyncio.run(main())
     lines = [json.loads(line) for line in log.read_text().strip("\n").split("\n")]
@@ -168,8 +168,8 @@ def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
                 os.kill(run.picker, signal.SIGCONT)
                 with pytest.raises(aiohttp.ClientError):
                     await under_way.read()
-            code, said = await run.ended()
-            assert code == 0 and b"Traceback" not in said
+            code, stderr = await run.ended()
+            assert code == 0 and b"Traceback" not in stderr
             await _until_gone(run.envoy)
 
     asyncio.run(main())
@@ -179,9 +179,9 @@ def test_envoys_death_ends_it_and_its_own_death_ends_envoy() -> None:
     async def main() -> None:
         async with command() as run:
             os.kill(run.envoy, signal.SIGKILL)
-            code, said = await run.ended()
+            code, stderr = await run.ended()
             assert code == 1
-            assert said.splitlines()[-1].startswith(b"stoker gateway: Envoy was killed by signal 9 (SIGKILL)")
+            assert stderr.splitlines()[-1].startswith(b"stoker gateway: Envoy was killed by signal 9 (SIGKILL)")
         async with command() as run:
             run.process.kill()
             await run.ended()
@@ -216,9 +216,9 @@ def test_a_killed_picker_breaks_off_nothing_and_another_begins() -> None:
                 run.server.last = True
                 run.server.more.set()
                 assert await under_way.read() == b"data: [DONE]\n\n"
-            code, said = await run.ended()
-            assert code == 0 and said.count(b"the picker was killed by signal 9 (SIGKILL)") == 2
-            assert b"Traceback" not in said
+            code, stderr = await run.ended()
+            assert code == 0 and stderr.count(b"the picker was killed by signal 9 (SIGKILL)") == 2
+            assert b"Traceback" not in stderr
 
     asyncio.run(main())
 
@@ -227,7 +227,7 @@ def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
     async def main() -> None:
         async with command("--picker-failure-mode", "fail-open") as run, aiohttp.ClientSession() as client:
             os.kill(run.picker, signal.SIGKILL)
-            while children_of(run.process.pid)[1] in (0, run.picker) or not run.server.asked[20:]:
+            while children_of(run.process.pid)[1] in (0, run.picker) or not run.server.requests[20:]:
                 async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
                     assert answer.status == 200
                 await asyncio.sleep(0.05)  # sleeps: each is told in the log, which nobody reads yet
@@ -240,8 +240,8 @@ def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
 
             await until_async(a_picker_answers, every=0.05)
             run.process.send_signal(signal.SIGTERM)
-            code, said = await run.ended()
-            assert code == 0 and said.count(b"the picker was killed") == 1
+            code, stderr = await run.ended()
+            assert code == 0 and stderr.count(b"the picker was killed") == 1
 
     asyncio.run(main())
 
@@ -259,7 +259,7 @@ def test_requests_end_though_the_picker_was_killed_while_it_waited_for_that() ->
                 run.server.last = True
                 run.server.more.set()
                 assert await under_way.read() == b"data: [DONE]\n\n"
-            code, said = await run.ended()
-            assert code == 0 and b"requests under way go on to their ends" in said and b"Traceback" not in said
+            code, stderr = await run.ended()
+            assert code == 0 and b"requests under way go on to their ends" in stderr and b"Traceback" not in stderr
 
     asyncio.run(main())

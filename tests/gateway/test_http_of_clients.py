@@ -116,13 +116,13 @@ def test_a_form_goes_where_its_model_is(path: str) -> None:
 
     async def main() -> None:
         async with behind(handler) as at, aiohttp.ClientSession() as client:
-            for model, wanted in (("m", 200), ("unknown", 404), (None, 400)):
+            for model, expected_status in (("m", 200), ("unknown", 404), (None, 400)):
                 form = aiohttp.FormData()
                 form.add_field("file", audio, filename='"model".wav', content_type="audio/wav")
                 if model is not None:
                     form.add_field("model", model)
                 async with client.post(at.url + path, data=form) as answer:
-                    assert answer.status == wanted, await answer.text()
+                    assert answer.status == expected_status, await answer.text()
             used = (await at.next_end()).tokens
             assert used.estimated and 0 < used.prompt <= 1024 and used.output
             for data, status in ((BODY, 415), (b"--x\r\n", 415)):  # no form, and a form where JSON is wanted

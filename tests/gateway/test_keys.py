@@ -91,7 +91,7 @@ def test_clients_see_what_their_key_is_for_and_servers_never_see_it() -> None:
                 assert refused.value.response.headers["www-authenticate"] == "Bearer"
                 with pytest.raises(openai.AuthenticationError):
                     await client(key).models.list()
-            assert not one.asked and not two.asked
+            assert not one.requests and not two.requests
 
             org = client("org")
             assert [(each.id, each.created) async for each in org.models.list()] == [("org/a", 5)]
@@ -115,11 +115,11 @@ def test_clients_see_what_their_key_is_for_and_servers_never_see_it() -> None:
                     answer = await raw.post(f"{url}/v1/completions", json={"model": model}, headers=both)
                     assert answer.status_code == 200
             await client("all").completions.create(model="b", prompt="x")
-            assert len(one.asked) == 3 and len(two.asked) == 2
-            for head in one.asked + two.asked:
+            assert len(one.requests) == 3 and len(two.requests) == 2
+            for head in one.requests + two.requests:
                 assert b"sk-stoker" not in head and b"x-api-key" not in headers(head)
-                assert head.lower().count(b"authorization: ") == (head in one.asked)
-            for head in one.asked:
+                assert head.lower().count(b"authorization: ") == (head in one.requests)
+            for head in one.requests:
                 assert headers(head)[b"authorization"] == b"Bearer servers-own"
 
             claude = anthropic.AsyncAnthropic(base_url=url, api_key=TEXTS["gone"], max_retries=0, timeout=60)
@@ -128,7 +128,7 @@ def test_clients_see_what_their_key_is_for_and_servers_never_see_it() -> None:
             claude = claude.with_options(api_key=TEXTS["all"])
             with suppress(AttributeError, anthropic.APIError):  # the server's answer is no message
                 await claude.messages.create(model="b", max_tokens=1, messages=[{"role": "user", "content": "x"}])
-            assert b"authorization" not in headers(two.asked[2]) and b"x-api-key" not in headers(two.asked[2])
+            assert b"authorization" not in headers(two.requests[2]) and b"x-api-key" not in headers(two.requests[2])
 
     asyncio.run(main())
 
@@ -167,8 +167,8 @@ def test_a_file_s_keys_are_in_force_and_out_of_it_as_it_changes(tmp_path: Path) 
                 assert [await status(key) for key in ("gone", "all")] == [401, 200]
         finally:
             os.kill(process.pid, signal.SIGTERM)
-            _, said = await asyncio.wait_for(process.communicate(), 60)
+            _, stderr = await asyncio.wait_for(process.communicate(), 60)
             await server.stop()
-        assert process.returncode == 0 and b"sk-stoker" not in said and b"Traceback" not in said
+        assert process.returncode == 0 and b"sk-stoker" not in stderr and b"Traceback" not in stderr
 
     asyncio.run(main())

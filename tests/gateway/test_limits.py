@@ -33,7 +33,7 @@ KEYS = Keyring(
     ]
 )
 LIMITS = httpx.Limits(max_connections=4)
-NAMES = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
+NAMES = [f"x-ratelimit-{field}-{of}" for field in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
 
 
 @asynccontextmanager
@@ -67,11 +67,11 @@ def test_answers_say_what_is_left_and_refusals_when_to_come_again() -> None:
                 return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=TEXTS[key], max_retries=0, timeout=60)
 
             some = client("some").completions.with_raw_response
-            for left in ("1", "0"):
-                said = await some.create(model="m", prompt="x" * 40, max_tokens=100)
-                assert [said.headers[name] for name in NAMES[:3]] == ["2", "1000", left]
-                assert int(said.headers[NAMES[3]]) == 1000 - 110 * (2 - int(left))
-                assert said.headers[NAMES[4]].startswith("1m")
+            for remaining in ("1", "0"):
+                answer = await some.create(model="m", prompt="x" * 40, max_tokens=100)
+                assert [answer.headers[name] for name in NAMES[:3]] == ["2", "1000", remaining]
+                assert int(answer.headers[NAMES[3]]) == 1000 - 110 * (2 - int(remaining))
+                assert answer.headers[NAMES[4]].startswith("1m")
             with pytest.raises(openai.RateLimitError) as refused:
                 await some.create(model="m", prompt="x", max_tokens=1)
             assert (refused.value.code, refused.value.type) == ("rate_limit_exceeded", "requests")
@@ -79,7 +79,7 @@ def test_answers_say_what_is_left_and_refusals_when_to_come_again() -> None:
             assert [headers[name] for name in NAMES[:4]] == ["2", "1000", "0", "780"]
             assert 1 <= int(headers["retry-after"]) <= 61
             assert all(len(headers.get_list(name)) == 1 for name in NAMES)
-            assert len(server.asked) == 2
+            assert len(server.requests) == 2
             free = await client("free").completions.with_raw_response.create(model="m", prompt="x", max_tokens=1)
             assert not [name for name in free.headers if name.startswith("x-ratelimit")]
             server.does = "fail"  # a server's own error counts, as it has gone there
@@ -96,9 +96,9 @@ def test_no_header_is_added_where_there_are_no_keys() -> None:
     async def main() -> None:
         async with gateway(None) as (url, _), httpx.AsyncClient(timeout=60) as client:
             for path in ("/v1/completions", "/tokenize"):
-                said = await client.post(f"{url}{path}", json={"model": "m", "prompt": "x"})
-                assert said.status_code == 200
-                assert not [name for name in said.headers if name.startswith("x-ratelimit")]
+                answer = await client.post(f"{url}{path}", json={"model": "m", "prompt": "x"})
+                assert answer.status_code == 200
+                assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
 
     asyncio.run(main())
 
@@ -117,7 +117,7 @@ def test_a_minute_s_requests_on_few_connections_are_what_the_limit_says() -> Non
             while len(statuses) < limit + 50:
                 statuses += await asyncio.gather(*(ask() for _ in range(50)))
             if time.monotonic() - began < 60:
-                assert statuses.count(200) == limit == len(server.asked)
+                assert statuses.count(200) == limit == len(server.requests)
             assert set(statuses) == {200, 429}
 
     asyncio.run(main())

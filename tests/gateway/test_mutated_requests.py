@@ -95,11 +95,11 @@ def _mutated(count: int, seed: int) -> Iterator[bytes]:
             body = draw.choice(_JSON)
             line = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
             text = line + b"X_Stoker_Cluster: z\r\nX-Stoker-Usage: 1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-        head, end, rest = text.partition(b"\n")
-        said = (_CREDENTIALS[0] if draw.random() < 0.4 else draw.choice(_CREDENTIALS)).replace(
+        head, end, tail = text.partition(b"\n")
+        credentials = (_CREDENTIALS[0] if draw.random() < 0.4 else draw.choice(_CREDENTIALS)).replace(
             b"%(key)s", _KEY.encode()
         )
-        yield head + end + b"x-number: %d\r\n%s\r\n" % (number, said) + rest
+        yield head + end + b"x-number: %d\r\n%s\r\n" % (number, credentials) + tail
 
 
 def _memory(pid: int) -> int:
@@ -128,28 +128,28 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(
             assert run.process.stderr is not None
             log = asyncio.create_task(run.process.stderr.read())
 
-            async def asked(text: bytes) -> bytes:
+            async def send(text: bytes) -> bytes:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                said = b""
+                answer = b""
                 with suppress(ConnectionError, TimeoutError):  # of those that wait for more of a body: gone
                     writer.write(text)
                     async with asyncio.timeout(5):  # limit: ends what waits for the rest of a body
                         while part := await reader.read(1 << 20):
-                            said += part
+                            answer += part
                 writer.close()
-                return said
+                return answer
 
             async def ask(text: bytes) -> None:
                 async with at_once:
-                    said = await asked(text)
+                    answer = await send(text)
                     # On a busy machine this process, the server's too, may leave the gateway's questions unanswered.
-                    while b"can take requests now; try again" in said:
+                    while b"can take requests now; try again" in answer:
                         await asyncio.sleep(0.5)  # sleeps: as a client that tries again
-                        said = await asked(text)
-                    statuses = re.findall(rb"HTTP/1\.[01] (\d+)", said)
+                        answer = await send(text)
+                    statuses = re.findall(rb"HTTP/1\.[01] (\d+)", answer)
                     answers.update(statuses or [b"none"])
                     if any(status.startswith(b"5") for status in statuses):
-                        refused.append((text[:2000], said[:500]))
+                        refused.append((text[:2000], answer[:500]))
 
             everything = list(_mutated(count, seed=11))
             await asyncio.gather(*map(ask, everything[: count // 5]))

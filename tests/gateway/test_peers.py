@@ -25,7 +25,7 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--peer", "10.0.0.1"], "not HOST:PORT"),
         (["--peer", ":80"], "not HOST:PORT"),
@@ -49,7 +49,7 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
 )
 def test_wrong_flags_are_told(
     words: list[str],
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -60,7 +60,7 @@ def test_wrong_flags_are_told(
     with pytest.raises(SystemExit) as ended:
         main([SERVER, *words])
     assert ended.value.code == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
 
 
 def _free_port() -> int:
@@ -82,7 +82,7 @@ def test_over_two_gateways_a_limit_is_one(tmp_path: Path) -> None:
         ports = [_free_port(), _free_port()]
         processes: list[Process] = []
         try:
-            for mine, other in (ports, ports[::-1]):
+            for own_port, peer_port in (ports, ports[::-1]):
                 words = [
                     "--endpoint",
                     f"m=http://{server.address}",
@@ -91,7 +91,7 @@ def test_over_two_gateways_a_limit_is_one(tmp_path: Path) -> None:
                     "--keys",
                     str(tmp_path / "keys.yaml"),
                 ]
-                words += ["--peer", f"127.0.0.1:{other}", "--peer-listen", f"127.0.0.1:{mine}"]
+                words += ["--peer", f"127.0.0.1:{peer_port}", "--peer-listen", f"127.0.0.1:{own_port}"]
                 words += ["--peer-token-file", str(tmp_path / "token")]
                 processes.append(
                     await asyncio.create_subprocess_exec(sys.executable, "-c", _MAIN, *words, stdout=PIPE, stderr=PIPE)

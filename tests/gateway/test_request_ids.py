@@ -73,9 +73,9 @@ def test_responses_are_found_though_requests_share_an_id(names_by_header: bool) 
                     made[(await answer.json())["id"]] = body["input"]
             assert len(made) == 12
             assert all(each.kept for each in stores)
-            for name, said in made.items():
+            for name, prompt in made.items():
                 async with client.get(f"{at.url}/v1/responses/{name}") as answer:
-                    assert (answer.status, (await answer.json())["input"]) == (200, said)
+                    assert (answer.status, (await answer.json())["input"]) == (200, prompt)
                 body = {"model": "m", "input": "go on", "previous_response_id": name}
                 async with client.post(f"{at.url}/v1/responses", json=body, headers={"x-request-id": "x"}) as answer:
                     assert answer.status == 200

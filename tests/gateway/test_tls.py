@@ -80,8 +80,8 @@ def test_a_renewed_certificate_is_taken_while_streams_go_on(tmp_path: Path) -> N
             ):
                 assert (await answer.json())["server"] == "a"
             run.process.send_signal(signal.SIGTERM)
-            code, said = await run.ended()
-            assert code == 0 and b"Traceback" not in said
+            code, stderr = await run.ended()
+            assert code == 0 and b"Traceback" not in stderr
 
     async def served(port: int) -> int:
         context = ssl.create_default_context()
@@ -98,7 +98,7 @@ def test_a_renewed_certificate_is_taken_while_streams_go_on(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--tls-cert", "tls.crt"], "--tls-key is missing"),
         (["--tls-key", "tls.key"], "--tls-cert is missing"),
@@ -110,7 +110,7 @@ def test_a_renewed_certificate_is_taken_while_streams_go_on(tmp_path: Path) -> N
     ],
 )
 def test_wrong_flags_are_told(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     MountedSecret(tmp_path)
@@ -118,4 +118,4 @@ def test_wrong_flags_are_told(
     with pytest.raises(SystemExit) as ended:
         main(["--endpoint=a=http://127.0.0.1:1", *words])
     assert ended.value.code == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)

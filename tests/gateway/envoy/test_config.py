@@ -87,8 +87,8 @@ def test_what_reaches_which_server() -> None:
                     text = await answer.text()
                     return answer.status, (json.loads(text) if text else None), answer.headers
 
-            for wanted, name in zip(gateway.servers, "ab", strict=True):
-                gateway.picker.destination = wanted
+            for server, name in zip(gateway.servers, "ab", strict=True):
+                gateway.picker.destination = server
                 status, seen, _ = await post()
                 assert (status, seen["server"]) == (200, name)
 
@@ -120,8 +120,8 @@ def test_what_reaches_which_server() -> None:
             absent = ("/metrics", "//metrics", "/v1/../metrics", "/v1/%2e%2e/metrics", "/health/../metrics", "/")
             absent += ("/v1/..%2fmetrics", "/v1/..%5cmetrics", "/v1%2F%2e%2e%2Fmetrics", "/%2Fmetrics", "/\\metrics")
             absent += ("/v1/%5c..%5cmetrics", "/v1/..%252fmetrics")
-            asked = [f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" for path in absent]
-            answers = await asyncio.gather(*(gateway.raw(text.encode()) for text in asked))
+            requests = [f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" for path in absent]
+            answers = await asyncio.gather(*(gateway.raw(text.encode()) for text in requests))
             for path, answer in zip(absent, answers, strict=True):
                 assert answer.startswith(b"HTTP/1.1 404"), (path, answer)
                 assert b"not_found_error" in answer

@@ -58,14 +58,14 @@ class Proxy:
         )
         self.stub = external_processor_pb2_grpc.ExternalProcessorStub(self.channel)
 
-    async def post(self, path: str, body: Any, mode: str = "buffered", **given: Any) -> Outcome:
+    async def post(self, path: str, body: Any, mode: str = "buffered", **options: Any) -> Outcome:
         """Asks about a request with a body: bytes, or what is sent as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.ask("POST", path, data, mode, **given)
+        return await self.ask("POST", path, data, mode, **options)
 
-    async def get(self, path: str, **given: Any) -> Outcome:
+    async def get(self, path: str, **options: Any) -> Outcome:
         """Asks about a request without a body."""
-        return await self.ask("GET", path, None, **given)
+        return await self.ask("GET", path, None, **options)
 
     async def ask(
         self,
@@ -169,21 +169,21 @@ async def _write(call: Any, message: ext_proc.ProcessingRequest) -> None:
         await call._cython_call.send_serialized_message(message.SerializeToString())
 
 
-def _answered(said: ext_proc.ImmediateResponse) -> Outcome:
-    headers = {each.header.key: each.header.raw_value.decode() for each in said.headers.set_headers}
-    return Outcome(status=said.status.code, headers=headers, text=said.body)
+def _answered(response: ext_proc.ImmediateResponse) -> Outcome:
+    headers = {each.header.key: each.header.raw_value.decode() for each in response.headers.set_headers}
+    return Outcome(status=response.status.code, headers=headers, text=response.body)
 
 
-def _routed(said: ext_proc.ProcessingResponse, common: ext_proc.CommonResponse) -> Outcome:
+def _routed(response: ext_proc.ProcessingResponse, common: ext_proc.CommonResponse) -> Outcome:
     headers = {each.header.key: each.header.raw_value.decode() for each in common.header_mutation.set_headers}
     assert common.clear_route_cache
     assert not common.HasField("body_mutation")  # the body is passed on as it came
     destination = headers.pop("x-gateway-destination-endpoint")
-    assert said.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == destination
+    assert response.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == destination
     cluster = headers.pop("x-stoker-cluster")
     removed = tuple(common.header_mutation.remove_headers)
     assert not headers.keys() & set(removed)
-    spaces = dict(said.dynamic_metadata)
+    spaces = dict(response.dynamic_metadata)
     known = dict(spaces.pop("stoker"))
     assert list(spaces) == ["envoy.lb"]
     return Outcome(list(dict.fromkeys(destination.split(","))), removed, cluster, headers=headers, metadata=known)

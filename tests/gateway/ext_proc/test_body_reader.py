@@ -44,19 +44,19 @@ def test_owners_take_turns_and_those_who_leave_are_not_read() -> None:
         many = [f"a{number}".encode() for number in range(30)]
         first = [asyncio.create_task(reader.read(CHAT, body, owner="a")) for body in many]
         await asyncio.sleep(0)
-        others = [asyncio.create_task(reader.read(CHAT, name.encode(), owner=name)) for name in ("b", "c")]
+        other_owners = [asyncio.create_task(reader.read(CHAT, name.encode(), owner=name)) for name in ("b", "c")]
         await asyncio.sleep(0)
-        gone = chance.sample(range(1, 30), 20)
-        for number in gone:
+        cancelled = chance.sample(range(1, 30), 20)
+        for number in cancelled:
             first[number].cancel()
         for _ in range(12):
             reader.lets.release()
-        left = [task for number, task in enumerate(first) if number not in gone]
-        await asyncio.gather(*left, *others)
+        remaining = [task for number, task in enumerate(first) if number not in cancelled]
+        await asyncio.gather(*remaining, *other_owners)
         assert reader.num_waiting == 0
         assert set(reader.read_bodies[:4]) >= {b"a0", b"b", b"c"}
         assert sorted(reader.read_bodies) == sorted(
-            [b"b", b"c", *(body for number, body in enumerate(many) if number not in gone)]
+            [b"b", b"c", *(body for number, body in enumerate(many) if number not in cancelled)]
         )
         # One that is being read and leaves makes room.
         reading, waits = (asyncio.create_task(reader.read(CHAT, body, owner="a")) for body in (b"x", b"y"))
@@ -142,14 +142,14 @@ def test_odd_bodies_of_one_client_hold_up_nobody() -> None:
     async def main() -> None:
         async with picking({"a": ["10.0.0.1:80"]}) as picker:
             picker.say(ServerLoad())
-            theirs = [
+            odd_requests = [
                 asyncio.create_task(picker.proxy.post(CHAT, odd, headers={"authorization": "Bearer odd"}))
                 for _ in range(4)
             ]
-            mine = await picker.proxy.post("/v1/completions", prompt, headers={"authorization": "Bearer mine"})
-            assert mine.servers == ["10.0.0.1:80"]
-            assert sum(each.done() for each in theirs) < 4
-            for each in await asyncio.gather(*theirs):
+            answer = await picker.proxy.post("/v1/completions", prompt, headers={"authorization": "Bearer mine"})
+            assert answer.servers == ["10.0.0.1:80"]
+            assert sum(each.done() for each in odd_requests) < 4
+            for each in await asyncio.gather(*odd_requests):
                 assert (each.status, each.json["error"]["param"]) == (413, "messages")
                 assert "retry-after" not in each.headers
 

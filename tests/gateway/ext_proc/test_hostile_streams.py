@@ -86,14 +86,14 @@ class _Stream:
 
     def __init__(self, messages: Sequence[ext_proc.ProcessingRequest]) -> None:
         self._messages = list(messages)
-        self.said: list[ext_proc.ProcessingResponse] = []
+        self.responses: list[ext_proc.ProcessingResponse] = []
 
     async def read(self) -> Any:
         return self._messages.pop(0) if self._messages else grpc.aio.EOF
 
     async def write(self, response: ext_proc.ProcessingResponse) -> None:
         assert response.SerializeToString()
-        self.said.append(response)
+        self.responses.append(response)
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         assert code is grpc.StatusCode.FAILED_PRECONDITION and details
@@ -101,13 +101,13 @@ class _Stream:
 
     @property
     def outcome(self) -> str:
-        last = self.said[-1]
+        last = self.responses[-1]
         if last.HasField("immediate_response"):
             status = last.immediate_response.status.code
             assert json.loads(last.immediate_response.body)
             assert status in (200, 400, 404, 405, 413, 503)
             return str(status)
-        return "routed" if any(each.HasField("dynamic_metadata") for each in self.said) else "unfinished"
+        return "routed" if any(each.HasField("dynamic_metadata") for each in self.responses) else "unfinished"
 
 
 def test_each_is_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +129,7 @@ def test_each_is_answered(caplog: pytest.LogCaptureFixture) -> None:
             except _StoppedError:
                 outcomes["stopped"] += 1
             else:
-                outcomes[stream.outcome if stream.said else "unfinished"] += 1
+                outcomes[stream.outcome if stream.responses else "unfinished"] += 1
         await decider.close()
         for outcome in ("routed", "200", "400", "404", "405", "413", "503", "stopped", "unfinished", "no message"):
             assert outcomes[outcome] > 10, outcomes
@@ -148,8 +148,8 @@ def test_the_server_outlives_them() -> None:
             async def send() -> None:
                 stream = call(iter(_mutated(rng)))
                 try:
-                    async for said in stream:
-                        ext_proc.ProcessingResponse.FromString(said)
+                    async for response in stream:
+                        ext_proc.ProcessingResponse.FromString(response)
                 except grpc.aio.AioRpcError as error:
                     assert error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INTERNAL)
 

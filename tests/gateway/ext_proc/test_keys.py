@@ -54,7 +54,7 @@ def bearer(text: str) -> dict[str, str]:
 def test_without_a_key_nothing_is_answered(mode: str, headers: dict[str, str], says: str) -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS) as picker:
-            asked = [
+            answers = [
                 await picker.proxy.post(CHAT, chat("b", "x"), mode, headers=headers),
                 await picker.proxy.post(CHAT, b"no JSON", mode, headers=headers),
                 await picker.proxy.post("/v1/messages", chat("b", "x"), mode, headers=headers),
@@ -64,13 +64,13 @@ def test_without_a_key_nothing_is_answered(mode: str, headers: dict[str, str], s
                 await picker.proxy.get("/nowhere", headers=headers),
                 await picker.proxy.ask("PUT", CHAT, b"", mode, headers=headers),
             ]
-            for each in asked:
+            for each in answers:
                 assert each.status == 401 and each.headers["www-authenticate"] == "Bearer"
                 assert says in each.json["error"]["message"]
-            assert asked[0].json["error"]["type"] == "invalid_request_error"
-            assert asked[0].json["error"]["code"] == "invalid_api_key"
-            assert asked[2].json["type"] == "error" and asked[2].json["error"]["type"] == "authentication_error"
-            assert picker.count("requests_total", model="", outcome="unauthorized") == len(asked)
+            assert answers[0].json["error"]["type"] == "invalid_request_error"
+            assert answers[0].json["error"]["code"] == "invalid_api_key"
+            assert answers[2].json["type"] == "error" and answers[2].json["error"]["type"] == "authentication_error"
+            assert picker.count("requests_total", model="", outcome="unauthorized") == len(answers)
 
     asyncio.run(main())
 
@@ -107,15 +107,15 @@ def test_servers_get_their_own_key_and_never_the_gateway_s(
 ) -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS, authorization=authorization) as picker:
-            said = await picker.proxy.post(CHAT, chat("b", "x"), mode, headers=headers)
-            assert said.servers == ["10.0.1.1:80"]
+            outcome = await picker.proxy.post(CHAT, chat("b", "x"), mode, headers=headers)
+            assert outcome.servers == ["10.0.1.1:80"]
             if authorization is None:
-                assert not said.headers and set(said.removed) == {"authorization", "x-api-key"}
+                assert not outcome.headers and set(outcome.removed) == {"authorization", "x-api-key"}
             else:
-                assert said.headers == {"authorization": authorization} and said.removed == ("x-api-key",)
+                assert outcome.headers == {"authorization": authorization} and outcome.removed == ("x-api-key",)
             picker.server.set_keyring(None)  # credentials pass through
-            said = await picker.proxy.post(CHAT, chat("b", "x"), mode, headers=headers)
-            assert not said.headers and not said.removed
+            outcome = await picker.proxy.post(CHAT, chat("b", "x"), mode, headers=headers)
+            assert not outcome.headers and not outcome.removed
 
     asyncio.run(main())
 
@@ -167,12 +167,12 @@ def test_a_model_outside_the_key_is_as_one_that_is_not_there(name: str, sees: se
             unknown = await about("org/unknown")
             assert {each.status for each in unknown} == {404}
             for model in MODELS:
-                said = await about(model)
+                outcomes = await about(model)
                 if model in sees:
-                    assert [bool(each.servers) for each in said] == [True, True, True, False, False]
-                    assert [each.json["id"] for each in said[3:]] == [model, model]
+                    assert [bool(each.servers) for each in outcomes] == [True, True, True, False, False]
+                    assert [each.json["id"] for each in outcomes[3:]] == [model, model]
                     continue
-                for each, like in zip(said, unknown, strict=True):
+                for each, like in zip(outcomes, unknown, strict=True):
                     text = like.text.replace(b"org/unknown", model.encode())
                     assert (each.status, each.headers, each.text) == (404, like.headers, text)
 
@@ -219,8 +219,8 @@ def test_those_who_wait_are_let_in_by_the_key_s_priority() -> None:
             done, tasks = asyncio.Queue[str](), list[asyncio.Task[None]]()
 
             async def ask(name: str) -> None:
-                said = await picker.proxy.post(CHAT, chat("b", "x"), headers=bearer(name))
-                assert said.servers
+                outcome = await picker.proxy.post(CHAT, chat("b", "x"), headers=bearer(name))
+                assert outcome.servers
                 done.put_nowait(name)
 
             for number, name in enumerate(["low", "usual", "low", "high", "usual", "high"], 1):
@@ -248,8 +248,8 @@ def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing() -> None:
             picker.server.set_keyring(Keyring([key("all")]))
             picker.say(ServerLoad())
             picker.server.wake("b")
-            said = await asyncio.gather(*waiting)
-            assert [each.status or each.servers for each in said] == [401, list(MODELS["b"]), 401]
+            outcomes = await asyncio.gather(*waiting)
+            assert [each.status or each.servers for each in outcomes] == [401, list(MODELS["b"]), 401]
             assert sum(picker.count("picks_total", model="b", why=why) for why in ("home", "prefix", "load")) == 1
 
     asyncio.run(main())

@@ -49,12 +49,12 @@ async def post(picker: Picking, body: Any, text: str = TEXT, path: str = CHAT) -
 def test_requests_beyond_the_limit_are_refused_in_openais_words() -> None:
     async def main() -> None:
         async with limited(Limits(requests_per_minute=3)) as picker:
-            for left in (2, 1, 0):
-                said = await post(picker, chat("a", "x"))
-                assert said.metadata["x-ratelimit-limit-requests"] == "3"
-                assert said.metadata["x-ratelimit-remaining-requests"] == str(left)
-                assert (said.metadata["key"], said.metadata["model"]) == ("tenant", "a")
-                assert said.metadata["grant"]
+            for remaining in (2, 1, 0):
+                outcome = await post(picker, chat("a", "x"))
+                assert outcome.metadata["x-ratelimit-limit-requests"] == "3"
+                assert outcome.metadata["x-ratelimit-remaining-requests"] == str(remaining)
+                assert (outcome.metadata["key"], outcome.metadata["model"]) == ("tenant", "a")
+                assert outcome.metadata["grant"]
             refused = await post(picker, chat("a", "x"))
             error = refused.json["error"]
             assert (refused.status, error["type"], error["code"]) == (429, "requests", "rate_limit_exceeded")
@@ -78,8 +78,8 @@ def test_tokens_are_reserved_and_what_could_never_run_is_told_so() -> None:
     async def main() -> None:
         async with limited(Limits(tokens_per_minute=100)) as picker:
             body = {"model": "a", "prompt": list(range(30)), "max_tokens": 20, "n": 2}
-            said = await post(picker, body, path="/v1/completions")
-            assert said.metadata["x-ratelimit-remaining-tokens"] == "30"
+            outcome = await post(picker, body, path="/v1/completions")
+            assert outcome.metadata["x-ratelimit-remaining-tokens"] == "30"
             refused = await post(picker, body, path="/v1/completions")
             assert "Limit 100, Used 70, Requested 70" in refused.json["error"]["message"]
             assert refused.json["error"]["type"] == "tokens" and "retry-after" in refused.headers
@@ -118,12 +118,12 @@ def test_a_request_that_is_not_sent_gives_its_tokens_and_its_place_back(how: str
             picker.say(ServerLoad())
 
             async def served() -> Outcome | None:
-                said = await post(picker, chat("a", "x", max_tokens=900))
-                return said if said.servers else None
+                outcome = await post(picker, chat("a", "x", max_tokens=900))
+                return outcome if outcome.servers else None
 
-            said = await until_async(served, every=0.02)  # the cancellation takes its time
-            assert said is not None
-            assert 0 <= int(said.metadata["x-ratelimit-remaining-tokens"]) <= 100
+            outcome = await until_async(served, every=0.02)  # the cancellation takes its time
+            assert outcome is not None
+            assert 0 <= int(outcome.metadata["x-ratelimit-remaining-tokens"]) <= 100
             busy = await post(picker, chat("a", "x", max_tokens=1))
             assert "requests at once: Limit 1, Used 1" in busy.json["error"]["message"]
 

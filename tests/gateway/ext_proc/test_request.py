@@ -60,8 +60,10 @@ def test_a_longer_conversation_begins_as_the_shorter_one(name: str, items: list[
         assert text.startswith(before) and len(text) > len(before)
         before = text
         if number:  # each word counts
-            other = json.loads(json.dumps(items[:number]).replace(" rain", " snow").replace("hello", "hallo"))
-            assert (prompt_text({name: other}) != prompt_text({name: items[:number]})) == (other != items[:number])
+            different = json.loads(json.dumps(items[:number]).replace(" rain", " snow").replace("hello", "hallo"))
+            assert (prompt_text({name: different}) != prompt_text({name: items[:number]})) == (
+                different != items[:number]
+            )
 
 
 def test_forms_of_the_same_prompt_are_the_same_text() -> None:
@@ -174,15 +176,15 @@ def test_large_bodies_are_read_elsewhere_and_come_out_the_same() -> None:
             read = await asyncio.gather(*(reader.read(COMPLETIONS, body) for body in bodies * 3))
             assert read == [read_request(COMPLETIONS, body) for body in bodies * 3]
             for body in (b"{" * 200, b" " * 200 + b"{}", b'{"model": 7}' + b" " * 200):
-                with pytest.raises(RequestError) as here:
+                with pytest.raises(RequestError) as direct:
                     read_request(CHAT, body)
                 with pytest.raises(RequestError) as elsewhere:
                     await reader.read(CHAT, body)
-                assert vars(here.value) == vars(elsewhere.value)
+                assert vars(direct.value) == vars(elsewhere.value)
             # Who goes away leaves the others their own results.
-            gone = [asyncio.ensure_future(reader.read(COMPLETIONS, bodies[2])) for _ in range(3)]
+            cancelled = [asyncio.ensure_future(reader.read(COMPLETIONS, bodies[2])) for _ in range(3)]
             await asyncio.sleep(0)
-            for each in gone:
+            for each in cancelled:
                 each.cancel()
             assert (await reader.read(COMPLETIONS, bodies[1])).size == 99
         finally:

@@ -22,11 +22,11 @@ SERVER = "10.0.0.1:80"
 class _Line:
     """A line before one server that takes `room` requests when it says so."""
 
-    def __init__(self, most: int = 10, hold_s: float = 5.0) -> None:
+    def __init__(self, max_waiting: int = 10, hold_s: float = 5.0) -> None:
         self.clock = asyncio.get_running_loop().time
         self.picker = EndpointPicker(PickerSettings(max_waiting=64))
         self.picker.set_servers([SERVER], 0)
-        self.line = RequestQueue(self.picker, most, hold_s, self.clock)
+        self.line = RequestQueue(self.picker, max_waiting, hold_s, self.clock)
         self.order: list[str] = []
         self.say(room=0)
 
@@ -81,19 +81,19 @@ def test_higher_priorities_go_first(virtual_time: Run) -> None:
     virtual_time(main)
 
 
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_so_many_wait_for_so_long(virtual_time: Run, most: int) -> None:
+@pytest.mark.parametrize("max_waiting", [1, 2, 5])
+def test_so_many_wait_for_so_long(virtual_time: Run, max_waiting: int) -> None:
     async def main() -> None:
-        line = _Line(most, hold_s=5.0)
-        tasks = await line.begin(*(f"a{number}" for number in range(most + 3)))
+        line = _Line(max_waiting, hold_s=5.0)
+        tasks = await line.begin(*(f"a{number}" for number in range(max_waiting + 3)))
         await elapse(0.01)
-        assert [task.done() for task in tasks] == [False] * most + [True] * 3
-        other = await line.begin("b")  # who floods gives way, where there is a place to give
-        assert len(line.line) == most
+        assert [task.done() for task in tasks] == [False] * max_waiting + [True] * 3
+        other_key = await line.begin("b")  # who floods gives way, where there is a place to give
+        assert len(line.line) == max_waiting
         await elapse(4.9)
-        assert sum(not task.done() for task in tasks + other) == most
+        assert sum(not task.done() for task in tasks + other_key) == max_waiting
         await elapse(0.3)
-        assert {(await task).kind for task in tasks + other} == {"saturated"}  # type: ignore[union-attr]
+        assert {(await task).kind for task in tasks + other_key} == {"saturated"}  # type: ignore[union-attr]
         assert len(line.line) == 0 and line.order == []
 
     virtual_time(main)
@@ -101,15 +101,15 @@ def test_so_many_wait_for_so_long(virtual_time: Run, most: int) -> None:
 
 def test_who_goes_away_leaves_no_trace(virtual_time: Run) -> None:
     async def main() -> None:
-        for gone in range(3):
+        for cancelled in range(3):
             line = _Line()
             tasks = await line.begin("a0", "a1", "a2")
-            tasks[gone].cancel()
+            tasks[cancelled].cancel()
             await elapse(0.001)
             assert len(line.line) == 2
             line.say(room=2)
             await elapse(0.001)
-            assert line.order == [f"a{number}" for number in range(3) if number != gone]
+            assert line.order == [f"a{number}" for number in range(3) if number != cancelled]
 
     virtual_time(main)
 
@@ -137,14 +137,14 @@ def test_all_are_told_when_there_are_no_servers_any_more(virtual_time: Run) -> N
 )
 def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants: RoutingRequest) -> None:
     async def main() -> None:
-        other = "10.0.0.2:80"
+        other_server = "10.0.0.2:80"
         line = _Line()
-        line.picker.set_servers([SERVER, other], 0)
+        line.picker.set_servers([SERVER, other_server], 0)
         held = [asyncio.create_task(line.line.wait(wants, "a")) for _ in range(3)]
         await elapse(0.001)
         for key in ("a", "b"):  # whoever asks: they wait for that server, not for their keys
             choice = await line.line.wait(RoutingRequest(), key)
-            assert isinstance(choice, Pick) and choice.servers[0] == other
+            assert isinstance(choice, Pick) and choice.servers[0] == other_server
         assert len(line.line) == 3 and not any(each.done() for each in held)
         line.say(room=1)
         await elapse(0.001)

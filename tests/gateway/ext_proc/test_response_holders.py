@@ -9,9 +9,9 @@ def test_responses_are_found_by_the_names_that_servers_give_them() -> None:
     holders, one, two = ResponseHolders(), Holder("m", "10.0.0.1:80"), Holder("m", "10.0.0.2:80")
     made = holders.sent("me", one, 1, "id_0123abcd", None)
     assert holders.sent("me", two, 2, "id", "mine") == "mine"
-    other = holders.sent("me", two, 3, None, None)
-    assert len(holders) == 4 and made != other
-    assert (holders.of("me", made), holders.of("me", other)) == (one, two)
+    second = holders.sent("me", two, 3, None, None)
+    assert len(holders) == 4 and made != second
+    assert (holders.of("me", made), holders.of("me", second)) == (one, two)
     assert holders.of("me", "resp_id_0123abcd_ffff0000") == one
     assert holders.of("me", "mine") == two
     for unknown in ("", "resp_", "resp_id", "resp_id_ffff0000", "mine_0123", "_" * 9):

@@ -39,10 +39,10 @@ def test_a_request_is_routed_and_its_body_left_as_it_is(mode: str, trailers: boo
         async with picking({"org/a": THREE, "b": ("10.0.1.1:80",)}) as picker:
             for model, cluster in (("org/a", "cluster-0"), ("b", "cluster-1")):
                 body = chat(model, "x" * size, stream=True)
-                said = await picker.proxy.post("/v1/chat/completions?x=1", body, mode, trailers=trailers)
-                assert said.cluster == cluster
-                assert said.servers and set(said.servers) <= {*THREE, "10.0.1.1:80"}
-                assert len(set(said.servers)) == len(said.servers) <= 3
+                outcome = await picker.proxy.post("/v1/chat/completions?x=1", body, mode, trailers=trailers)
+                assert outcome.cluster == cluster
+                assert outcome.servers and set(outcome.servers) <= {*THREE, "10.0.1.1:80"}
+                assert len(set(outcome.servers)) == len(outcome.servers) <= 3
             assert picker.count("requests_total", model="b", outcome="routed") == 1
 
     asyncio.run(main())
@@ -53,13 +53,13 @@ def test_who_goes_on_with_a_conversation_comes_back(mode: str) -> None:
     async def main() -> None:
         async with picking({"a": [f"10.0.0.{n}:80" for n in range(16)]}) as picker:
             for number in range(8):
-                turns, home = [f"{number} {LONG}"], ""
-                for turn in range(4):
-                    said = await picker.proxy.post("/v1/chat/completions", chat("a", *turns), mode)
+                messages, home = [f"{number} {LONG}"], ""
+                for turn_number in range(4):
+                    outcome = await picker.proxy.post("/v1/chat/completions", chat("a", *messages), mode)
                     picker.say(ServerLoad())
-                    home = home or said.servers[0]
-                    assert said.servers[0] == home
-                    turns += [f"answer {turn} " * 50, f"and then {turn}? " * 50]
+                    home = home or outcome.servers[0]
+                    assert outcome.servers[0] == home
+                    messages += [f"answer {turn_number} " * 50, f"and then {turn_number}? " * 50]
             assert picker.count("picks_total", model="a", why="home") == 8
             assert picker.count("picks_total", model="a", why="prefix") == 24
             assert (
@@ -92,10 +92,10 @@ def test_a_response_is_gone_on_with_and_found_where_it_was_made() -> None:
             for number in range(12):
                 name = f"request-{number}"
                 body = {"model": "a", "input": f"{number} {LONG}"} | ({"request_id": "mine"} if number == 7 else {})
-                said = await picker.proxy.post("/v1/responses", body, headers={"x-request-id": name})
-                assert (said.headers["x-stoker-response-id"] == "mine") == (number == 7)
-                made["mine" if number == 7 else f"resp_{name}_0123abcd"] = said.servers[0]
-                made[said.headers["x-stoker-response-id"]] = said.servers[0]
+                outcome = await picker.proxy.post("/v1/responses", body, headers={"x-request-id": name})
+                assert (outcome.headers["x-stoker-response-id"] == "mine") == (number == 7)
+                made["mine" if number == 7 else f"resp_{name}_0123abcd"] = outcome.servers[0]
+                made[outcome.headers["x-stoker-response-id"]] = outcome.servers[0]
             assert len(set(made.values())) > 1
             for response_id, server in made.items():
                 body = {"model": "a", "input": "go on", "previous_response_id": response_id}
@@ -105,10 +105,10 @@ def test_a_response_is_gone_on_with_and_found_where_it_was_made() -> None:
                 assert (await picker.proxy.ask("DELETE", f"/v1/responses/{response_id}", None)).servers == [server]
             mine, server = next(iter(made.items()))
             name = mine.removeprefix("resp_").removesuffix("_0123abcd")
-            theirs = {"authorization": "Bearer another's", "x-request-id": name}
+            other_client = {"authorization": "Bearer another's", "x-request-id": name}
             for number in range(8):  # wherever the same name leads another, it leads me where it did
                 body = {"model": "a", "input": f"another's {number} {LONG}"}
-                await picker.proxy.post("/v1/responses", body, headers=theirs)
+                await picker.proxy.post("/v1/responses", body, headers=other_client)
                 assert (await picker.proxy.get(f"/v1/responses/{mine}")).servers == [server]
             unknown = await picker.proxy.get("/v1/responses/resp_of_another_0123abcd")
             assert (unknown.status, unknown.json["error"]["type"]) == (404, "not_found_error")
@@ -124,8 +124,8 @@ def test_only_servers_of_the_subset_are_picked(mode: str) -> None:
             rng = random.Random(0)
             for _ in range(30):
                 subset = rng.sample(servers, rng.randint(1, 3))
-                said = await picker.proxy.post("/v1/chat/completions", chat("a", LONG), mode, subset=subset)
-                assert said.servers and set(said.servers) <= set(subset)
+                outcome = await picker.proxy.post("/v1/chat/completions", chat("a", LONG), mode, subset=subset)
+                assert outcome.servers and set(outcome.servers) <= set(subset)
             for none in ([], ["10.9.9.9:80"], "10.0.0.1:80", None, {"10.0.0.1:80": 1}, [1, None]):
                 hint = {"x-gateway-destination-endpoint-subset": none}
                 message = head("POST", "/v1/completions", {}, mode, ends=False)
@@ -157,16 +157,16 @@ def test_a_bad_request_is_answered_in_the_words_of_its_api(path: str, mode: str)
                 (b" " * 50_001, 413, "invalid_request_error", None, "larger than 50000 bytes"),
             ]
             for body, status, kind, code, words in cases:
-                said = await picker.proxy.post(path, body, mode, headers={"x-request-id": "r-1"})
-                assert said.status == status, body[:30]
-                assert said.headers["content-type"] == "application/json"
-                assert said.headers["x-request-id"] == "r-1"
-                assert ("retry-after" in said.headers) == (status == 503)
-                error = said.json["error"]
+                outcome = await picker.proxy.post(path, body, mode, headers={"x-request-id": "r-1"})
+                assert outcome.status == status, body[:30]
+                assert outcome.headers["content-type"] == "application/json"
+                assert outcome.headers["x-request-id"] == "r-1"
+                assert ("retry-after" in outcome.headers) == (status == 503)
+                error = outcome.json["error"]
                 assert words in error["message"]
                 if path.startswith("/v1/messages"):
                     names = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
-                    assert said.json["type"] == "error" and said.json["request_id"] == "r-1"
+                    assert outcome.json["type"] == "error" and outcome.json["request_id"] == "r-1"
                     assert error["type"] == names.get(status, "invalid_request_error")
                 else:
                     assert (error["type"], error["code"]) == (kind, code)
@@ -270,10 +270,10 @@ def test_a_proxy_that_does_not_speak_the_protocol_is_told() -> None:
         ]  # fmt: skip
         async with picking({"a": THREE}) as picker:
             for messages in wrong:
-                with pytest.raises(grpc.aio.AioRpcError) as told:
+                with pytest.raises(grpc.aio.AioRpcError) as error:
                     [answer async for answer in picker.proxy.stub.Process(iter(messages))]
-                assert told.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-                assert told.value.details()
+                assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+                assert error.value.details()
 
     asyncio.run(main())
 
@@ -285,13 +285,13 @@ def test_log_lines_about_requests_name_each_ones_id(
 
     async def main() -> None:
         async with picking({"a": THREE}) as picker:
-            begun, names = asyncio.Event(), ("r-1", "r-2", "no id")
+            all_started, names = asyncio.Event(), ("r-1", "r-2", "no id")
             count = itertools.count(1)
 
             async def fail(*_: object) -> None:
                 if next(count) == len(names):
-                    begun.set()
-                await begun.wait()
+                    all_started.set()
+                await all_started.wait()
                 raise ZeroDivisionError
 
             monkeypatch.setattr(RequestHandler, "decide", fail)

@@ -137,10 +137,10 @@ def envoy(
         with httpx.Client(timeout=60, trust_env=False) as client:
             until(lambda: process.poll() is not None or (ports.exists() and ports.read_text()))
             assert process.poll() is None
-            told: dict[str, Any] = {}
-            while not told.get("listener_statuses"):
-                told = client.get(f"http://{ports.read_text()}/listeners?format=json").json()
-            port = told["listener_statuses"][0]["local_address"]["socket_address"]["port_value"]
+            listeners: dict[str, Any] = {}
+            while not listeners.get("listener_statuses"):
+                listeners = client.get(f"http://{ports.read_text()}/listeners?format=json").json()
+            port = listeners["listener_statuses"][0]["local_address"]["socket_address"]["port_value"]
             client.base_url = httpx.URL(f"http://127.0.0.1:{port}")
             yield client
     finally:
@@ -215,11 +215,11 @@ def _cluster(endpoint: Endpoint, by_header: bool) -> dict[str, Any]:
     """Believes the header, or the metadata."""
     policies, name = f"{_TYPE}extensions.load_balancing_policies", "x-gateway-destination-endpoint"
     source = {"header": name} if by_header else {"metadata": {"key": "envoy.lb", "path": [{"key": name}]}}
-    other = {"name": "other", "typed_config": {"@type": f"{policies}.random.v3.Random"}}
+    policy = {"name": "other", "typed_config": {"@type": f"{policies}.random.v3.Random"}}
     picked = {
         "@type": f"{policies}.override_host.v3.OverrideHost",
         "override_host_sources": [source],
-        "fallback_policy": {"policies": [{"typed_extension_config": other}]},
+        "fallback_policy": {"policies": [{"typed_extension_config": policy}]},
     }
     addresses = [_address(*server.rsplit(":", 1)) for server in endpoint.servers]
     return {
@@ -242,13 +242,13 @@ def _servers(name: str, addresses: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_requests_go_where_the_picker_says_and_bodies_as_they_came(envoy: httpx.Client, behind: Behind) -> None:
     body = {"model": "org/a", "prompt": "once upon a time " * 300}
-    asked = []
+    answers = []
     for _ in range(5):
         behind.say(ServerLoad())
-        asked.append(envoy.post("/v1/completions", json=body, headers={"traceparent": "00-ab"}))
-    assert {answer.status_code for answer in asked} == {200}
-    assert len({answer.headers["x-server"] for answer in asked}) == 1  # its prompt's beginning is there
-    assert asked[0].json() == body and asked[0].headers["x-trace"] == "00-ab"
+        answers.append(envoy.post("/v1/completions", json=body, headers={"traceparent": "00-ab"}))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.headers["x-server"] for answer in answers}) == 1  # its prompt's beginning is there
+    assert answers[0].json() == body and answers[0].headers["x-trace"] == "00-ab"
     assert envoy.post("/v1/completions", json=body | {"model": "b"}).headers["x-model"] == "b"
     for text in (b'{"model": "b" }', b'{"model" : "b", "x": "%s"}' % (b"\xc3\xa9" * 50_000)):
         assert envoy.post("/v1/chat/completions", content=text).content == text

@@ -40,39 +40,39 @@ def keys(path: Path) -> dict[str, Key]:
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_people_wrote_stays(seed: int, tmp_path: Path) -> None:
     rng, path = random.Random(seed), tmp_path / "keys.yaml"
-    store, theirs = FileStore(path), ["# Eve's, not Adam's: «ключ»"]
+    store, notes = FileStore(path), ["# Eve's, not Adam's: «ключ»"]
     beginnings = ["", "# ours\n", "---\n", "# ours\n---\n", "\n---\n---\n", "\ufeff# ours\n"]
     path.write_text(rng.choice(beginnings))
-    wanted = dict[str, Key]()
+    expected = dict[str, Key]()
     for number in range(14):
-        what = rng.random()
-        if what < 0.5 or not wanted:
+        draw = rng.random()
+        if draw < 0.5 or not expected:
             made = key(
                 f"k{number}", *rng.sample(["m", "org/*", "*", "ü: ñ #", "'\"|>", "- a", "null", "1"], rng.randint(0, 3))
             )
             store.create(manifests.write(made))
-            wanted[made.id] = made
-        elif what < 0.75:
-            gone = rng.choice(sorted(wanted))
-            store.delete(gone)
-            del wanted[gone]
-            with pytest.raises(ArgumentError, match=f"no key '{gone}'"):
-                store.delete(gone)
+            expected[made.id] = made
+        elif draw < 0.75:
+            deleted = rng.choice(sorted(expected))
+            store.delete(deleted)
+            del expected[deleted]
+            with pytest.raises(ArgumentError, match=f"no key '{deleted}'"):
+                store.delete(deleted)
         else:
-            other = key(f"t{number}", "theirs")
+            by_hand = key(f"t{number}", "theirs")
             note = f"# note {number:02}"
-            text = yaml.safe_dump(manifests.write(other), sort_keys=bool(number % 2), explicit_end=rng.random() < 0.3)
+            text = yaml.safe_dump(manifests.write(by_hand), sort_keys=bool(number % 2), explicit_end=rng.random() < 0.3)
             before = path.read_text().rstrip("\n")
             path.write_text(f"{before}\n---\n{text.rstrip()}\n{note}" + rng.choice(["", "\n", "\n\n"]))
-            theirs.append(note)
-            wanted[other.id] = other
-        assert keys(path) == wanted
-        left = path.read_text()
-        for each in theirs[1:]:
-            mine = f"t{int(each.split()[-1])}"
-            assert (each in left) == (mine in wanted)
-    for gone in sorted(wanted):
-        store.delete(gone)
+            notes.append(note)
+            expected[by_hand.id] = by_hand
+        assert keys(path) == expected
+        content = path.read_text()
+        for each in notes[1:]:
+            key_id = f"t{int(each.split()[-1])}"
+            assert (each in content) == (key_id in expected)
+    for deleted in sorted(expected):
+        store.delete(deleted)
     assert keys(path) == {}
     store.create(manifests.write(key("last")))
     assert keys(path) == {"last": key("last")}

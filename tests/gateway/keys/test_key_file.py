@@ -37,10 +37,10 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def watched(path: Path) -> AsyncIterator[Callable[[], asyncio.Future[Keyring]]]:
     """What waits for the next keyring."""
-    told = asyncio.Queue[Keyring]()
-    task = asyncio.create_task(KeyFile(path).watch(told.put_nowait))
-    yield lambda: asyncio.ensure_future(asyncio.wait_for(told.get(), 60))
-    assert told.empty()
+    keyrings = asyncio.Queue[Keyring]()
+    task = asyncio.create_task(KeyFile(path).watch(keyrings.put_nowait))
+    yield lambda: asyncio.ensure_future(asyncio.wait_for(keyrings.get(), 60))
+    assert keyrings.empty()
     task.cancel()
 
 

@@ -35,9 +35,9 @@ def test_a_key_s_text_is_printed_once_and_kept_nowhere(
         words = ["--id", output, "--model", "org/*", "--model", "b", "--model", "b", "--requests-per-minute", "600"]
         words += ["--tokens-per-minute", "100000", "--concurrency", "8", "--priority", "-5", "--expires-in", "30d"]
         assert main(["create", "--file", str(path), *words, "--output", output]) == 0
-        said = capsys.readouterr()
-        text = json.loads(said.out)["key"] if output == "json" else said.out.removesuffix("\n")
-        assert text not in said.err and text not in path.read_text()
+        captured = capsys.readouterr()
+        text = json.loads(captured.out)["key"] if output == "json" else captured.out.removesuffix("\n")
+        assert text not in captured.err and text not in path.read_text()
         key = keyring(path).find(text, time.time())
         assert (key.id, key.models, key.limits, key.priority) == (output, ("org/*", "b"), Limits(600, 100_000, 8), -5)
         assert key.expires == NOW + 30 * 86_400
@@ -122,9 +122,9 @@ def test_what_is_wrong_is_said_and_changes_nothing(
         code: object = main(words)
     except SystemExit as exit:
         code = exit.code
-    said = capsys.readouterr()
-    assert (code, said.out) == (2, "")
-    line = said.err.splitlines()[-1]
+    output = capsys.readouterr()
+    assert (code, output.out) == (2, "")
+    line = output.err.splitlines()[-1]
     assert line.startswith("stoker keys") and named in line and len(line) < 400
     assert Path("FILE").read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["FILE"]
 

@@ -108,8 +108,8 @@ def test_what_is_wrong_is_named_and_touches_no_other_key(manifest: Any, named: s
     message = str(error.value)
     assert message.startswith(f"Secret {manifest['metadata']['name']}: ") and named in message
     assert message.isprintable() and len(message) < 400
-    other = manifests.write(Key("other", digest_of("y")))
-    keyring, faults = manifests.read_all([manifest, other])
+    other_key = manifests.write(Key("other", digest_of("y")))
+    keyring, faults = manifests.read_all([manifest, other_key])
     assert list(keyring.keys) == ["other"] and faults == [message]
 
 

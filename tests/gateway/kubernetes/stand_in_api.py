@@ -26,14 +26,14 @@ class StandInApi:
     Attributes:
         kinds: by path, objects by namespace and name.
         refused: by path, the status that it is answered with.
-        asked: paths of requests, and whether they were watches.
+        requests: paths of requests, and whether they were watches.
         page: objects of a list's answer.
     """
 
     def __init__(self) -> None:
         self.kinds: dict[str, dict[tuple[str, str], Object]] = {ENDPOINTS: {}, SLICES: {}, KEYS: {}}
         self.refused: dict[str, int] = {}
-        self.asked: list[tuple[str, bool]] = []
+        self.requests: list[tuple[str, bool]] = []
         self.page = 2
         self._lock = threading.RLock()
         self._version = 100
@@ -133,7 +133,7 @@ class StandInApi:
                 parts = urlsplit(self.path)
                 query = {name: values[0] for name, values in parse_qs(parts.query).items()}
                 with api._lock:
-                    api.asked.append((parts.path, "watch" in query))
+                    api.requests.append((parts.path, "watch" in query))
                 if (status := api.refused.get(parts.path)) is not None:
                     return self._answer(status, {"kind": "Status", "message": f"refused with {status}"})
                 if parts.path not in api.kinds:

@@ -101,10 +101,10 @@ def test_a_key_of_servers_is_rotated_and_no_request_fails(tmp_path: Path) -> Non
             a.wants = b.wants = "Bearer k1"
             api.put(ENDPOINTS, endpoint("a", auth={"apiKeysSecretRef": {"name": "s"}}))
             api.put(SLICES, slice_of("a", a.address))
-            other = slice_of("a", b.address)
-            other["metadata"]["name"] = "a-y"
-            other["endpoints"][0]["targetRef"] = {"uid": "another pod"}
-            api.put(SLICES, other)
+            second_slice = slice_of("a", b.address)
+            second_slice["metadata"]["name"] = "a-y"
+            second_slice["endpoints"][0]["targetRef"] = {"uid": "another pod"}
+            api.put(SLICES, second_slice)
             api.put("secrets", secret("s", api_key="k1"))
             api.put(KEYS, key_secret("one"))
             api.start()
@@ -113,22 +113,22 @@ def test_a_key_of_servers_is_rotated_and_no_request_fails(tmp_path: Path) -> Non
                 statuses: list[int] = []
 
                 async def until_asked(server: Server, key: str) -> None:
-                    told = f"authorization: Bearer {key}\r\n".encode()
-                    server.asked.clear()
+                    header = f"authorization: Bearer {key}\r\n".encode()
+                    server.requests.clear()
 
                     async def was_told() -> bool:
                         statuses.append(await gateway.status("org/a", prompt=str(len(statuses))))
-                        return any(told in head for head in server.asked)
+                        return any(header in head for head in server.requests)
 
                     await until_async(was_told)
 
                 for server in (a, b):
                     await until_asked(server, "k1")
                 await until_async(lambda: a.listed and b.listed)
-                asked = api.asked.count(("/api/v1/namespaces/one/secrets/s", False))
+                num_reads = api.requests.count(("/api/v1/namespaces/one/secrets/s", False))
                 api.put("secrets", secret("s", api_key="k2"))
                 api.put(ENDPOINTS, api.kinds[ENDPOINTS][("one", "a")] | {"metadata": _next(api, "one", "a")})
-                await until_async(lambda: api.asked.count(("/api/v1/namespaces/one/secrets/s", False)) > asked)
+                await until_async(lambda: api.requests.count(("/api/v1/namespaces/one/secrets/s", False)) > num_reads)
                 for server in (a, b):
                     await until_asked(server, "k1")
                 assert set(statuses) == {200}, statuses
@@ -154,13 +154,13 @@ def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: P
             api.put(KEYS, key_secret("one"))
             api.start()
             async with command(api, tmp_path) as gateway:
-                await until_async(lambda: (SLICES, False) in api.asked)
+                await until_async(lambda: (SLICES, False) in api.requests)
                 assert await gateway.ready() == 503
                 assert await gateway.status("org/a") == 503
                 del api.refused[SLICES]
                 await until_async(lambda: _is(gateway.ready(), 200))
                 assert await gateway.ask("org/a") == (200, {"server": "a", "size": 18})
-                assert b"authorization" not in a.asked[-1].lower()
+                assert b"authorization" not in a.requests[-1].lower()
                 assert [await gateway.status("org/b"), await gateway.status("org/a", "two")] == [404, 401]
 
                 api.put(ENDPOINTS, endpoint("b", "two", auth={"apiKeysSecretRef": {"name": "s"}}))
@@ -169,11 +169,11 @@ def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: P
                 await until_async(lambda: _is(gateway.status("org/a", "two"), 200))
                 await until_async(lambda: _is(gateway.status("org/b"), 503))
                 assert "key that its servers want" in str(await gateway.ask("org/b"))
-                assert not b.asked
+                assert not b.requests
                 api.put("secrets", secret("s", "two", api_key="k1"))
                 api.put(ENDPOINTS, api.kinds[ENDPOINTS][("two", "b")] | {"metadata": _next(api, "two", "b")})
                 await until_async(lambda: _is(gateway.status("org/b"), 200))
-                assert b"authorization: Bearer k1\r\n" in b.asked[-1]
+                assert b"authorization: Bearer k1\r\n" in b.requests[-1]
 
                 a.does = "stream"
                 headers, body = {"Authorization": f"Bearer {text('two')}"}, b'{"model": "org/a"}'
@@ -223,9 +223,9 @@ def test_no_request_fails_while_servers_come_and_go(tmp_path: Path) -> None:
                 asking = [asyncio.create_task(ask()) for _ in range(4)]
                 for number in range(1, 13):  # one and only one is there at any time
                     at = every[number % 4]
-                    before, seen = len(at.asked), slice_of("a", at.address)
+                    before, seen = len(at.requests), slice_of("a", at.address)
                     api.put(SLICES, seen)
-                    await asyncio.wait_for(at.until_asked(before + 2), 60)
+                    await asyncio.wait_for(at.until_requests(before + 2), 60)
                 going = False
                 await asyncio.gather(*asking)
                 assert set(statuses) == {200}
@@ -233,8 +233,8 @@ def test_no_request_fails_while_servers_come_and_go(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-async def _is(asked: Awaitable[int], status: int) -> bool:
-    return await asked == status
+async def _is(answer: Awaitable[int], status: int) -> bool:
+    return await answer == status
 
 
 def _next(api: StandInApi, namespace: str, name: str) -> Object:

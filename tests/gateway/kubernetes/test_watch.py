@@ -96,7 +96,7 @@ def test_a_right_that_is_missing_is_said_once_and_tried_again(caplog: pytest.Log
     api.put(ENDPOINTS, endpoint("a"))
     api.start()
     with watching(api) as watch:
-        until(lambda: len(api.asked) >= 3)
+        until(lambda: len(api.requests) >= 3)
         assert not watch.listed and watch.age_s() > 0
         del api.refused[ENDPOINTS]
         until(lambda: watch.listed)

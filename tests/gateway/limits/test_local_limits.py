@@ -60,7 +60,7 @@ def test_limits_hold_in_every_minute_and_nobody_is_refused_without_need(
     now: float, requests: int | None, tokens: int | None, concurrency: int | None, steps: list[tuple[float, int, int]]
 ) -> None:
     limiter, of, granted = LocalLimiter(), key(requests, tokens, concurrency), list[Granted]()
-    for wait, wanted, ends in steps:
+    for wait, amount, ends in steps:
         now += wait
         if ends and (open_ := [each for each in granted if not each.ended]):
             open_[0].ended = True
@@ -68,12 +68,12 @@ def test_limits_hold_in_every_minute_and_nobody_is_refused_without_need(
             limiter.settle(open_[0].id, used, now)
             if now - open_[0].at < 60:  # what is longer ago is not known any more
                 open_[0].tokens = used
-        verdict = reserve(limiter, of, wanted, now)
+        verdict = reserve(limiter, of, amount, now)
         counts = [each for each in granted if now - each.at < 60]  # must count
         may_count = [each for each in granted if now - each.at <= 61]
         under_way = sum(not each.ended for each in granted)
 
-        def fits(past: list[Granted], busy: int = under_way, want: int = wanted) -> bool:
+        def fits(past: list[Granted], busy: int = under_way, want: int = amount) -> bool:
             return (
                 (requests is None or len(past) + 1 <= requests)
                 and (tokens is None or sum(each.tokens for each in past) + want <= tokens)
@@ -82,33 +82,33 @@ def test_limits_hold_in_every_minute_and_nobody_is_refused_without_need(
 
         if isinstance(verdict, Grant):
             assert fits(counts)
-            granted.append(Granted(verdict.id, now, wanted))
+            granted.append(Granted(verdict.id, now, amount))
         else:
             assert not fits(may_count)
         standing = verdict.standing
         assert (standing.requests is None) == (requests is None)
         assert (standing.tokens is None) == (tokens is None)
         if standing.tokens is not None and tokens is not None:
-            most = tokens - sum(each.tokens for each in granted if now - each.at < 60)
-            least = tokens - sum(each.tokens for each in granted if now - each.at <= 61)
-            assert max(0, least) <= standing.tokens.remaining <= max(0, most)
+            highest = tokens - sum(each.tokens for each in granted if now - each.at < 60)
+            lowest = tokens - sum(each.tokens for each in granted if now - each.at <= 61)
+            assert max(0, lowest) <= standing.tokens.remaining <= max(0, highest)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 40)), min_size=1, max_size=30), st.integers(1, 60))
-def test_a_refusal_says_when_there_is_room_and_not_later(steps: list[tuple[float, int]], wanted: int) -> None:
+def test_a_refusal_says_when_there_is_room_and_not_later(steps: list[tuple[float, int]], amount: int) -> None:
     limiter, of, now = LocalLimiter(), key(tokens=60), 1000.0
     for wait, tokens in steps:
         now += wait
         reserve(limiter, of, tokens, now)
-    verdict = reserve(limiter, of, wanted, now)
+    verdict = reserve(limiter, of, amount, now)
     if isinstance(verdict, Grant):
         return
     assert verdict.retry_after_s is not None and 0 < verdict.retry_after_s <= 61
     before, then = now + verdict.retry_after_s - 0.01, now + verdict.retry_after_s + 1e-6
     if before > now:
-        assert isinstance(reserve(limiter, of, wanted, before), Denial)
-    assert isinstance(reserve(limiter, of, wanted, then), Grant)
+        assert isinstance(reserve(limiter, of, amount, before), Denial)
+    assert isinstance(reserve(limiter, of, amount, then), Grant)
 
 
 def test_over_minutes_the_limit_is_used_and_not_exceeded() -> None:

@@ -15,7 +15,7 @@ from stoker_gateway.limits.peers import Peers
 
 def test_who_the_others_are_is_what_the_name_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also as it changes; while nobody answers for names, all stay."""
-    told: list[set[str]] = []
+    reported: list[set[str]] = []
     answers: list[list[str] | OSError] = [
         OSError("no such name yet"),
         ["10.0.0.1", "fd00::2"],
@@ -33,7 +33,7 @@ def test_who_the_others_are_is_what_the_name_stands_for(monkeypatch: pytest.Monk
             return [(family[":" in each], socket.SOCK_STREAM, 6, "", (each, port)) for each in answer]
 
         async def set_peers(addresses: set[str]) -> None:
-            told.append(addresses)
+            reported.append(addresses)
 
         monkeypatch.setattr(peers_module, "_LOOK_UP_S", 0)
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
@@ -43,4 +43,4 @@ def test_who_the_others_are_is_what_the_name_stands_for(monkeypatch: pytest.Monk
             await peers.watch()
 
     asyncio.run(main())
-    assert told == [{"10.0.0.1:7001", "[fd00::2]:7001"}, {"10.0.0.1:7001"}]
+    assert reported == [{"10.0.0.1:7001", "[fd00::2]:7001"}, {"10.0.0.1:7001"}]

@@ -27,7 +27,7 @@ from ...support.waiting import until_async
 SKEWS = (0.0, 86_400.25, 7.75)
 
 
-async def turns(number: int) -> None:
+async def run_event_loop(number: int) -> None:
     """Lets the event loop do what it can so often."""
     for _ in range(number):
         await asyncio.sleep(0)
@@ -134,7 +134,7 @@ class Replicas(list[Replica]):
         owner = self[0].limiter.view.owner(key.id)
         return next(each for each in self if each.limiter.identity == owner)
 
-    def other(self, key: Key) -> Replica:
+    def not_owner(self, key: Key) -> Replica:
         return next(each for each in self if each is not self.owner(key))
 
     async def until_reached(self, number: int) -> None:
@@ -159,10 +159,10 @@ async def replicas(number: int = 2, tokens: tuple[str, ...] = ("t", "t", "t")) -
             await replica.server.start()
         for replica in made:
             ports = []
-            for other in made:
-                if other is not replica:
+            for peer in made:
+                if peer is not replica:
                     relay = Relay()
-                    await relay.start(other.port)
+                    await relay.start(peer.port)
                     made.relays.append(relay)
                     ports.append(relay.port)
             # Its own address may be among them, as where all of a Service's are listed.
@@ -201,7 +201,7 @@ def test_a_limit_is_for_all_replicas_together(number: int) -> None:
             spread = key("spread", requests_per_minute=300)
             granted = sum(await asyncio.gather(*(each.flood(spread, 450 // number) for each in all_)))
             assert 270 <= granted <= 330
-            for one in (all_.owner, all_.other):
+            for one in (all_.owner, all_.not_owner):
                 at_one = key(f"all at one {one}", requests_per_minute=300)
                 assert 270 <= await one(at_one).flood(at_one, 400) <= 330
 
@@ -221,8 +221,8 @@ def test_what_was_used_and_given_back_is_known_everywhere() -> None:
                         assert isinstance(denied, Denial) and denied.what == "concurrency"
                         first.settle(held.id, 100)
                         verdict = await second.granted_at_last(of, 0)
-                    left = verdict.standing.tokens
-                    assert left is not None and left.remaining == (900 if first is all_[0] else 800)
+                    allowance = verdict.standing.tokens
+                    assert allowance is not None and allowance.remaining == (900 if first is all_[0] else 800)
                     second.settle(verdict.id, 0)
 
     asyncio.run(main())
@@ -232,16 +232,16 @@ def test_an_owner_that_dies_leaves_its_knowledge() -> None:
     async def main() -> None:
         async with replicas() as all_:
             of = key("k", requests_per_minute=300)
-            owner, other = all_.owner(of), all_.other(of)
+            owner, survivor = all_.owner(of), all_.not_owner(of)
             assert await owner.flood(of, 60) == 60
-            assert await other.flood(of, 40) == 40
+            assert await survivor.flood(of, 40) == 40
             await all_.news()
             await owner.end()
             # It may be that it still serves: who remains has half of the limit.
-            granted = await other.flood(of, 300, 50)
+            granted = await survivor.flood(of, 300, 50)
             assert 80 <= granted <= 110
-            await other.limiter.set_peers([])  # it does not: all of it
-            granted += await other.flood(of, 300, 50)
+            await survivor.limiter.set_peers([])  # it does not: all of it
+            granted += await survivor.flood(of, 300, 50)
             assert 180 <= granted <= 200
 
     asyncio.run(main())
@@ -252,7 +252,7 @@ def test_cut_off_each_has_its_part_and_back_together_no_more_than_all() -> None:
         async with replicas() as all_:
             of, late = key("k", requests_per_minute=300), key("late", requests_per_minute=300)
             tiny = key("tiny", requests_per_minute=20)
-            cut_off = all_.other(tiny)
+            cut_off = all_.not_owner(tiny)
             await asyncio.gather(*(each.flood(of, 50) for each in all_))
             assert all_.granted == 100
             for relay in all_.relays:
@@ -290,7 +290,7 @@ def test_whatever_happened_in_between_all_know_in_the_end_what_was_used(seed: in
                 of, tokens = random_.choice(keys), random_.randint(0, 1000)
                 asking = asyncio.create_task(replica.reserve(of, tokens))
                 if random_.random() < 0.2:
-                    await turns(random_.choice([0, 10, 100]))
+                    await run_event_loop(random_.choice([0, 10, 100]))
                     asking.cancel()
                 with suppress(asyncio.CancelledError):
                     grant = await asking
@@ -347,7 +347,7 @@ def test_who_asks_and_leaves_keeps_no_place() -> None:
             for each in all_:
                 for _ in range(100):
                     asking = asyncio.create_task(each.limiter.reserve(of, 1, each.clock()))
-                    await turns(random_.choice([0, 0, 10, 20, 30]))
+                    await run_event_loop(random_.choice([0, 0, 10, 20, 30]))
                     if asking.cancel():
                         with suppress(asyncio.CancelledError):
                             await asking
@@ -410,13 +410,13 @@ def test_hostile_messages_are_refused_and_the_next_is_heard() -> None:
 def test_what_is_told_counts_for_a_minute_by_any_clock(
     past: list[tuple[float, int]], delay: float, skew: float, later: float
 ) -> None:
-    use, told = KeyUsage(), PeerReports()
+    use, reports = KeyUsage(), PeerReports()
     for at, tokens in sorted(past):
         use.begin(tokens, 1000 + at)
     now = 1131.0
     use.expire(now)
-    told.hear("r", "k", statement(use, now), now + delay + skew)
-    heard = told.uses("k", now + delay + skew + later)
+    reports.hear("r", "k", statement(use, now), now + delay + skew)
+    heard = reports.uses("k", now + delay + skew + later)
     ages = [(now + delay + later - 1000 - at, tokens) for at, tokens in past]
     assert sum(each.tokens.total for each in heard) >= sum(tokens for age, tokens in ages if age < 60)
     assert sum(each.requests.total for each in heard) <= sum(age <= 64 for age, _ in ages)

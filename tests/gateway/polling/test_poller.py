@@ -82,11 +82,11 @@ def test_any_bytes_are_read_without_harm(junk: bytes, at: int) -> None:
 
 
 def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtual_time: VirtualTime) -> None:
-    asked, spent = Counter[str](), 0.0
+    counts, spent = Counter[str](), 0.0
 
     async def ask(server: str) -> ServerLoad:
         nonlocal spent
-        asked[server] += 1
+        counts[server] += 1
         spent += 0.002
         await elapse(0.05)
         return ServerLoad()
@@ -104,15 +104,15 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
         assert spent - spent_before <= 0.1 * (loop.time() - began)
         poller.set_servers(["s1", "new"])
         await elapse(30)
-        before = Counter(asked)
+        before = Counter(counts)
         await elapse(10.5)
-        assert set(asked - before) == {"s1", "new"}
-        assert (asked - before)["new"] in (10, 11)
+        assert set(counts - before) == {"s1", "new"}
+        assert (counts - before)["new"] in (10, 11)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     virtual_time(main)
-    assert len(asked) == 1001
+    assert len(counts) == 1001
 
 
 def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: VirtualTime) -> None:
@@ -260,19 +260,21 @@ def test_a_frozen_server_is_lost_five_seconds_after_its_last_answer(
                 raise TimeoutError
             return ServerLoad()
 
-        poller = Poller(ask, lambda said: heard.append((loop.time(), said)), lambda: 0.0)
+        poller = Poller(ask, lambda result: heard.append((loop.time(), result)), lambda: 0.0)
         poller.set_servers(("other", "frozen"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(40):
                 await poller.run()
 
     virtual_time(main)
-    states = [(time, said.load.ready) for time, said in heard if said.server == "frozen" and said.load is not None]
+    states = [
+        (time, result.load.ready) for time, result in heard if result.server == "frozen" and result.load is not None
+    ]
     lost = min(time for time, ready in states if not ready)
     answered = max(time for time, ready in states if ready and time < lost)
     assert answered < lost <= answered + 5.01
     assert not [ready for time, ready in states if ready and lost < time < 30]
     assert [time for time, ready in states if ready and time > 30]
-    sent = [said.sent_at for _, said in heard if said.server == "frozen" and said.load is not None]
+    sent = [result.sent_at for _, result in heard if result.server == "frozen" and result.load is not None]
     assert sent == sorted(sent)  # what is older would be ignored
-    assert all(said.load == ServerLoad() for _, said in heard if said.server == "other")
+    assert all(result.load == ServerLoad() for _, result in heard if result.server == "other")

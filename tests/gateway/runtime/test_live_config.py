@@ -31,7 +31,7 @@ class SlowReader:
         self._settings = settings
         self._versions: dict[str, str] = {}
         self.servers: dict[str, set[str]] = {}
-        self.asked = 0
+        self.num_queries = 0
 
     def read(self) -> None:
         """Takes in all files."""
@@ -47,7 +47,7 @@ class SlowReader:
 
     async def ask(self, _method: str, _path: str) -> str:
         """What its administration says."""
-        self.asked += 1
+        self.num_queries += 1
         return "".join(f'{name}: "{version}"\n' for name, version in self._versions.items())
 
 
@@ -86,8 +86,8 @@ def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while
             envoy.read()
             await changing
             changing = asyncio.create_task(serving.change(after))
-            asked = envoy.asked
-            await until_async(lambda: envoy.asked >= asked + 3)
+            num_queries = envoy.num_queries
+            await until_async(lambda: envoy.num_queries >= num_queries + 3)
             assert named(serving) == {"cluster-a": {"10.0.0.1:80"}}
             envoy.read()
             await changing
@@ -109,13 +109,17 @@ def test_whatever_is_gone_is_forgotten_and_never_what_comes(
     async def run() -> None:
         async with served(tmp_path) as (serving, envoy):
             for _ in range(20):
-                wanted = model_registry(
+                target = model_registry(
                     **{name: tuple(rng.sample(range(1, 9), 3)) for name in "abc" if rng.random() < 0.7}
                 )
-                changing = asyncio.create_task(serving.change(wanted))
+                changing = asyncio.create_task(serving.change(target))
                 while not changing.done():
-                    asked = envoy.asked + rng.choice([0, 1, 4])
-                    await until_async(lambda asked=asked, changing=changing: changing.done() or envoy.asked >= asked)
+                    num_queries = envoy.num_queries + rng.choice([0, 1, 4])
+                    await until_async(
+                        lambda num_queries=num_queries, changing=changing: (
+                            changing.done() or envoy.num_queries >= num_queries
+                        )
+                    )
                     await asyncio.sleep(0)
                     envoy.read()
                     for cluster, servers in named(serving).items():
@@ -124,7 +128,7 @@ def test_whatever_is_gone_is_forgotten_and_never_what_comes(
 
             def only_what_is_wanted() -> bool:
                 envoy.read()
-                return envoy.servers == {each.cluster: set(each.servers) for each in wanted.endpoints.values()}
+                return envoy.servers == {each.cluster: set(each.servers) for each in target.endpoints.values()}
 
             await until_async(only_what_is_wanted)
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker_gateway.scheduling.fair_queue import FairQueue
 
-MOST, HOLD = 8, 5.0
+MAX_ITEMS, HOLD = 8, 5.0
 
 
 class AnyUse(RuleBasedStateMachine):
@@ -18,7 +18,7 @@ class AnyUse(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: FairQueue[int] = FairQueue(MOST, HOLD)
+        self.queue: FairQueue[int] = FairQueue(MAX_ITEMS, HOLD)
         self.now = 0.0
         self.waiting: dict[int, tuple[str, int, float]] = {}
         self.next = 0
@@ -26,16 +26,16 @@ class AnyUse(RuleBasedStateMachine):
     @rule(key=st.sampled_from("abc"), priority=st.integers(0, 2))
     def push(self, key: str, priority: int) -> None:
         item, self.next = self.next, self.next + 1
-        full = len(self.waiting) >= MOST
-        gone = self.queue.push(key, priority, item, self.now)
+        full = len(self.waiting) >= MAX_ITEMS
+        displaced = self.queue.push(key, priority, item, self.now)
         self.waiting[item] = (key, priority, self.now + HOLD)
-        assert (gone is not None) == full
-        if gone is not None:
-            _, gone_priority, _ = self.waiting[gone]
-            assert gone_priority == min(each[1] for each in self.waiting.values()) or gone == item
+        assert (displaced is not None) == full
+        if displaced is not None:
+            _, gone_priority, _ = self.waiting[displaced]
+            assert gone_priority == min(each[1] for each in self.waiting.values()) or displaced == item
             assert gone_priority <= priority
-            lost = self.waiting.pop(gone)
-            if gone != item:
+            lost = self.waiting.pop(displaced)
+            if displaced != item:
                 # Nobody loses a place to who would then have more.
                 counts = Counter(each[0] for each in self.waiting.values() if each[1] == lost[1])
                 assert lost[1] < priority or counts[key] <= counts[lost[0]] + 1
@@ -43,13 +43,13 @@ class AnyUse(RuleBasedStateMachine):
     @rule()
     def pop(self) -> None:
         item = self.queue.pop(self.now)
-        fresh = {each: what for each, what in self.waiting.items() if what[2] > self.now}
+        fresh = {each: state for each, state in self.waiting.items() if state[2] > self.now}
         if item is None:
             assert not fresh
             return
         key, priority, _ = fresh[item]
-        assert priority == max(what[1] for what in fresh.values())
-        assert item == min(each for each, what in fresh.items() if what[:2] == (key, priority))
+        assert priority == max(state[1] for state in fresh.values())
+        assert item == min(each for each, state in fresh.items() if state[:2] == (key, priority))
         del self.waiting[item]
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 5.0]))
@@ -59,7 +59,7 @@ class AnyUse(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         over = self.queue.expire(self.now)
-        assert set(over) == {each for each, what in self.waiting.items() if what[2] <= self.now}
+        assert set(over) == {each for each, state in self.waiting.items() if state[2] <= self.now}
         for item in over:
             del self.waiting[item]
 
@@ -70,26 +70,26 @@ class AnyUse(RuleBasedStateMachine):
 
     @invariant()
     def is_bounded(self) -> None:
-        assert len(self.queue) == len(self.waiting) <= MOST
+        assert len(self.queue) == len(self.waiting) <= MAX_ITEMS
 
 
 TestAnyUse = AnyUse.TestCase
 
 
 @given(st.integers(1, 200), st.lists(st.sampled_from("bcd"), min_size=1, max_size=10))
-def test_a_flood_delays_another_by_one_turn_each(flood: int, others: list[str]) -> None:
+def test_a_flood_delays_another_by_one_turn_each(flood: int, keys: list[str]) -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue(1000, 60.0)
     for number in range(flood):
         queue.push("flood", 0, ("flood", number), 0.0)
-    for number, key in enumerate(others):
+    for number, key in enumerate(keys):
         queue.push(key, 0, (key, number), 0.0)
     order = []
     while (item := queue.pop(1.0)) is not None:
         order.append(item[0])
-    for key in set(others):
-        for nth in range(1, others.count(key) + 1):
-            place = [at for at, each in enumerate(order) if each == key][nth - 1]
-            assert Counter(order[:place])["flood"] <= nth
+    for key in set(keys):
+        for nth in range(1, keys.count(key) + 1):
+            position = [at for at, each in enumerate(order) if each == key][nth - 1]
+            assert Counter(order[:position])["flood"] <= nth
 
 
 def test_a_full_queue_makes_room_for_who_has_less() -> None:

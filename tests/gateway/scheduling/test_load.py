@@ -21,30 +21,30 @@ EVENTS = st.lists(
 def test_counts_what_was_sent_and_what_ended_since(events: list[tuple[str, float, int]]) -> None:
     load, now = Load(), 0.0
     sent: list[tuple[int, float, int]] = []
-    said, ended = 0, list[float]()
-    for number, (what, seconds, size) in enumerate(events):
+    num_reported, ended = 0, list[float]()
+    for number, (event, seconds, size) in enumerate(events):
         now += seconds
         load.pass_time(now)
         sent = [each for each in sent if each[1] > now - SEQUENCE_S]
-        if what == "send":
+        if event == "send":
             load.send(number, size, now)
             sent.append((number, now, size))
-        elif what == "say":
+        elif event == "say":
             heard_at = now - seconds / 2
-            said = size % 7
-            load.update(ServerLoad(running=said // 2, waiting=said - said // 2), heard_at)
+            num_reported = size % 7
+            load.update(ServerLoad(running=num_reported // 2, waiting=num_reported - num_reported // 2), heard_at)
             sent = [each for each in sent if each[1] > heard_at]
             ended = [each for each in ended if each > heard_at]
-        elif what == "say nothing":
+        elif event == "say nothing":
             load.update(ServerLoad(running=load.reported.running, waiting=load.reported.waiting, counted=False), now)
-        elif what in ("end", "take back") and sent:
-            gone = sent.pop(size % len(sent))[0]
-            load.end(gone, now) if what == "end" else load.take_back(gone)
-        elif what == "end unknown":
+        elif event in ("end", "take back") and sent:
+            removed = sent.pop(size % len(sent))[0]
+            load.end(removed, now) if event == "end" else load.take_back(removed)
+        elif event == "end unknown":
             load.end(-1, now)
-            if load.reported.counted and len(ended) < said:
+            if load.reported.counted and len(ended) < num_reported:
                 ended.append(now)
-        assert load.sequences == max(0, said - len(ended)) + len(sent)
+        assert load.sequences == max(0, num_reported - len(ended)) + len(sent)
         assert load.prompt_bytes == sum(size for _, when, size in sent if when > now - PROMPT_S)
 
 

@@ -19,8 +19,8 @@ SERVERS = [f"10.0.0.{number}:8000" for number in range(1, 9)]
 MAX_BLOCKS = 40
 
 
-def ask_of(text: bytes, **others: object) -> RoutingRequest:
-    return RoutingRequest(chain=text_chain(text, "m"), size=len(text), **others)  # type: ignore[arg-type]
+def ask_of(text: bytes, **fields: object) -> RoutingRequest:
+    return RoutingRequest(chain=text_chain(text, "m"), size=len(text), **fields)  # type: ignore[arg-type]
 
 
 def picked(result: Pick | Refusal) -> str:
@@ -139,11 +139,11 @@ def test_two_pickers_agree_though_each_sees_every_other_turn(seed: int, count: i
         for _ in range(2):
             picker.pick(ask_of(system + chance.randbytes(600)), now)
     for _ in range(10):
-        said, homes = system, set()
-        for turn in range(6):
-            said += chance.randbytes(700)
+        prompt, homes = system, set()
+        for number in range(6):
+            prompt += chance.randbytes(700)
             now += 60.0  # nobody has anything to do by then
-            homes.add(picked(pickers[turn % 2].pick(ask_of(said), now)))
+            homes.add(picked(pickers[number % 2].pick(ask_of(prompt), now)))
         assert len(homes) == 1
 
 
@@ -161,8 +161,8 @@ def test_little_moves_when_a_server_comes_or_goes(seed: int, by_session: bool) -
             for at, text in enumerate(texts)
         ]
 
-    most, fewer = homes(SERVERS), homes(SERVERS[:-1])
-    assert all(one == other for one, other in zip(most, fewer, strict=True) if one != SERVERS[-1])
+    all_servers, fewer = homes(SERVERS), homes(SERVERS[:-1])
+    assert all(before == after for before, after in zip(all_servers, fewer, strict=True) if before != SERVERS[-1])
 
 
 def test_a_conversation_stays_until_its_server_has_more_to_do_than_it_saves() -> None:
@@ -195,14 +195,14 @@ def test_prompts_without_a_full_block_are_spread() -> None:
 def test_a_conversation_whose_server_has_gone_finds_a_new_home_for_all_pickers() -> None:
     for seed in range(20):
         pickers = [a_picker(SERVERS) for _ in range(2)]
-        said = text_of(seed, 20)
-        homes = {picked(picker.pick(ask_of(said[: 6 * FIRST_BLOCK]), 0.0)) for picker in pickers}
-        homes.add(picked(pickers[1].pick(ask_of(said[: 12 * FIRST_BLOCK]), 60.0)))  # which only one of them sees
+        prompt = text_of(seed, 20)
+        homes = {picked(picker.pick(ask_of(prompt[: 6 * FIRST_BLOCK]), 0.0)) for picker in pickers}
+        homes.add(picked(pickers[1].pick(ask_of(prompt[: 12 * FIRST_BLOCK]), 60.0)))  # which only one of them sees
         assert len(homes) == 1
         after = set()
         for picker in pickers:
             picker.set_servers([server for server in SERVERS if server not in homes], 100.0)
-            result = picker.pick(ask_of(said), 120.0)
+            result = picker.pick(ask_of(prompt), 120.0)
             assert isinstance(result, Pick)
             assert result.cached_share == 0
             after.add(result.servers[0])

@@ -15,34 +15,36 @@ PATHS = st.lists(st.sampled_from("ab"), min_size=1, max_size=6).map(
 
 
 @given(st.lists(st.tuples(PATHS, st.sampled_from(SERVERS)), max_size=30), PATHS)
-def test_finds_who_was_given_what(given_: list[tuple[list[bytes], str]], asked: list[bytes]) -> None:
+def test_finds_who_was_given_what(prompts: list[tuple[list[bytes], str]], query: list[bytes]) -> None:
     index = PrefixIndex(1000)
     for server in SERVERS:
         index.add_server(server)
-    for path, server in given_:
+    for path, server in prompts:
         index.remember(path, server)
-    masks = index.find(asked)
-    for number, block in enumerate(asked):
-        holders = {server for path, server in given_ if block in path}
+    masks = index.find(query)
+    for number, block in enumerate(query):
+        holders = {server for path, server in prompts if block in path}
         if not holders:
             assert len(masks) == number
             break
         assert set(index.names(masks[number] & ~FOLLOWED, 99)) == holders
-        assert bool(masks[number] & FOLLOWED) == any(block in path[:-1] for path, _ in given_)
+        assert bool(masks[number] & FOLLOWED) == any(block in path[:-1] for path, _ in prompts)
     else:
-        assert len(masks) == len(asked)
+        assert len(masks) == len(query)
 
 
 @given(st.lists(st.tuples(PATHS, st.sampled_from(SERVERS)), max_size=40), st.integers(1, 12))
-def test_memory_is_bounded_and_beginnings_are_forgotten_last(given_: list[tuple[list[bytes], str]], most: int) -> None:
-    index = PrefixIndex(most)
+def test_memory_is_bounded_and_beginnings_are_forgotten_last(
+    prompts: list[tuple[list[bytes], str]], max_blocks: int
+) -> None:
+    index = PrefixIndex(max_blocks)
     for server in SERVERS:
         index.add_server(server)
-    for path, server in given_:
+    for path, server in prompts:
         index.remember(path, server)
-        assert len(index) <= most
+        assert len(index) <= max_blocks
         found = len(index.find(path))
-        assert found == min(most, len(path))
+        assert found == min(max_blocks, len(path))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(SERVERS)), max_size=200))

@@ -25,9 +25,9 @@ def test_the_order_is_that_of_the_weights(servers: set[str], key: bytes) -> None
 
 @given(NAMES.filter(bool), st.binary(max_size=40), st.data())
 def test_the_others_stay_in_order_when_one_goes(servers: set[str], key: bytes, data: st.DataObject) -> None:
-    gone = data.draw(st.sampled_from(sorted(servers)))
-    before = [server for server in Rendezvous(servers).order(key) if server != gone]
-    assert before == list(Rendezvous(servers - {gone}).order(key))
+    departed = data.draw(st.sampled_from(sorted(servers)))
+    before = [server for server in Rendezvous(servers).order(key) if server != departed]
+    assert before == list(Rendezvous(servers - {departed}).order(key))
 
 
 def test_shares_are_even() -> None:

@@ -55,23 +55,23 @@ def test_renamed_files_and_writes_in_part_lose_and_repeat_nothing(
 
     monkeypatch.setattr(billing.os, "write", in_part)
     monkeypatch.setattr(billing, "_AGAIN_S", 0.001)
-    place = tmp_path / "log"
-    place.write_text(json.dumps({"request_id": "before"}) + "\n")
-    log = BillingLog(str(place))
+    destination = tmp_path / "log"
+    destination.write_text(json.dumps({"request_id": "before"}) + "\n")
+    log = BillingLog(str(destination))
     names = [f"r{number}" for number in range(500)]
     for number, name in enumerate(names):
         log.ended(replace(ENDED, request_id=name))
         if number % 100 == 50:
-            until(lambda: place.exists())
-            place.rename(tmp_path / f"log.{number // 100}")
+            until(lambda: destination.exists())
+            destination.rename(tmp_path / f"log.{number // 100}")
     monkeypatch.setattr(billing.os, "write", write)
     log.close()
     assert failed.is_set()
     files = [tmp_path / f"log.{number}" for number in range(5)]
-    assert ids(*files, place) == ["before", *names]
+    assert ids(*files, destination) == ["before", *names]
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "no" / "log"):
+    for destination in (tmp_path, tmp_path / "no" / "log"):
         with pytest.raises(OSError, match=str(tmp_path)):
-            BillingLog(str(place))
+            BillingLog(str(destination))

@@ -43,7 +43,7 @@ class Drawn:
         self.chance = random.Random(seed)
         self.path = self.chance.choice([CHAT, COMPLETIONS, RESPONSES, MESSAGES])
         self.streams = self.chance.random() < 0.5
-        self.ours = self.chance.random() < 0.5
+        self.from_our_engine = self.chance.random() < 0.5
         prompt, cached, output = self.chance.randrange(5000), self.chance.randrange(5000), self.chance.randrange(9000)
         self.tokens = Tokens(prompt + cached, cached, output)
         self.usage = self._usage(prompt, cached, output)
@@ -77,24 +77,24 @@ class Drawn:
         return json.dumps(dict(fields), indent=indent, ensure_ascii=self.chance.random() < 0.5).encode()
 
     def _events(self) -> list[bytes]:
-        said = [
+        messages = [
             {"type": "x.delta", "delta": self._text(), "choices": [{"usage": {"prompt_tokens": 666}}]} for _ in range(5)
         ]
         if self.path == RESPONSES:
             last: dict[str, Any] = {"response": {"usage": self.usage, "output": self._text() * 2000}}
-            said = [{"response": {"usage": None}}, *said, last]
+            messages = [{"response": {"usage": None}}, *messages, last]
         elif self.path == MESSAGES:
             first = {"message": {"usage": self.usage | {"output_tokens": 1}}}
-            said = [first, *said, {"usage": {"output_tokens": self.usage["output_tokens"]}}]
+            messages = [first, *messages, {"usage": {"output_tokens": self.usage["output_tokens"]}}]
         else:
-            said = [*({**each, "usage": None} for each in said), {"choices": [], "usage": self.usage}]
-        if self.ours:
+            messages = [*({**each, "usage": None} for each in messages), {"choices": [], "usage": self.usage}]
+        if self.from_our_engine:
             tokens = self.tokens
             counted = {"prompt_tokens": tokens.prompt, "cached_tokens": tokens.cached}
-            for number, each in enumerate(said, 1):
-                each["stoker_usage"] = counted | {"completion_tokens": tokens.output * number // len(said)}
+            for number, each in enumerate(messages, 1):
+                each["stoker_usage"] = counted | {"completion_tokens": tokens.output * number // len(messages)}
         end = self.chance.choice(["\n\n", "\r\n\r\n"])
-        events = [f"data: {json.dumps(each, ensure_ascii=False)}{end}".encode() for each in said]
+        events = [f"data: {json.dumps(each, ensure_ascii=False)}{end}".encode() for each in messages]
         return [*events, f"data: [DONE]{end}".encode()]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -178,10 +178,10 @@ async def _fails(_: web.Request) -> web.StreamResponse:
 
 
 def test_what_costs_nothing_is_told_so() -> None:
-    told = json.dumps({"id": "resp_1", "usage": {"input_tokens": 3, "output_tokens": 4}})
+    body = json.dumps({"id": "resp_1", "usage": {"input_tokens": 3, "output_tokens": 4}})
 
     async def stored(_: web.Request) -> web.Response:
-        return web.Response(text=told, content_type="application/json", headers={"x-request-id": "1"})
+        return web.Response(text=body, content_type="application/json", headers={"x-request-id": "1"})
 
     async def main() -> None:
         async with behind(stored) as at, aiohttp.ClientSession() as client:
@@ -207,14 +207,14 @@ def test_the_picker_counts_requests_out_and_hears_of_servers_that_are_not_there(
     async def main() -> None:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # and does not listen
-            gone = f"127.0.0.1:{nobody.getsockname()[1]}"
+            dead_server = f"127.0.0.1:{nobody.getsockname()[1]}"
             more = asyncio.Event()
 
             async def waits(_: web.Request) -> web.Response:
                 await more.wait()
                 return web.Response(text="{}")
 
-            async with behind(waits, (gone,)) as at, aiohttp.ClientSession() as client:
+            async with behind(waits, (dead_server,)) as at, aiohttp.ClientSession() as client:
                 requests = [asyncio.create_task(_post(client, at)) for _ in range(20)]
                 async with asyncio.timeout(60):
                     await until_async(lambda: at.picker.sequences >= 20)
@@ -224,7 +224,7 @@ def test_the_picker_counts_requests_out_and_hears_of_servers_that_are_not_there(
                 assert await asyncio.gather(*requests[10:]) == [200] * 10
                 ends = [await at.next_end() for _ in range(20)]
                 assert at.picker.sequences == 0
-                assert {each.servers[0] for each in ends} == {gone, at.servers[1]}
+                assert {each.servers[0] for each in ends} == {dead_server, at.servers[1]}
                 assert {each.servers[-1] for each in ends if each.status == 200} == {at.servers[1]}
                 picks = [at.picker.pick(RoutingRequest(), time.monotonic()) for _ in range(6)]
                 assert {pick.servers[0] for pick in picks if isinstance(pick, Pick)} == {at.servers[1]}

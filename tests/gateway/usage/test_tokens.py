@@ -34,22 +34,22 @@ def metadata(**objects: Any) -> dict[str, str]:
 def test_each_api_is_read_in_its_words(counts: tuple[int, int, int, int]) -> None:
     new, cached, created, output = counts
     openai = {"completion_tokens": output, "prompt_tokens": new + cached, "prompt_tokens_details": None}
-    told = Tokens(new + cached, cached, output)
+    expected = Tokens(new + cached, cached, output)
     assert reported(metadata(usage=openai)) == Tokens(new + cached, 0, output)
-    assert reported(metadata(usage=openai | {"prompt_tokens_details": {"cached_tokens": cached}})) == told
+    assert reported(metadata(usage=openai | {"prompt_tokens_details": {"cached_tokens": cached}})) == expected
     responses = {
         "input_tokens": new + cached,
         "output_tokens": output,
         "input_tokens_details": {"cached_tokens": cached},
     }
-    assert reported(metadata(response=responses)) == reported(metadata(usage=responses)) == told
+    assert reported(metadata(response=responses)) == reported(metadata(usage=responses)) == expected
     first = {"input_tokens": new, "cache_read_input_tokens": cached, "cache_creation_input_tokens": created}
     whole = Tokens(new + cached + created, cached, output)
     assert reported(metadata(usage=first | {"output_tokens": output})) == whole
     assert reported(metadata(message=first | {"output_tokens": 1}, usage={"output_tokens": output})) == whole
-    ours = {"prompt_tokens": new + cached, "completion_tokens": output, "cached_tokens": cached}
+    running_usage = {"prompt_tokens": new + cached, "completion_tokens": output, "cached_tokens": cached}
     one_of_many = {"prompt_tokens": 1, "completion_tokens": 1}
-    assert reported(metadata(stoker_usage=ours, usage=one_of_many)) == told
+    assert reported(metadata(stoker_usage=running_usage, usage=one_of_many)) == expected
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), ODD), st.text(max_size=20))

@@ -23,7 +23,7 @@ def test_series_come_and_go_with_keys() -> None:
     assert b"unknown" not in generate_latest(registry)
     metrics.set_keys(["other"])
     metrics.ended(ENDED)  # its last request
-    said = generate_latest(registry)
-    assert b'key="team"' not in said and b'key="other"' in said and b'key=""' in said
+    exposition = generate_latest(registry)
+    assert b'key="team"' not in exposition and b'key="other"' in exposition and b'key=""' in exposition
     metrics.forget_model("m")
     assert b'model="m"' not in generate_latest(registry)

@@ -149,10 +149,10 @@ ODD_PATHS = [
 
 
 def test_what_is_counted_by_a_path_is_reached_by_no_other() -> None:
-    asked: list[str] = []
+    posted_paths: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        asked.append(request.path)
+        posted_paths.append(request.path)
         return web.json_response({})
 
     async def main() -> None:
@@ -165,6 +165,6 @@ def test_what_is_counted_by_a_path_is_reached_by_no_other() -> None:
                 async with client.post(at.url + path + "?x=1", data=BODY) as answer:
                     assert answer.status == 200, path
                 assert (await at.next_end()).tokens.estimated
-            assert asked == [CHAT] * 4
+            assert posted_paths == [CHAT] * 4
 
     asyncio.run(main())
