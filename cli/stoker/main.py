@@ -35,21 +35,21 @@ SUMMARIES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; 2 is a wrong command line."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage(commands))
-        return 0 if words else 2
-    if words[0] in ("-V", "--version"):
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
         print(f"stoker {version('stoker')}")
         return 0
-    if words[0] not in commands:
-        print(unknown(words[0], commands), file=sys.stderr)
+    if arguments[0] not in commands:
+        print(unknown(arguments[0], commands), file=sys.stderr)
         return 2
-    entry = commands[words[0]]
+    entry = commands[arguments[0]]
     try:
         # The call is inside as well: a command may load what is heavy only once it is sure to run.
-        return int(entry.load()(words[1:]) or 0)
+        return int(entry.load()(arguments[1:]) or 0)
     except ModuleNotFoundError as error:
         if not entry.extras or is_ours(error.name, entry):
             raise
@@ -69,8 +69,8 @@ def usage(commands: dict[str, EntryPoint]) -> str:
 
 def unknown(word: str, commands: dict[str, EntryPoint]) -> str:
     """The message for a command that does not exist."""
-    close = difflib.get_close_matches(word, commands, n=1)
-    hint = f"did you mean `stoker {close[0]}`?" if close else "see `stoker --help`"
+    similar = difflib.get_close_matches(word, commands, n=1)
+    hint = f"did you mean `stoker {similar[0]}`?" if similar else "see `stoker --help`"
     return f"stoker: no command {word!r}; {hint}"
 
 

@@ -33,10 +33,10 @@ _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|co
 
 def main(argv: list[str]) -> int:
     """Runs until SIGTERM or SIGINT; 1: it cannot serve, 2: a wrong command line."""
-    command = read(argv)
+    command = parse_command(argv)
     from stoker_gateway.runtime import supervisor
 
-    return ended(supervisor.run(command.settings, command.model_registry, argv))
+    return exit_code_of(supervisor.run(command.settings, command.model_registry, argv))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Command:
     names: NamedServers | None = None
 
 
-def read(argv: list[str]) -> Command:
+def parse_command(argv: list[str]) -> Command:
     """Reads a command line, and has logs written as it says; ends with a message where it is wrong."""
     parser = parser_of()
     options = parser.parse_args(argv)
@@ -69,7 +69,7 @@ def read(argv: list[str]) -> Command:
         parser.error("--billing-log is empty; give it a file, or - for standard output")
     cluster_flags.check(parser, options)
     names = None if options.kubernetes else _named(options.endpoint)
-    model_registry = None if names is None else _directory(names.servers(), options.session_header)
+    model_registry = None if names is None else _model_registry(names.servers(), options.session_header)
     fail_open = _fail_open(parser, options, model_registry) if options.picker_failure_mode == "fail-open" else None
     logs.configure(options.log_format)
     from stoker_gateway.keys.errors import KeyManifestError
@@ -117,7 +117,7 @@ def _fail_open(
     return clusters.pop()
 
 
-def ended(work: Coroutine[Any, Any, int]) -> int:
+def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
     """Runs it: its exit code, or 1 with a message where something cannot serve."""
     try:
         return asyncio.run(work)
@@ -227,7 +227,7 @@ def _named(endpoints: list[tuple[str, str]]) -> NamedServers:
     return NamedServers({name: tuple(each) for name, each in hosts.items()})
 
 
-def _directory(servers: dict[str, tuple[str, ...]], session_header: str | None) -> ModelRegistry:
+def _model_registry(servers: dict[str, tuple[str, ...]], session_header: str | None) -> ModelRegistry:
     return ModelRegistry(
         {
             name: Endpoint(name, cluster_name(name), known, session_header, created=int(time.time()))

@@ -23,9 +23,9 @@ async def _run(folder: Path, is_restart: bool, command: gateway.Command) -> int:
 
 def main(argv: list[str]) -> int:
     """Runs until SIGTERM or SIGINT; 1: it cannot serve."""
-    folder, parent, number, *words = argv
+    folder, parent, number, *arguments = argv
     die_with(int(parent))
-    return gateway.ended(_run(Path(folder), number != "0", gateway.read(words)))
+    return gateway.exit_code_of(_run(Path(folder), number != "0", gateway.parse_command(arguments)))
 
 
 if __name__ == "__main__":

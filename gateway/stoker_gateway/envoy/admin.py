@@ -124,16 +124,16 @@ class EnvoyAdmin:
         Raises:
             EnvoyError: it does not.
         """
-        times, trouble = 0, ""
-        while times < _LOOKS:
+        num_failures, problem = 0, ""
+        while num_failures < _LOOKS:
             await asyncio.sleep(_LOOK_S)
             try:
                 reached = await self.statistic(_REACHED)
-                trouble = "" if reached else "Envoy does not reach the picker"
+                problem = "" if reached else "Envoy does not reach the picker"
             except EnvoyError as error:
-                trouble = str(error)
-            times = times + 1 if trouble else 0
-        raise EnvoyError(trouble)
+                problem = str(error)
+            num_failures = num_failures + 1 if problem else 0
+        raise EnvoyError(problem)
 
     async def withdraw(self, timeout_s: float) -> None:
         """Says at ``/ready`` that it wants no requests, and closes each connection with its next answer. It goes on
@@ -143,7 +143,7 @@ class EnvoyAdmin:
             EnvoyError: it does not answer.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        await self.insist(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
+        await self.retry_while_late(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
         """Takes no new connections, and waits for requests under way; returns how many are left.
@@ -155,15 +155,15 @@ class EnvoyAdmin:
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.withdraw(timeout_s)
-        await self.insist(lambda: self.ask("POST", "/drain_listeners"), deadline)
-        while num_active := await self.insist(self.active_requests, deadline):
+        await self.retry_while_late(lambda: self.ask("POST", "/drain_listeners"), deadline)
+        while num_active := await self.retry_while_late(self.active_requests, deadline):
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(STEP_S)
         return num_active
 
     @staticmethod
-    async def insist(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
+    async def retry_while_late(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
         """Repeats a request to Envoy while its answers are late.
 
         Args:

@@ -46,15 +46,15 @@ class EnvoyProcess(EnvoyAdmin):
         Raises:
             EnvoyError: it does not; its own log on standard error says why.
         """
-        written = self._settings.folder / "envoy.json"
-        written.write_text(json.dumps(config.bootstrap(self._settings)), encoding="utf-8")
-        words = ["-c", str(written), "--disable-hot-restart", "--log-level", "warning"]
-        words += ["--log-format", log_format(json=self._settings.json_log)]
-        words += ["--file-flush-interval-msec", "1000"]  # of the access log
-        words += ["--concurrency", str(self._settings.threads)]
+        config_file = self._settings.folder / "envoy.json"
+        config_file.write_text(json.dumps(config.bootstrap(self._settings)), encoding="utf-8")
+        arguments = ["-c", str(config_file), "--disable-hot-restart", "--log-level", "warning"]
+        arguments += ["--log-format", log_format(json=self._settings.json_log)]
+        arguments += ["--file-flush-interval-msec", "1000"]  # of the access log
+        arguments += ["--concurrency", str(self._settings.threads)]
         child = [sys.executable, "-m", "stoker_gateway.envoy.child", str(os.getpid()), str(envoy_binary())]
         self._process = await asyncio.create_subprocess_exec(
-            *child, *words, start_new_session=True, env={**os.environ, **ENVIRONMENT}
+            *child, *arguments, start_new_session=True, env={**os.environ, **ENVIRONMENT}
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s

@@ -83,12 +83,12 @@ class RateLimitError(RequestError):
 
     def __init__(self, key_id: str, denial: Denial) -> None:
         kind, unit = _LIMITS[denial.what]
-        again = denial.retry_after_s
-        head = "Request too large for" if again is None else "Rate limit reached for"
-        used = "" if again is None else f" Used {denial.used},"
+        retry_after_s = denial.retry_after_s
+        head = "Request too large for" if retry_after_s is None else "Rate limit reached for"
+        used = "" if retry_after_s is None else f" Used {denial.used},"
         message = f"{head} the key {key_id!r} on {unit}: Limit {denial.limit},{used} Requested {denial.requested}."
-        if again is not None:
-            message += f" Please try again in {duration(again)}."
+        if retry_after_s is not None:
+            message += f" Please try again in {duration(retry_after_s)}."
         elif denial.what == "tokens":
             message += " The input or output tokens must be reduced in order to run successfully."
         else:

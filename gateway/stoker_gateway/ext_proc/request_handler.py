@@ -115,26 +115,26 @@ class RequestHandler:
         self._holders = ResponseHolders()
         self._cards = ModelCards()
         self._server_keys = ServerKeys(clock)
-        self._directory = ModelRegistry()
+        self._model_registry = ModelRegistry()
         self._pickers: Mapping[str, EndpointPicker] = {}
-        self._lines: dict[str, RequestQueue] = {}
+        self._queues: dict[str, RequestQueue] = {}
         self.update(model_registry, pickers)
 
     def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
         """These are all models there are, from now on. Who waits for one that is gone is refused."""
-        before, self._lines = self._lines, {}
+        previous, self._queues = self._queues, {}
         for name in model_registry.endpoints:
-            if name in before and self._pickers[name] is pickers[name]:
-                self._lines[name] = before.pop(name)
+            if name in previous and self._pickers[name] is pickers[name]:
+                self._queues[name] = previous.pop(name)
             else:
                 limits = self._limits
-                self._lines[name] = RequestQueue(pickers[name], limits.max_waiting, limits.max_wait_s, self._clock)
-                self._metrics.queue_length.labels(name).set_function(self._lines[name].__len__)
-        for name, line in before.items():
-            line.close()
+                self._queues[name] = RequestQueue(pickers[name], limits.max_waiting, limits.max_wait_s, self._clock)
+                self._metrics.queue_length.labels(name).set_function(self._queues[name].__len__)
+        for name, queue in previous.items():
+            queue.close()
             if name not in model_registry.endpoints:
                 self._metrics.forget(name)
-        self._directory, self._pickers = model_registry, dict(pickers)
+        self._model_registry, self._pickers = model_registry, dict(pickers)
         servers = {server for endpoint in model_registry.endpoints.values() for server in endpoint.servers}
         self._cards.keep(servers)
         self._server_keys.keep(servers)
@@ -142,7 +142,7 @@ class RequestHandler:
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
         """A server's answer to ``GET /v1/models``, and the ``Authorization`` that it answered to."""
         self._cards.update(server, answer)
-        self._server_keys.takes(server, authorization, self._directory.endpoints.values())
+        self._server_keys.accepted(server, authorization, self._model_registry.endpoints.values())
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """These are all keys there are, for all requests from now on."""
@@ -150,13 +150,13 @@ class RequestHandler:
 
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room."""
-        if (line := self._lines.get(model)) is not None:
-            line.wake()
+        if (queue := self._queues.get(model)) is not None:
+            queue.wake()
 
     async def close(self) -> None:
         """Ends what was started."""
-        for line in self._lines.values():
-            line.close()
+        for queue in self._queues.values():
+            queue.close()
         await self._reader.close()
 
     def at_once(self, head: RequestHead) -> LocalReply | None:
@@ -170,7 +170,7 @@ class RequestHandler:
             if head.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not take this HTTP method")
             if path == MODELS:
-                endpoints = self._directory.endpoints.values()
+                endpoints = self._model_registry.endpoints.values()
                 return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
             return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
         if path == SCHEMA:
@@ -226,7 +226,7 @@ class RequestHandler:
         return None if self._keyring is None else credentials.key_of(self._keyring, head.header, self._wall())
 
     def _endpoint(self, model: str, key: Key | None) -> Endpoint:
-        endpoint = self._directory.endpoints.get(model)
+        endpoint = self._model_registry.endpoints.get(model)
         if endpoint is None or (key is not None and not key.may_use(model)):
             raise NotFoundError(
                 f"the model {model[:200]!r} is not served here; GET /v1/models lists what is",
@@ -237,7 +237,7 @@ class RequestHandler:
 
     def _first_endpoint(self, key: Key | None) -> Endpoint:
         """One that stands for all, for what is asked of no model."""
-        endpoints = self._directory.endpoints.values()
+        endpoints = self._model_registry.endpoints.values()
         endpoint = next((each for each in endpoints if key is None or key.may_use(each.name)), None)
         if endpoint is None:
             raise NotFoundError("no model is served here")
@@ -299,8 +299,8 @@ class RequestHandler:
     async def _pick(
         self, head: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, began: float
     ) -> Pick:
-        line = self._lines[endpoint.name]
-        choice = line.at_once(ask)
+        queue = self._queues[endpoint.name]
+        choice = queue.at_once(ask)
         now = self._clock()
         self._metrics.decision_seconds.observe(now - began)
         if choice is None:
@@ -309,7 +309,7 @@ class RequestHandler:
             remaining_s = max(0.0, self._limits.max_wait_s - (now - began))
             try:
                 async with asyncio.timeout(remaining_s if now - began > _READ_S else None):
-                    choice = await line.wait(ask, _owner_of(head, key), priority, lambda: self._key(head))
+                    choice = await queue.wait(ask, _owner_of(head, key), priority, lambda: self._key(head))
             except TimeoutError:
                 choice = Refusal("saturated", RETRY_AFTER_S)
             self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)

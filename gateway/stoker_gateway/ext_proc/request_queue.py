@@ -76,15 +76,15 @@ class RequestQueue:
     def wake(self) -> None:
         """Lets those go whose turn it is, as there may be room now."""
         now = self._clock()
-        for late in self._queue.expire(now):
-            late.end(late.refusal)
+        for expired in self._queue.expire(now):
+            expired.end(expired.refusal)
         full = set[tuple[frozenset[str] | None, str | None]]()
 
         def may_go(waiting: _Waiting) -> bool:
             if waiting.choice.done():
                 return True  # its client has gone
-            wants = waiting.ask.subset, waiting.ask.held_by
-            if wants in full or _ANY in full:
+            requirement = waiting.ask.subset, waiting.ask.held_by
+            if requirement in full or _ANY in full:
                 return False
             try:
                 waiting.check()
@@ -94,7 +94,7 @@ class RequestQueue:
             choice = self._picker.pick(waiting.ask, now)
             if isinstance(choice, Refusal) and choice.kind == "saturated":
                 waiting.refusal = choice
-                full.add(wants)
+                full.add(requirement)
                 return False
             waiting.end(choice)
             return True

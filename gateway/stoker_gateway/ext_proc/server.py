@@ -82,7 +82,7 @@ class PickerServer:
     ) -> None:
         self._limits = limits or RequestLimits()
         self._metrics = PickerMetrics(registry or CollectorRegistry())
-        self._decider = RequestHandler(
+        self._handler = RequestHandler(
             model_registry, pickers, self._limits, self._metrics, clock, keyring, limiter=limiter
         )
         self._health = health.HealthServicer()
@@ -94,7 +94,7 @@ class PickerServer:
             ("grpc.http2.bdp_probe", 0),
         ]
         self._server = grpc.aio.server(options=options)
-        self._processor = Processor(self._decider, self._limits, self._metrics)
+        self._processor = Processor(self._handler, self._limits, self._metrics)
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(self._processor, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -147,15 +147,15 @@ class PickerServer:
         """Ends. Streams that are being decided have so many seconds."""
         await self.drain()
         await self._server.stop(grace_s)
-        await self._decider.close()
+        await self._handler.close()
 
     def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
         """These are all models there are, from now on."""
-        self._decider.update(model_registry, pickers)
+        self._handler.update(model_registry, pickers)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """These are all keys there are, for all requests from now on; None: anyone may use all models."""
-        self._decider.set_keyring(keyring)
+        self._handler.set_keyring(keyring)
 
     def answered(self, model: str, pick: int, server: str) -> None:
         """A request has ended, by this server's answer: whoever asks for its response later is sent there.
@@ -164,16 +164,16 @@ class PickerServer:
             model: its served name.
             pick: the number of the pick that sent the request.
         """
-        self._decider.answered(model, pick, server)
+        self._handler.answered(model, pick, server)
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
         """A server's answer to ``GET /v1/models``, which clients are told of its models; and the ``Authorization`` that
         it answered to, which it is told from now on."""
-        self._decider.update_models(server, answer, authorization)
+        self._handler.update_models(server, answer, authorization)
 
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""
-        self._decider.wake(model)
+        self._handler.wake(model)
 
     async def _set_ready(self, ready: bool) -> None:
         states = health_pb2.HealthCheckResponse
@@ -184,8 +184,8 @@ class PickerServer:
 class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     """Envoy's service."""
 
-    def __init__(self, decider: RequestHandler, limits: RequestLimits, metrics: PickerMetrics) -> None:
-        self._decider = decider
+    def __init__(self, handler: RequestHandler, limits: RequestLimits, metrics: PickerMetrics) -> None:
+        self._handler = handler
         self._limits = limits
         self._metrics = metrics
         self.ready = True
@@ -223,17 +223,17 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 logs.request_id.set(request_head.request_id)  # a stream has a task of its own
                 if not self.ready:
                     raise UnavailableError("the gateway does not know yet which models there are; try again")
-                if (answer := self._decider.at_once(request_head)) is not None:
+                if (answer := self._handler.at_once(request_head)) is not None:
                     outcome.word = "answered"
                     await context.write(exchange.answer(answer))
                     return
             if progress is Progress.TOO_LARGE:
-                raise self._decider.too_large()
+                raise self._handler.too_large()
             if progress is Progress.HEADERS:
                 if (response := exchange.go_on()) is not None:
                     await context.write(response)
                 continue
-            outcome.model, route = await self._decider.decide(request_head, exchange.body)
+            outcome.model, route = await self._handler.decide(request_head, exchange.body)
             outcome.word = "routed"
             responses = exchange.route(route)
             await self._send_route(route, responses, context)
@@ -253,9 +253,9 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
         def end(task: asyncio.Task[None]) -> None:
             if task.cancelled() or task.exception() is not None:
-                self._decider.undo(route)
+                self._handler.undo(route)
             elif cancelled:
-                self._decider.count_as_used(route)
+                self._handler.count_as_used(route)
 
         cancelled = False
         writing = asyncio.create_task(write())

@@ -31,7 +31,7 @@ class ServerKeys:
         #: By server, the key in force when a warning said that it wants an earlier one.
         self._warned: dict[str, str] = {}
 
-    def takes(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:
+    def accepted(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:
         """A server, of these endpoints or of none of them, has answered to this; empty: to nothing."""
         self._taken[server] = authorization
         for endpoint in endpoints:
@@ -49,9 +49,9 @@ class ServerKeys:
 
     def keep(self, servers: Iterable[str]) -> None:
         """These are all servers there are. One that left may come back soon, so what it takes is remembered a while."""
-        there, now = set(servers), self._clock()
+        current, now = set(servers), self._clock()
         for server in self._taken:
-            if server in there:
+            if server in current:
                 self._left_at.pop(server, None)
             else:
                 self._left_at.setdefault(server, now)

@@ -97,8 +97,8 @@ def documents(content: bytes, path: Path) -> list[Any]:
         _check_depth(content)
         return [each for each in yaml.load_all(content, _Loader) if each is not None]
     except yaml.MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
-        raise KeyManifestError(f"{path} is not YAML{where}: {error.problem or error.context}") from None
+        position = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+        raise KeyManifestError(f"{path} is not YAML{position}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         first, *_ = str(error).split("\n")
         raise KeyManifestError(f"{path} is not YAML: {first}") from None

@@ -51,7 +51,7 @@ class ClusterWatch:
 
     def __init__(self, api: Api, namespace: str, registry: CollectorRegistry) -> None:
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
         self._failure: asyncio.Future[NoReturn] = self._loop.create_future()
         self._stop = threading.Event()
         secrets = Kind("Secrets of keys", f"/api/v1/namespaces/{namespace}/secrets", f"{LABEL}=true")
@@ -70,7 +70,7 @@ class ClusterWatch:
         age_gauge(registry).set_function(lambda: max(each.age_s() for each in watches))
 
     async def watch(
-        self, tell_directory: Callable[[ModelRegistry], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
+        self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
         """Watches for ever. Tells first when everything has been listed once: keys, and then the directory.
 
@@ -79,7 +79,7 @@ class ClusterWatch:
         """
         for thread in self._threads:
             thread.start()
-        telling = asyncio.ensure_future(self._tell(tell_directory, tell_keyring))
+        telling = asyncio.ensure_future(self._tell(set_model_registry, set_keyring))
         try:
             done, _ = await asyncio.wait({telling, self._failure}, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
@@ -91,22 +91,22 @@ class ClusterWatch:
             self._credentials.stop()
 
     async def _tell(
-        self, tell_directory: Callable[[ModelRegistry], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
+        self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
         model_registry: ModelRegistry | None = None
         manifests: dict[Name, object] | None = None
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._updated.wait()
+            self._updated.clear()
             if not (self._endpoints.listed and self._slices.listed and self._secrets.listed):
                 continue
             if (found := self._secrets.items()) != manifests:
                 manifests = dict(found)
-                tell_keyring(await asyncio.to_thread(self._key_watch.keyring, [found[name] for name in sorted(found)]))
+                set_keyring(await asyncio.to_thread(self._key_watch.keyring, [found[name] for name in sorted(found)]))
             new_registry = await asyncio.to_thread(self._make_registry)
             if new_registry != model_registry:
                 model_registry = new_registry
-                await tell_directory(new_registry)
+                await set_model_registry(new_registry)
             await asyncio.sleep(PERIOD_S)
 
     def _make_registry(self) -> ModelRegistry:
@@ -122,7 +122,7 @@ class ClusterWatch:
 
     def _changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._updated.set)
 
     def _work(self, work: Callable[[], None]) -> None:
         try:

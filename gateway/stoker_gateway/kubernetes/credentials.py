@@ -61,7 +61,7 @@ class Credentials:
         self._api = api
         self._changed = changed
         self._clock = clock
-        self._news = threading.Condition()
+        self._condition = threading.Condition()
         self._secrets: dict[Name, _Secret] = {}
         self._stopped = False
 
@@ -71,7 +71,7 @@ class Credentials:
         Args:
             secrets: with what stands for the state of the endpoints that name it: when that is another, it is read.
         """
-        with self._news:
+        with self._condition:
             for removed in self._secrets.keys() - secrets.keys():
                 del self._secrets[removed]
             for name, stamp in secrets.items():
@@ -80,66 +80,66 @@ class Credentials:
                     self._secrets[name] = _Secret(stamp, self._clock())
                 elif known.stamp != stamp:
                     known.stamp, known.due, known.failures = stamp, self._clock(), 0
-            self._news.notify()
+            self._condition.notify()
 
     def keys(self) -> dict[Name, str]:
         """The keys that are known."""
-        with self._news:
+        with self._condition:
             return {name: secret.key for name, secret in self._secrets.items() if secret.key is not None}
 
     def stop(self) -> None:
         """Has `run` end."""
-        with self._news:
+        with self._condition:
             self._stopped = True
-            self._news.notify()
+            self._condition.notify()
 
     def run(self) -> None:
         """Reads what is due, until `stop`."""
         while (name := self._next()) is not None:
             try:
-                key, trouble = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
+                key, problem = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
                 if key is None:
-                    trouble = "it has no usable key: the first line of its entry api-key, or else of its first entry"
-                self._read(name, key, trouble, keep=False)
+                    problem = "it has no usable key: the first line of its entry api-key, or else of its first entry"
+                self._read(name, key, problem, keep=False)
             except ApiError as error:
                 self._read(name, None, str(error), keep=error.status not in (403, 404))
 
     def _next(self) -> Name | None:
         """Waits for a Secret to be due; None: it is to end."""
-        with self._news:
+        with self._condition:
             while not self._stopped:
                 now = self._clock()
                 name = min(self._secrets, key=lambda each: self._secrets[each].due, default=None)
                 if name is not None and self._secrets[name].due <= now:
                     self._secrets[name].due = now + PERIOD_S * (0.8 + 0.2 * random.random())
                     return name
-                self._news.wait(None if name is None else self._secrets[name].due - now)
+                self._condition.wait(None if name is None else self._secrets[name].due - now)
         return None
 
-    def _read(self, name: Name, key: str | None, trouble: str, *, keep: bool) -> None:
-        with self._news:
+    def _read(self, name: Name, key: str | None, problem: str, *, keep: bool) -> None:
+        with self._condition:
             secret = self._secrets.get(name)
             if secret is None:
                 return
             before = secret.key
             if not keep:
                 secret.key = key
-            if trouble:
+            if problem:
                 wait_s = min(PERIOD_S, _FIRST_WAIT_S * 2.0 ** min(secret.failures, 10))
                 secret.due, secret.failures = min(secret.due, self._clock() + wait_s), secret.failures + 1
             else:
                 secret.failures = 0
-            previous_complaint, secret.complaint = secret.complaint, trouble
+            previous_complaint, secret.complaint = secret.complaint, problem
             changed = secret.key != before
             kept = secret.key is not None
-        if trouble and trouble != previous_complaint:
+        if problem and problem != previous_complaint:
             consequence = (
                 "its last key stays in force" if kept else "requests of the endpoints that name it are refused"
             )
             logger.error(
-                "the Secret %s/%s, with the key that servers want, cannot be read: %s; %s", *name, trouble, consequence
+                "the Secret %s/%s, with the key that servers want, cannot be read: %s; %s", *name, problem, consequence
             )
-        elif previous_complaint and not trouble:
+        elif previous_complaint and not problem:
             logger.info("the Secret %s/%s can be read again", *name)
         if changed:
             self._changed()

@@ -59,9 +59,9 @@ class SliceFacts:
     servers: tuple[tuple[str, str], ...]
 
 
-def read_endpoint(seen: Mapping[str, Any]) -> EndpointFacts | None:
+def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
     """An InferenceEndpoint; None where the operator has not said that the gateway serves it."""
-    metadata, spec, status = (_mapping(seen.get(part)) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = (_mapping(manifest.get(part)) for part in ("metadata", "spec", "status"))
     if not any(address.get("name") == ADDRESS for address in _mappings(status.get("addresses"))):
         return None
     names = _served_names(_mapping(spec.get("model")))
@@ -82,15 +82,15 @@ def read_endpoint(seen: Mapping[str, Any]) -> EndpointFacts | None:
     )
 
 
-def read_slice(seen: Mapping[str, Any]) -> SliceFacts | None:
+def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
     """An EndpointSlice; None where it is of no Service, or has no pod to send requests to."""
-    metadata = _mapping(seen.get("metadata"))
+    metadata = _mapping(manifest.get("metadata"))
     service = _mapping(metadata.get("labels")).get(SERVICE)
-    port = next((each.get("port") for each in _mappings(seen.get("ports")) if each.get("name") == PORT), None)
+    port = next((each.get("port") for each in _mappings(manifest.get("ports")) if each.get("name") == PORT), None)
     if not isinstance(service, str) or not isinstance(port, int) or not 0 < port < 65536:
         return None
     servers = list[tuple[str, str]]()
-    for each in _mappings(seen.get("endpoints")):
+    for each in _mappings(manifest.get("endpoints")):
         conditions = _mapping(each.get("conditions"))
         if conditions.get("ready") is False or conditions.get("terminating") is True:
             continue
@@ -104,11 +104,11 @@ def read_slice(seen: Mapping[str, Any]) -> SliceFacts | None:
     return SliceFacts(str(metadata.get("namespace", "")), service, tuple(sorted(servers))) if servers else None
 
 
-def read_key(seen: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def read_key(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The Secret of a client's key, without what says nothing of the key."""
-    metadata = _mapping(seen.get("metadata"))
+    metadata = _mapping(manifest.get("metadata"))
     kept = {part: metadata[part] for part in ("name", "labels", "deletionTimestamp") if part in metadata}
-    return {"metadata": kept, "type": seen.get("type"), "data": seen.get("data")}
+    return {"metadata": kept, "type": manifest.get("type"), "data": manifest.get("data")}
 
 
 def _served_names(model: Mapping[str, Any]) -> tuple[str, ...]:

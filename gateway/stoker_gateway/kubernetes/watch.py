@@ -135,12 +135,12 @@ class Watch(Generic[Item]):
                 break
             query["continue"] = metadata["continue"]
         with self._lock:
-            news = not self.listed or self._items != found
+            is_changed = not self.listed or self._items != found
             self._items, self.listed = found, True
         if self._complaint:
             logger.info("%s can be watched again", self._kind.plural)
             self._complaint = ""
-        if news:
+        if is_changed:
             self._changed()
         return str(metadata.get("resourceVersion", ""))
 
@@ -165,20 +165,20 @@ class Watch(Generic[Item]):
 
     def _take(self, event: Object) -> str | None:
         """Takes in an event; returns the version after it."""
-        kind, seen = event.get("type"), event["object"]
+        kind, manifest = event.get("type"), event["object"]
         if kind == "ERROR":
-            code = seen.get("code")
-            raise ApiError(code if isinstance(code, int) else 0, str(seen.get("message") or "the watch was ended"))
+            code = manifest.get("code")
+            raise ApiError(code if isinstance(code, int) else 0, str(manifest.get("message") or "the watch was ended"))
         if kind in ("ADDED", "MODIFIED", "DELETED"):
-            name = _name(seen)
-            item = None if kind == "DELETED" else self._read(seen)
+            name = _name(manifest)
+            item = None if kind == "DELETED" else self._read(manifest)
             with self._lock:
                 before = self._items.pop(name, None)
                 if item is not None:
                     self._items[name] = item
             if item != before:
                 self._changed()
-        version = (seen.get("metadata") or {}).get("resourceVersion")
+        version = (manifest.get("metadata") or {}).get("resourceVersion")
         return version if isinstance(version, str) else None
 
     def _complain(self, error: ApiError) -> None:
@@ -195,6 +195,6 @@ class Watch(Generic[Item]):
             logger.warning("%s cannot be watched: %s; %s", self._kind.plural, complaint, known)
 
 
-def _name(seen: Any) -> Name:
-    metadata = seen.get("metadata") or {}
+def _name(manifest: Any) -> Name:
+    metadata = manifest.get("metadata") or {}
     return str(metadata.get("namespace", "")), str(metadata.get("name", ""))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from stoker_gateway.keys.key import Key
 from stoker_gateway.limits.ledger import Ledger
-from stoker_gateway.limits.rate_limit import judge
+from stoker_gateway.limits.rate_limit import decide
 from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 
 
@@ -41,7 +41,7 @@ class LocalLimiter:
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
         """See `Limiter`."""
         tokens = max(0, tokens)
-        verdict = judge(key.limits, [self._ledger.use(key.id, now)], tokens, now)
+        verdict = decide(key.limits, [self._ledger.use(key.id, now)], tokens, now)
         if isinstance(verdict, Denial):
             return verdict
         grant = Grant(next(self._ids), verdict)

@@ -21,7 +21,7 @@ HEARTBEAT_S: Final = 0.5
 #: For how long a message may be under way until its receiver counts as not reached.
 _LOST_S: Final = 1.0
 #: For how long the news that a request has ended may wait for company.
-_NEWS_S: Final = 0.1
+_REPORT_DELAY_S: Final = 0.1
 #: Keys in a message, at most.
 _MAX_KEYS: Final = 500
 
@@ -54,7 +54,7 @@ class Peer:
         self._message = message
         self._changed = changed
         self._asks: list[_PendingRequest] = []
-        self._news: dict[str, None] = {}
+        self._changed_keys: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -84,9 +84,9 @@ class Peer:
         Args:
             soon: whether it goes by itself; else it waits for the next message.
         """
-        self._news[key_id] = None
+        self._changed_keys[key_id] = None
         if soon and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_NEWS_S, self._wake.set)
+            self._timer = asyncio.get_running_loop().call_later(_REPORT_DELAY_S, self._wake.set)
 
     async def close(self) -> None:
         """Ends."""
@@ -108,29 +108,29 @@ class Peer:
                 self._timer = None
             waiting = [each for each in self._asks if not each.answer.done()]
             asks, self._asks = waiting[:_MAX_KEYS], waiting[_MAX_KEYS:]
-            news = list(self._news)[:_MAX_KEYS]
-            for key_id in news:
-                del self._news[key_id]
-            if self._news or self._asks:
+            key_ids = list(self._changed_keys)[:_MAX_KEYS]
+            for key_id in key_ids:
+                del self._changed_keys[key_id]
+            if self._changed_keys or self._asks:
                 self._wake.set()
             verdicts: tuple[LimitVerdict | None, ...] = (None,) * len(asks)
             try:
-                reply = await self._exchange(news, tuple(each.ask for each in asks))
+                reply = await self._exchange(key_ids, tuple(each.ask for each in asks))
                 verdicts = verdicts if reply is None else reply.verdicts
             finally:
                 for pending, verdict in zip(asks, verdicts, strict=True):
                     pending.end(verdict)
 
-    async def _exchange(self, news: list[str], asks: tuple[LimitRequest, ...]) -> Reply | None:
-        about = dict.fromkeys([*news, *(ask.key_id for ask in asks)])
-        message = self._message(about, asks)
+    async def _exchange(self, key_ids: list[str], asks: tuple[LimitRequest, ...]) -> Reply | None:
+        all_key_ids = dict.fromkeys([*key_ids, *(ask.key_id for ask in asks)])
+        message = self._message(all_key_ids, asks)
         try:
             reply = Reply.decode(await self._call(message.encode(), timeout=_LOST_S, metadata=self._metadata))
             if len(reply.verdicts) != len(asks):
                 raise MessageError(f"{len(reply.verdicts)} verdicts for {len(asks)} asks")
         except Exception as error:  # whatever it is, this replica goes on, and tries again
             self._lost(error)
-            self._news |= about
+            self._changed_keys |= all_key_ids
             return None
         self.needs_relist = False
         self.reached, self.identity = True, reply.sender

@@ -18,7 +18,7 @@ from stoker_gateway.limits.limiter import grant_ids
 from stoker_gateway.limits.messages import LimitRequest, LimitVerdict, Message, MessageError, Reply
 from stoker_gateway.limits.peer_client import Peer
 from stoker_gateway.limits.peer_reports import PeerReports, statement
-from stoker_gateway.limits.rate_limit import LimitShare, judge
+from stoker_gateway.limits.rate_limit import LimitShare, decide
 from stoker_gateway.limits.ratelimit_headers import Denial, Grant, RateLimitStatus
 from stoker_gateway.limits.replicas import View
 
@@ -73,13 +73,13 @@ class PeerLimiter:
         tokens = max(0, tokens)
         ask, peer = LimitRequest(key.id, key.limits, tokens), self._owner(key.id)
         if peer is None or key.limits == Limits():
-            grant = self._begin(ask, self._judge(ask, self.identity, now))
+            grant = self._begin(ask, self._decide(ask, self.identity, now))
             self._tell(key.id)
             return grant
         if not peer.needs_relist and (answer := await self._ask(peer, ask)) is not None:
             return answer
         now = self._clock()
-        return self._begin(ask, judge(key.limits, [self._ledger.use(key.id, now)], tokens, now, self.view.share_alone))
+        return self._begin(ask, decide(key.limits, [self._ledger.use(key.id, now)], tokens, now, self.view.share_alone))
 
     def settle(self, grant_id: str, tokens: int | None, now: float) -> None:
         """See `Limiter`."""
@@ -104,19 +104,19 @@ class PeerLimiter:
             self._look()
         verdicts = []
         for ask in message.asks:
-            verdict = self._judge(ask, sender, now)
+            verdict = self._decide(ask, sender, now)
             if isinstance(verdict, RateLimitStatus):
                 self._reports.begin(sender, ask.key_id, ask.tokens, now)
             verdicts.append(verdict)
         return Reply(self.identity, tuple(verdicts))
 
-    def _judge(self, ask: LimitRequest, sender: str, now: float) -> LimitVerdict:
+    def _decide(self, ask: LimitRequest, sender: str, now: float) -> LimitVerdict:
         """Decides as the key's owner."""
         # Those that are not reached have a part of their own.
         apart = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
         uses = [self._ledger.use(ask.key_id, now), *self._reports.uses(ask.key_id, now, apart)]
         share = LimitShare() if ask.limits == Limits() else self.view.share
-        return judge(ask.limits, uses, ask.tokens, now, share)
+        return decide(ask.limits, uses, ask.tokens, now, share)
 
     def _begin(self, ask: LimitRequest, verdict: LimitVerdict) -> Grant | Denial:
         if isinstance(verdict, Denial):

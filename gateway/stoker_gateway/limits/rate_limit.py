@@ -36,7 +36,7 @@ class LimitShare:
 ALL: Final = LimitShare()
 
 
-def judge(
+def decide(
     limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, share: LimitShare = ALL
 ) -> RateLimitStatus | Denial:
     """Whether a request may begin, and how its key stands then.
@@ -67,15 +67,15 @@ def _denials(limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, 
 
 def _denial(
     resource: Literal["requests", "tokens"],
-    whole: int,
+    full_limit: int,
     minutes: list[SlidingMinute],
     amount: int,
     now: float,
     share: LimitShare,
 ) -> Iterable[Denial]:
-    limit, used = share.part(whole), sum(each.total for each in minutes)
-    if amount > whole:
-        yield Denial(resource, whole, used, amount, None)
+    limit, used = share.part(full_limit), sum(each.total for each in minutes)
+    if amount > full_limit:
+        yield Denial(resource, full_limit, used, amount, None)
     elif used + amount > limit:
         room = until_room(minutes, amount, limit, now)
         # What is more than a part of the limit may begin once the parts are one again.
@@ -92,10 +92,10 @@ def _standing(
 
 
 def _allowance(
-    whole: int | None, minutes: list[SlidingMinute], more: int, now: float, share: LimitShare
+    full_limit: int | None, minutes: list[SlidingMinute], extra: int, now: float, share: LimitShare
 ) -> Allowance | None:
-    if whole is None:
+    if full_limit is None:
         return None
-    limit, used = share.part(whole), sum(each.total for each in minutes) + more
-    reset_s = math.floor(now) + 61 - now if more else until_empty(minutes, now)
+    limit, used = share.part(full_limit), sum(each.total for each in minutes) + extra
+    reset_s = math.floor(now) + 61 - now if extra else until_empty(minutes, now)
     return Allowance(limit, max(0, limit - used), reset_s)

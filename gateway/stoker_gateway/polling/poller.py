@@ -148,8 +148,8 @@ class Poller:
         try:
             load = await self._ask(server)
         except (OSError, TimeoutError, aiohttp.ClientError):
-            self._unanswered[server] = times = self._unanswered.get(server, 0) + 1
-            is_lost = times >= LOST_AFTER or self._silent_since[server] == math.inf
+            self._unanswered[server] = num_unanswered = self._unanswered.get(server, 0) + 1
+            is_lost = num_unanswered >= LOST_AFTER or self._silent_since[server] == math.inf
             load = ServerLoad(ready=False, counted=False) if is_lost else None
         else:
             answered = True

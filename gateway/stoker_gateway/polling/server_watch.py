@@ -23,9 +23,9 @@ class ServerWatch:
     def __init__(self, model_registry: ModelRegistry | None = None) -> None:
         self._models: dict[str, list[str]] = {}
         self._states: dict[str, State] = {}
-        self.set_directory(model_registry or ModelRegistry())
+        self.set_model_registry(model_registry or ModelRegistry())
 
-    def set_directory(self, model_registry: ModelRegistry) -> None:
+    def set_model_registry(self, model_registry: ModelRegistry) -> None:
         """These are all servers there are, from now on."""
         self._models = {}
         for name, endpoint in model_registry.endpoints.items():
@@ -43,14 +43,14 @@ class ServerWatch:
             state = "is not ready" if heard.answered else "does not answer"
         elif not heard.load.counted:
             state = "says no load"
-        before = self._states.get(heard.server, "serves")
+        previous = self._states.get(heard.server, "serves")
         self._states[heard.server] = state
-        if state == before:
+        if state == previous:
             return
-        about = f"{heard.server} ({', '.join(self._models[heard.server])})"
+        description = f"{heard.server} ({', '.join(self._models[heard.server])})"
         if state == "is not ready" or state == "does not answer":
-            logger.warning("%s %s: it gets no requests until it does", about, state)
-        elif before == "is not ready" or before == "does not answer":
-            logger.info("%s is back", about)
+            logger.warning("%s %s: it gets no requests until it does", description, state)
+        elif previous == "is not ready" or previous == "does not answer":
+            logger.info("%s is back", description)
         if state == "says no load":
-            logger.warning("%s has no metrics with vLLM's names: what it was sent is counted instead", about)
+            logger.warning("%s has no metrics with vLLM's names: what it was sent is counted instead", description)

@@ -140,7 +140,7 @@ class LiveConfig:
             if known is None or known.servers != endpoint.servers:
                 self.pickers[name].set_servers(endpoint.servers, now)
         self.model_registry = model_registry
-        self._watch.set_directory(model_registry)
+        self._watch.set_model_registry(model_registry)
         self._tell = listener(model_registry, self.pickers, self._picker.wake)
         self._picker.update(model_registry, self.pickers)
         self._ask_as(_authorizations(model_registry))

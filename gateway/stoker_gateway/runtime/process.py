@@ -106,20 +106,20 @@ class _Picker:
         self._picker = PickerServer(ModelRegistry(), {}, settings.limits, registry, keyring=keyring, limiter=limiter)
         self._picker.listen(f"unix:{envoy.picker_socket}")
         identity = f"{socket.gethostname()} {os.getpid()}"
-        self._serving = LiveConfig(EnvoyFiles(envoy), self._envoy, self._picker, identity)
+        self._live_config = LiveConfig(EnvoyFiles(envoy), self._envoy, self._picker, identity)
         if model_registry is not None:
-            self._serving.begin(model_registry)
-        self._poller = PollerThread(self._serving.hear, self._picker.update_models)
-        self._serving.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
+            self._live_config.begin(model_registry)
+        self._poller = PollerThread(self._live_config.hear, self._picker.update_models)
+        self._live_config.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
         self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
-        hearers = [
-            ended_listener(self._serving.pickers, self._picker.wake),
+        listeners = [
+            ended_listener(self._live_config.pickers, self._picker.wake),
             answered_listener(self._picker.answered),
             settler(limiter),
             self._usage.ended,
         ]
-        self._ends = AccessLogService(hearers if self._billing is None else [*hearers, self._billing.ended])
+        self._ends = AccessLogService(listeners if self._billing is None else [*listeners, self._billing.ended])
         self._picker.serve_also(self._ends.register)
         port = settings.metrics_port
         self._metrics = None if port is None else MetricsServer(registry, self._envoy.prometheus, settings.host, port)
@@ -142,8 +142,8 @@ class _Picker:
             if self._metrics is not None:
                 ending.push_async_callback(self._metrics.stop)
                 check_free(self._settings.host, self._settings.metrics_port or 0)
-                at = netloc(self._settings.host, await self._metrics.start())
-                logger.info("metrics at http://%s/metrics", at)
+                address = netloc(self._settings.host, await self._metrics.start())
+                logger.info("metrics at http://%s/metrics", address)
             await first_of(self._envoy.until_live(), self._stop_now.wait())
             if not self._stop_now.is_set():
                 await self._serve()
@@ -151,11 +151,11 @@ class _Picker:
     async def _serve(self) -> None:
         deadline = asyncio.get_running_loop().time() + _LATE_S
         if self._is_restart:
-            written = await self._envoy.insist(lambda: self._envoy.statistic(LOGS_WRITTEN_STAT), deadline)
+            written = await self._envoy.retry_while_late(lambda: self._envoy.statistic(LOGS_WRITTEN_STAT), deadline)
             self._reported_before = written - self._ends.received
         if self._cluster is None:
             await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
-        port = await self._envoy.insist(self._envoy.port, deadline)
+        port = await self._envoy.retry_while_late(self._envoy.port, deadline)
         url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, port)}"
         # Where lines for machines are on standard output, nothing else is.
         if not self._is_restart and not self._settings.access_log and self._settings.billing_log != STDOUT:
@@ -166,7 +166,11 @@ class _Picker:
         if self._cluster is not None:
             works.append(self._cluster.watch(self._change, self._set_keyring))
         if self._names is not None and self._names.are_names:
-            works.append(self._names.watch(self._serving.model_registry, self._serving.change, self._serving.any_lost))
+            works.append(
+                self._names.watch(
+                    self._live_config.model_registry, self._live_config.change, self._live_config.any_lost
+                )
+            )
         if self._peers is not None:
             works.append(self._peers.watch())
         await first_of(*works)
@@ -176,7 +180,7 @@ class _Picker:
             await first_of(self._registry_known.wait(), self._stop.wait())
         if not self._stop.is_set():
             self._registry_known.set()
-            logger.info("%s serves %s", url, describe(self._serving.model_registry))
+            logger.info("%s serves %s", url, describe(self._live_config.model_registry))
         await self._stop.wait()
         await self._envoy.withdraw(self._settings.drain_s)
         await asyncio.sleep(self._settings.drain_delay_s)
@@ -197,10 +201,10 @@ class _Picker:
         await self._registry_known.wait()  # until then it is told that there is no picker
         await self._envoy.watch()
 
-    async def _change(self, news: ModelRegistry) -> None:
-        before = self._serving.model_registry.endpoints.keys()
-        await self._serving.change(news)
-        for name in before - news.endpoints.keys():
+    async def _change(self, model_registry: ModelRegistry) -> None:
+        before = self._live_config.model_registry.endpoints.keys()
+        await self._live_config.change(model_registry)
+        for name in before - model_registry.endpoints.keys():
             self._usage.forget_model(name)
         if not self._registry_known.is_set():
             await self._picker.set_ready()

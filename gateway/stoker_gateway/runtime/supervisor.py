@@ -98,10 +98,10 @@ class _Supervisor:
     async def _run_pickers(self) -> None:
         """One after another, until one has ended by itself."""
         loop = asyncio.get_running_loop()
-        words = [str(self._folder), str(os.getpid())]
+        arguments = [str(self._folder), str(os.getpid())]
         for number in count():
             began = loop.time()
-            command = [sys.executable, "-m", _PICKER, *words, str(number), *self._argv]
+            command = [sys.executable, "-m", _PICKER, *arguments, str(number), *self._argv]
             # In a session of its own: signals of a terminal come through this process only.
             self._picker = await asyncio.create_subprocess_exec(*command, start_new_session=True)
             if self._stop.is_set():  # the signal came while there was no picker
@@ -122,8 +122,8 @@ class _Supervisor:
                 return
 
     def _signalled(self) -> None:
-        again = self._stop.is_set()
-        (self._stop_now if again else self._stop).set()
+        is_second = self._stop.is_set()
+        (self._stop_now if is_second else self._stop).set()
         if self._picker is not None and self._picker.returncode is None:
             # The kernel delivers two equal signals as one where the process has not yet taken the first.
-            self._picker.send_signal(signal.SIGINT if again else signal.SIGTERM)
+            self._picker.send_signal(signal.SIGINT if is_second else signal.SIGTERM)

@@ -71,14 +71,14 @@ class FairQueue(Generic[Item]):
 
     def expire(self, now: float) -> list[Item]:
         """Takes out those that have waited for too long."""
-        over = []
+        expired = []
         for item, (_, _, until) in self._entries.items():
             if until > now:
                 break  # they came in order, and all wait for the same time
-            over.append(item)
-        for item in over:
+            expired.append(item)
+        for item in expired:
             self.remove(item)
-        return over
+        return expired
 
     def remove(self, item: Item) -> bool:
         """Takes out an item whose client has gone; whether it was there."""

@@ -291,12 +291,12 @@ class EndpointPicker:
         """Servers that were given the most of a prompt and may get a request, the longest beginning first."""
         holders, weighed = list[str](), FOLLOWED
         for number in range(len(masks) - 1, -1, -1):
-            more = masks[number] & ~weighed
-            if not more:
+            new_holders = masks[number] & ~weighed
+            if not new_holders:
                 continue
-            weighed |= more
+            weighed |= new_holders
             start = int.from_bytes(key[:4], "little")
-            for server in self._index.names(more, MAX_HOLDERS - len(holders), start):
+            for server in self._index.names(new_holders, MAX_HOLDERS - len(holders), start):
                 if self._gets_requests(server, now) and not self._is_full(server):
                     holders.append(server)
             if len(holders) >= MAX_HOLDERS:

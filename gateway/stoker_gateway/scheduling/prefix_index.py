@@ -96,12 +96,12 @@ class PrefixIndex:
         last, inner = self._masks[server]
         mask = last
         for each in reversed(chain):
-            had = blocks.get(each)
-            if had is None:
+            previous = blocks.get(each)
+            if previous is None:
                 blocks[each] = mask
             else:
-                if had | mask != had:
-                    blocks[each] = had | mask
+                if previous | mask != previous:
+                    blocks[each] = previous | mask
                 blocks.move_to_end(each)
             mask = inner
         while len(blocks) > self._max_blocks:

@@ -52,20 +52,20 @@ class Rendezvous:
         count = len(servers)
         if not count:
             return
-        ways = []
+        candidates = []
         for probe in probes(key):
             at = bisect_left(points, probe) % count
-            ways.append(((points[at] - probe) & _MASK, at, probe))
-        heapify(ways)
-        met: set[int] = set()
-        while ways and len(met) < count:
-            _, at, probe = ways[0]
-            if at not in met:
-                met.add(at)
+            candidates.append(((points[at] - probe) & _MASK, at, probe))
+        heapify(candidates)
+        visited: set[int] = set()
+        while candidates and len(visited) < count:
+            _, at, probe = candidates[0]
+            if at not in visited:
+                visited.add(at)
                 yield servers[at]
             following = (at + 1) % count
-            way = (points[following] - probe) & _MASK
-            if way > ways[0][0]:
-                heapreplace(ways, (way, following, probe))
+            distance = (points[following] - probe) & _MASK
+            if distance > candidates[0][0]:
+                heapreplace(candidates, (distance, following, probe))
             else:  # once around
-                heappop(ways)
+                heappop(candidates)

@@ -47,7 +47,7 @@ class BillingLog:
         self._path = None if destination == STDOUT else Path(destination)
         self._file = sys.stdout.fileno() if self._path is None else _opened(self._path)
         self._lines: deque[bytes] = deque()
-        self._news = threading.Event()
+        self._has_lines = threading.Event()
         self._closing = threading.Event()
         self._lost = 0
         self._in_line = False
@@ -64,26 +64,26 @@ class BillingLog:
             self._lost += 1
             return
         self._lines.append(line(ended))
-        self._news.set()
+        self._has_lines.set()
 
     def close(self) -> None:
         """Writes what there is, and ends."""
         self._closing.set()
-        self._news.set()
+        self._has_lines.set()
         self._thread.join(_CLOSE_S)
         if num_lost := self._lost + len(self._lines):
             logger.error("%d lines of the billing log are lost", num_lost)
 
     def _write_on(self) -> None:
         while not self._closing.is_set() or self._lines:
-            self._news.wait()
-            self._news.clear()
+            self._has_lines.wait()
+            self._has_lines.clear()
             try:
                 self._write_all()
             except OSError as error:
                 logger.error("the billing log cannot be written; trying again: %s", error)
                 time.sleep(_AGAIN_S)
-                self._news.set()
+                self._has_lines.set()
 
     def _write_all(self) -> None:
         """Each line is written once: what is left of one that was written in part comes first the next time."""

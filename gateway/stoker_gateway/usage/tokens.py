@@ -88,17 +88,17 @@ def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
     """What several usages of one answer say: each adds to the one before. A prompt gets no shorter: a later one that
     counts none of its tokens does not know them.
     """
-    whole: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for usage in usages:
         if _says_prompt(usage) and not any(map(_count, usage.values())):
-            whole = {**usage, **whole}  # it knows nothing
+            merged = {**usage, **merged}  # it knows nothing
             continue
         for name, value in usage.items():
-            previous, current = _count(whole.get(name)), _count(value)
+            previous, current = _count(merged.get(name)), _count(value)
             if current is None and previous is not None:
                 continue
-            whole[name] = value if current is None or previous is None or name in _ANSWERS else max(previous, current)
-    return whole
+            merged[name] = value if current is None or previous is None or name in _ANSWERS else max(previous, current)
+    return merged
 
 
 def _says_prompt(usage: Mapping[str, Any]) -> bool:

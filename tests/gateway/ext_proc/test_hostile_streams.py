@@ -114,8 +114,8 @@ def test_each_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         known, limits = model_registry(_MODELS), RequestLimits(max_body_bytes=100_000)
         metrics = PickerMetrics(CollectorRegistry())
-        decider = RequestHandler(known, pickers_of(known, 0), limits, metrics, lambda: 0.0)
-        processor, rng, outcomes = Processor(decider, limits, metrics), random.Random(0), Counter[str]()
+        handler = RequestHandler(known, pickers_of(known, 0), limits, metrics, lambda: 0.0)
+        processor, rng, outcomes = Processor(handler, limits, metrics), random.Random(0), Counter[str]()
         for _ in range(3000):
             messages = []
             for data in _mutated(rng):
@@ -130,7 +130,7 @@ def test_each_is_answered(caplog: pytest.LogCaptureFixture) -> None:
                 outcomes["stopped"] += 1
             else:
                 outcomes[stream.outcome if stream.responses else "unfinished"] += 1
-        await decider.close()
+        await handler.close()
         for outcome in ("routed", "200", "400", "404", "405", "413", "503", "stopped", "unfinished", "no message"):
             assert outcomes[outcome] > 10, outcomes
 

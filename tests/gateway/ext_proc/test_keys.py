@@ -127,11 +127,11 @@ def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: p
     keys = ServerKeys(lambda: now)
     assert keys.alike(endpoint, servers) == (servers, "k3")  # nothing is known of them
     for _ in range(2):
-        keys.takes(one, "k1", [endpoint])
-        keys.takes(two, "k3", [endpoint])
+        keys.accepted(one, "k1", [endpoint])
+        keys.accepted(two, "k3", [endpoint])
     [warning] = caplog.messages
     assert one in warning and "k1" not in warning and "k3" not in warning
-    keys.takes(three, "k0")  # which is not remembered any more
+    keys.accepted(three, "k0")  # which is not remembered any more
     assert keys.alike(endpoint, servers) == ((one,), "k1")
     assert keys.alike(endpoint, (two, one, three)) == ((two, three), "k3")
     keys.keep(servers[1:])
@@ -142,7 +142,7 @@ def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: p
     keys.keep(servers[1:])  # another server has its address by now
     assert keys.alike(endpoint, servers) == (servers, "k3")
     open_to_all = Endpoint("m", "c", servers)
-    keys.takes(one, "")
+    keys.accepted(one, "")
     assert keys.alike(open_to_all, servers) == (servers, None)
 
 

@@ -158,11 +158,11 @@ def test_a_stream_that_ends_while_the_route_is_written_frees_only_what_the_proxy
         known, limits = model_registry({"a": SERVERS}), RequestLimits()
         metrics, limiter = PickerMetrics(CollectorRegistry()), LocalLimiter()
         key = Key("tenant", digest_of(TEXT), limits=Limits(tokens_per_minute=1000, concurrency=1))
-        decider = RequestHandler(
+        handler = RequestHandler(
             known, pickers_of(known, 0), limits, metrics, lambda: 0.0, keyring=Keyring([key]), limiter=limiter
         )
         stream = _EndsEarly(json.dumps(chat("a", "x", max_tokens=900)).encode(), read=read)
-        deciding = asyncio.create_task(Processor(decider, limits, metrics).Process(None, stream))
+        deciding = asyncio.create_task(Processor(handler, limits, metrics).Process(None, stream))
         await stream.writing.wait()
         deciding.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -175,7 +175,7 @@ def test_a_stream_that_ends_while_the_route_is_written_frees_only_what_the_proxy
             assert isinstance(again, Denial) and again.what == "tokens"
             again = await limiter.reserve(key, 10, 0.0)
         assert isinstance(again, Grant)
-        await decider.close()
+        await handler.close()
 
     asyncio.run(main())
 
