@@ -19,7 +19,7 @@ from ..support import golden
 from .behind_envoy import CHAT
 from .test_gateway import command
 
-#: Prometheus adds these to what it scrapes from pods. The age of the directory is told in a cluster only.
+#: Prometheus adds these to what it scrapes from pods. The age of the model registry is reported in a cluster only.
 ADDED = {"namespace", "pod"}
 IN_CLUSTER = "stoker:gateway_directory_age_seconds"
 #: Nobody waits here, so it is told of without a sample.

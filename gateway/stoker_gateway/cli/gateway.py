@@ -47,7 +47,7 @@ class Command:
         model_registry: what is served; None: the cluster says it.
         keys: of clients.
         namespace: of clients' keys in the cluster.
-        names: the directory's servers by host; None: none of them is a name.
+        names: the registry's servers by host; None: none of them is a name.
     """
 
     settings: GatewaySettings
@@ -58,7 +58,7 @@ class Command:
 
 
 def parse_command(argv: list[str]) -> Command:
-    """Reads a command line, and has logs written as it says; ends with a message where it is wrong."""
+    """Reads a command line and configures the log; a wrong one ends the process with a message."""
     parser = parser_of()
     options = parser.parse_args(argv)
     if options.metrics_port is not None and options.metrics_port == options.port != 0:
@@ -118,7 +118,7 @@ def _fail_open(
 
 
 def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
-    """Runs it: its exit code, or 1 with a message where something cannot serve."""
+    """Runs `work` and returns its exit code, or 1 with a message where something cannot serve."""
     try:
         return asyncio.run(work)
     except (GatewayError, OSError) as error:

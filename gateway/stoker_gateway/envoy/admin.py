@@ -1,4 +1,4 @@
-"""Envoy's administration: asked, and told to take no more."""
+"""A client of Envoy's administration interface: its state, its statistics, and how it is drained."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _T = TypeVar("_T")
 STEP_S: Final = 0.1
 #: Seconds that it may take to answer.
 _ANSWER_S: Final = 5
-#: Seconds between looks at whether it does its work, and how often it may be seen not to.
+#: Seconds between checks whether Envoy does its work, and how many may fail in a row.
 _LOOK_S: Final = 3
 _LOOKS: Final = 5
-#: How many pickers it reaches that say that they serve.
+#: The statistic that counts the pickers that Envoy reaches and that serve.
 _REACHED: Final = f"cluster.{config.PICKER}.membership_healthy"
 
 
@@ -36,7 +36,7 @@ class LateAnswerError(EnvoyError):
 
 
 class EnvoyAdmin:
-    """A running Envoy, as whoever reaches its administration sees it."""
+    """A running Envoy, by its administration interface."""
 
     def __init__(self, settings: EnvoySettings) -> None:
         self._settings = settings
@@ -119,7 +119,7 @@ class EnvoyAdmin:
         return int((await self.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
 
     async def watch(self) -> NoReturn:
-        """Looks, from when it serves on, whether it does its work.
+        """Checks, once Envoy serves, that it does its work.
 
         Raises:
             EnvoyError: it does not.
@@ -136,8 +136,7 @@ class EnvoyAdmin:
         raise EnvoyError(problem)
 
     async def withdraw(self, timeout_s: float) -> None:
-        """Says at ``/ready`` that it wants no requests, and closes each connection with its next answer. It goes on
-        taking new ones.
+        """Has ``/ready`` fail, and each connection closed with its next answer. New connections are still accepted.
 
         Raises:
             EnvoyError: it does not answer.
@@ -146,7 +145,7 @@ class EnvoyAdmin:
         await self.retry_while_late(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
-        """Takes no new connections, and waits for requests under way; returns how many are left.
+        """Takes no new connections, and waits for requests under way; returns how many have not ended.
 
         An answer that is late (the machine is busy) breaks off no request: it is asked again.
 

@@ -1,4 +1,4 @@
-"""The log of ended requests: Envoy tells the picker what became of each request that it routed."""
+"""The log of ended requests: Envoy reports to the picker how each request ended that it routed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Config = dict[str, Any]
 #: The longest that an entry waits for others, and bytes of entries that are sent together.
 FLUSH_S: Final = 0.05
 BUFFER_BYTES: Final = 16384
-#: Envoy's count of entries, of those too that wait.
+#: The statistic in which Envoy counts entries, those included that wait to be sent.
 LOGS_WRITTEN_STAT: Final = "access_logs.grpc_access_log.logs_written"
 #: Response headers that an entry has.
 HEADERS: Final = ("content-type", "content-encoding")

@@ -34,7 +34,7 @@ class EnvoyFiles:
             _replace(settings.certificate_file, config.certificate(settings.tls))
 
     def write(self, model_registry: ModelRegistry, *earlier: ModelRegistry) -> None:
-        """Has Envoy know this directory, and nothing else.
+        """Has Envoy know this model registry, and nothing else.
 
         Args:
             earlier: but for these, whose clusters and servers it is to know as well.
@@ -70,7 +70,7 @@ class EnvoyFiles:
 
 
 def _all(model_registry: ModelRegistry, *earlier: ModelRegistry) -> ModelRegistry:
-    """All models and servers of some directories."""
+    """All models and servers of several registries."""
     known = dict(model_registry.endpoints)
     for each in earlier:
         for name, endpoint in each.endpoints.items():

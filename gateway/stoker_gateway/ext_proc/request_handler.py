@@ -1,6 +1,6 @@
 """What becomes of a request: it is answered here, sent to a server, or refused.
 
-key ─► path and method ─► /v1/models?              answered from the directory
+key ─► path and method ─► /v1/models?              answered from the model registry
                        ─► /v1/responses/ID …?      to the server that holds it
                        ─► /openapi.json?           to any server
                        ─► body: model, prompt ─► its key's limits ─► its endpoint's line ─► servers

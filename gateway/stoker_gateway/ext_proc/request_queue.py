@@ -27,11 +27,11 @@ _ANY: Final = (None, None)
 
 
 class RequestQueue:
-    """The line before one endpoint. Used from one event loop.
+    """The requests that wait for one endpoint. Used from one event loop.
 
     Args:
         picker: of its servers.
-        most: how many may wait.
+        max_waiting: how many may wait.
         hold_s: for how many seconds each may.
         clock: seconds.
     """

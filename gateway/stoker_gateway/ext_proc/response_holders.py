@@ -37,7 +37,7 @@ class ResponseHolders:
     """The holders of the newest responses.
 
     Args:
-        most: names of responses that are remembered.
+        max_names: how many names of responses are remembered.
     """
 
     def __init__(self, max_names: int = MAX_NAMES) -> None:

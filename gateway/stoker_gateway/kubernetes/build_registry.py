@@ -1,4 +1,4 @@
-"""Endpoints, their pods and their credentials → the directory."""
+"""Endpoints, their pods and their credentials → the model registry."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def make(
     credentials: Mapping[Name, str],
     history: KeyHistory,
 ) -> ModelRegistry:
-    """The directory. A served name that several endpoints have belongs to the oldest.
+    """The model registry. A served name that several endpoints have belongs to the oldest.
 
     Args:
         credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
-        history: the keys of earlier directories.
+        history: the keys of earlier registries.
     """
     servers = _servers(slices)
     made: dict[str, Endpoint] = {}

@@ -1,4 +1,4 @@
-"""The directory and the keys of a cluster, told as they change.
+"""The model registry and the keys of a cluster, reported as they change.
 
 InferenceEndpoints, EndpointSlices, Secrets of clients' keys ─ a watch each ─┐
 Secrets that endpoints name ───────────────────────────── read one by one ───┴─► at most five times a second: tell
@@ -72,7 +72,7 @@ class ClusterWatch:
     async def watch(
         self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
-        """Watches for ever. Tells first when everything has been listed once: keys, and then the directory.
+        """Watches for ever. Reports first when everything has been listed once: keys, then the model registry.
 
         Raises:
             GatewayError: it cannot go on, by a fault of its own.
@@ -139,7 +139,7 @@ class ClusterWatch:
 
 
 def age_gauge(registry: CollectorRegistry) -> Gauge:
-    """The metric that says whether the directory is current."""
+    """The metric that says whether the model registry is current."""
     return Gauge(
         "stoker:gateway_directory_age_seconds",
         "For how long changes of the cluster may have been missed; 0 while it is watched.",

@@ -1,6 +1,6 @@
-"""Which models there are, and who serves them.
+"""Which models there are, and which servers they have.
 
-A directory is a value: whoever learns something new (from a command line, from the API server's watches) makes another
+A model registry is a value: whoever learns something new (from a command line, from the API server's watches) makes another
 one, which goes to Envoy's configuration and to the picker.
 """
 

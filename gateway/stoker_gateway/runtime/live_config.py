@@ -106,7 +106,7 @@ class LiveConfig:
         self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
-        """Has Envoy forget a directory that the picker left some time ago."""
+        """Has Envoy forget a model registry that the picker left some time ago."""
         del self._departing[left_at]
         try:
             self._write()
@@ -162,7 +162,7 @@ def _servers(model_registry: ModelRegistry) -> list[str]:
 
 
 def describe(model_registry: ModelRegistry) -> str:
-    """What a directory has, for a log line."""
+    """The models of a registry and how many servers each has, for a log line."""
     counts = {name: len(endpoint.servers) for name, endpoint in model_registry.endpoints.items()}
     shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MAX_SHOWN]]
     return ", ".join(shown + ["…"] * (len(counts) > _MAX_SHOWN)) or "no model"

@@ -41,7 +41,7 @@ from stoker_gateway.usage.metrics import UsageMetrics
 
 logger = logging.getLogger(__name__)
 
-#: For how many seconds in the end Envoy may tell of requests that ended.
+#: Seconds that Envoy has at the end to report requests that have ended.
 _REPORT_TIMEOUT_S: Final = 10.0
 #: For how many seconds at the beginning Envoy's answers may be late.
 _LATE_S: Final = 60.0
@@ -66,7 +66,7 @@ async def run(
         model_registry: what is served; None: `cluster` says it.
         keys: of clients; None: anyone may use all models, or `cluster` says them.
         is_restart: an earlier picker of this Envoy's was killed.
-        names: the hosts that the directory's servers are of; None: they do not change.
+        names: the hosts that the registry's servers are of; None: they do not change.
 
     Raises:
         GatewayError: a part cannot serve, or Envoy does not do its work.
@@ -94,7 +94,7 @@ class _Picker:
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
         self._registry_known = asyncio.Event()  # what is served is known
-        self._reported_before = 0  # ends of requests that Envoy told an earlier picker of, or nobody
+        self._reported_before = 0  # ended requests that Envoy counted before this picker started
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._cluster = None if cluster is None else cluster(registry)
@@ -188,7 +188,8 @@ class _Picker:
         await self._until_all_reported()
 
     async def _until_all_reported(self) -> None:
-        """Waits until Envoy has told of all requests that ended, which it does a little later; it would forget them."""
+        """Waits until Envoy has reported all requests that ended. It reports them a little later, and discards the
+        rest when it ends."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REPORT_TIMEOUT_S
         while loop.time() < deadline:
@@ -198,7 +199,7 @@ class _Picker:
             await asyncio.sleep(FLUSH_S)
 
     async def _watch_envoy(self) -> None:
-        await self._registry_known.wait()  # until then it is told that there is no picker
+        await self._registry_known.wait()  # until then the picker says that it is not ready
         await self._envoy.watch()
 
     async def _change(self, model_registry: ModelRegistry) -> None:

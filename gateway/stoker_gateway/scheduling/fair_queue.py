@@ -18,7 +18,7 @@ class FairQueue(Generic[Item]):
     """A queue of items, each in it once at most.
 
     Args:
-        most: how many may wait.
+        max_items: how many may wait.
         hold_s: for how many seconds each may.
     """
 

@@ -37,7 +37,7 @@ class BillingLog:
     """Writes the log, from `BillingLog(…)` to `close`.
 
     Args:
-        place: a file, which is added to, or ``-``: standard output.
+        destination: a file, which is added to, or ``-``: standard output.
 
     Raises:
         OSError: it cannot be written.

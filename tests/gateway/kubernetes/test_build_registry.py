@@ -1,4 +1,4 @@
-"""Objects of the API server → the directory."""
+"""Objects of the API server → the model registry."""
 
 from __future__ import annotations
 
