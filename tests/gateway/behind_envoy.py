@@ -18,7 +18,7 @@ from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
 from ..support.waiting import until_async
-from .scripted_picker import DictatingPicker
+from .scripted_picker import ScriptedPicker
 
 CHAT = "/v1/chat/completions"
 
@@ -156,7 +156,7 @@ class Gateway:
     def __init__(self, settings: EnvoySettings, servers: list[Server]) -> None:
         self.settings, self.servers = settings, servers
         self.files = EnvoyFiles(settings)
-        self.picker: Any = DictatingPicker("cluster-m", ",".join(each.address for each in servers))
+        self.picker: Any = ScriptedPicker("cluster-m", ",".join(each.address for each in servers))
         self.grpc_server: Any = None
         self.envoy = EnvoyProcess(settings)
         self.port = 0
@@ -196,7 +196,7 @@ class Gateway:
         await until_async(holds)
 
 
-def directory(*servers: Server) -> ModelRegistry:
+def registry_of(*servers: Server) -> ModelRegistry:
     """The model m, which these serve."""
     return ModelRegistry({"m": Endpoint("m", "cluster-m", tuple(each.address for each in servers))})
 
@@ -210,7 +210,7 @@ async def gateway(number: int = 2, **chosen: Any) -> AsyncIterator[Gateway]:
         for server in servers:
             await server.start()
         made = Gateway(EnvoySettings("127.0.0.1", 0, Path(folder), **chosen), servers)
-        made.files.write(directory(*servers))
+        made.files.write(registry_of(*servers))
         made.grpc_server = await made.picker.serve(made.settings.picker_socket)
         try:
             await made.envoy.start()

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio
 
 
-class DictatingPicker(rpc.ExternalProcessorServicer):
+class ScriptedPicker(rpc.ExternalProcessorServicer):
     """Sends each request to `destination` of `cluster`; while `hangs`, says nothing; `refusal`: 404 with this body;
     `lingers`: its streams stay open after the decision.
     """

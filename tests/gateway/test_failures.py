@@ -19,7 +19,7 @@ from stoker_gateway.envoy.config import LISTENER
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
 from ..support.waiting import until_async
-from .behind_envoy import CHAT, Gateway, directory, gateway
+from .behind_envoy import CHAT, Gateway, gateway, registry_of
 from .http_fuzz import requests
 
 
@@ -268,7 +268,7 @@ def test_servers_and_models_come_and_go_while_streams_are_under_way() -> None:
             going, staying = at.servers
             going.does = "stream"
             async with client.post(at.url + CHAT, data=b"{}") as under_way:
-                at.files.write(directory(staying))
+                at.files.write(registry_of(staying))
                 await at.until("cluster.cluster-m.membership_total", 1)
                 at.picker.destination = going.address
                 for _ in range(3):

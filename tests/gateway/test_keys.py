@@ -48,18 +48,18 @@ async def gateway() -> AsyncIterator[tuple[str, Server, Server]]:
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         for server in (one, two):
             await server.start()
-        directory = ModelRegistry(
+        model_registry = ModelRegistry(
             {
                 "org/a": Endpoint("org/a", "one", (one.address,), authorization="Bearer servers-own", created=5),
                 "b": Endpoint("b", "two", (two.address,)),
             }
         )
         settings = EnvoySettings("127.0.0.1", 0, Path(folder), 1, threads=1)
-        EnvoyFiles(settings).write(directory)
-        pickers = {name: EndpointPicker() for name in directory.endpoints}
-        for name, endpoint in directory.endpoints.items():
+        EnvoyFiles(settings).write(model_registry)
+        pickers = {name: EndpointPicker() for name in model_registry.endpoints}
+        for name, endpoint in model_registry.endpoints.items():
             pickers[name].set_servers(endpoint.servers, time.monotonic())
-        picker, envoy = PickerServer(directory, pickers, keyring=KEYS), EnvoyProcess(settings)
+        picker, envoy = PickerServer(model_registry, pickers, keyring=KEYS), EnvoyProcess(settings)
         picker.listen(f"unix:{settings.picker_socket}")
         await picker.start()
         try:

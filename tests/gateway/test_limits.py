@@ -42,12 +42,12 @@ async def gateway(keyring: Keyring | None = KEYS) -> AsyncIterator[tuple[str, Se
     server = Server("a")
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         await server.start()
-        directory = ModelRegistry({"m": Endpoint("m", "one", (server.address,))})
+        model_registry = ModelRegistry({"m": Endpoint("m", "one", (server.address,))})
         settings = EnvoySettings("127.0.0.1", 0, Path(folder), 1, threads=1)
-        EnvoyFiles(settings).write(directory)
+        EnvoyFiles(settings).write(model_registry)
         pickers = {"m": EndpointPicker()}
         pickers["m"].set_servers((server.address,), time.monotonic())
-        picker, envoy = PickerServer(directory, pickers, keyring=keyring), EnvoyProcess(settings)
+        picker, envoy = PickerServer(model_registry, pickers, keyring=keyring), EnvoyProcess(settings)
         picker.listen(f"unix:{settings.picker_socket}")
         await picker.start()
         try:

@@ -1,7 +1,7 @@
 """Which models there are, and which servers they have.
 
-A model registry is a value: whoever learns something new (from a command line, from the API server's watches) makes another
-one, which goes to Envoy's configuration and to the picker.
+A model registry is a value: whoever learns something new (from a command line, from the API server's watches) makes
+another one, which goes to Envoy's configuration and to the picker.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ async def _gateway() -> AsyncIterator[Gateway]:
         servers = [address for _, address in stubs]
         settings = EnvoySettings("127.0.0.1", 0, Path(folder), hold_s=1, max_body_bytes=24 << 20, threads=1)
         EnvoyFiles(settings).write(ModelRegistry({"m": Endpoint("m", "cluster-m", tuple(servers))}))
-        picker = _MODULE.DictatingPicker("cluster-m", servers[0])
+        picker = _MODULE.ScriptedPicker("cluster-m", servers[0])
         grpc_server = await picker.serve(settings.picker_socket)
         envoy = EnvoyProcess(settings)
         try:

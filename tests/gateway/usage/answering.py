@@ -67,12 +67,12 @@ async def behind(handler: Handler | None, addresses: tuple[str, ...] = ()) -> As
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     made.servers = (*addresses, *([f"127.0.0.1:{runner.addresses[0][1]}"] if handler else []))
-    directory = ModelRegistry({"m": Endpoint("m", "cluster-m", made.servers)})
+    model_registry = ModelRegistry({"m": Endpoint("m", "cluster-m", made.servers)})
     made.picker.set_servers(made.servers, time.monotonic())
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         settings = EnvoySettings("127.0.0.1", 0, Path(folder), hold_s=5, threads=1)
-        EnvoyFiles(settings).write(directory)
-        server, envoy = PickerServer(directory, {"m": made.picker}), EnvoyProcess(settings)
+        EnvoyFiles(settings).write(model_registry)
+        server, envoy = PickerServer(model_registry, {"m": made.picker}), EnvoyProcess(settings)
         server.serve_also(
             AccessLogService(
                 [
