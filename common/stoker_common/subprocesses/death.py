@@ -50,8 +50,8 @@ def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, subjec
     if died is not None:
         if died.of_another:
             return died.kind(died.message)
-        by = "" if subject == "it" else f"{subject} ended by "
-        return died.kind(f"{by}{died.message} (exit code {code}; the log says more)")
+        prefix = "" if subject == "it" else f"{subject} ended by "
+        return died.kind(f"{prefix}{died.message} (exit code {code}; the log says more)")
     if code == -signal.SIGKILL and killed_for_memory:
         return EngineOutOfMemoryError(f"the kernel killed {subject} because the container's memory ran out (SIGKILL)")
     if code == -signal.SIGKILL:
