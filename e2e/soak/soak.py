@@ -1,6 +1,6 @@
 """A soak: mixed traffic and random faults for half an hour, and nothing that adds up.
 
-    make soak [MINUTES=30] [SEED=0] [RESULTS=docs/soak-results.md]
+    make soak [MINUTES=30] [SEED=0] [RESULTS=docs/results/soak-results.md]
 
 Two endpoints. One has two pods of the demo model, and faults strike it, one after another (`faults.py`). The other has
 one pod of a tiny model, which answers many more requests and which nothing may disturb, so that its processes live
