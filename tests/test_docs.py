@@ -85,6 +85,41 @@ def test_operator_is_no_package() -> None:
     assert not (ROOT / FORBIDDEN).exists()
 
 
-def test_the_architecture_names_many() -> None:
-    """The pattern finds what the page is full of."""
-    assert len(set(PATH.findall((ROOT / "docs" / "design" / "architecture.md").read_text(encoding="utf-8")))) > 50
+#: `folder/file.py: symbol`
+SYMBOL_IN_FILE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|cpp|h)): (\w+)`")
+#: `Class`, `Class.attribute`: names that only code has.
+CLASS = re.compile(r"`([A-Z]\w*[a-z]\w*)(?:[.:]+(\w+))?`")
+SOURCES = [
+    path
+    for folder in ("common", "engine", "operator", "gateway", "cli")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".cpp", ".h")
+]
+
+
+@cache
+def words_of_sources() -> frozenset[str]:
+    """All identifiers of the programs."""
+    return frozenset(word for path in SOURCES for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.stem)
+def test_symbols_in_design_pages_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    missing = [
+        f"{file}: {symbol}"
+        for file, symbol in SYMBOL_IN_FILE.findall(text)
+        if not any(
+            path.as_posix().endswith(f"/{file}") and re.search(rf"\b{symbol}\b", path.read_text(encoding="utf-8"))
+            for path in SOURCES
+        )
+    ]
+    missing += [name for names in CLASS.findall(text) for name in names if name and name not in words_of_sources()]
+    assert not missing
+
+
+def test_names_in_design_pages_are_found() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "design").glob("*.md"))
+    assert len(set(PATH.findall(text))) > 150
+    assert len(set(SYMBOL_IN_FILE.findall(text))) >= 5
+    assert len(set(CLASS.findall(text))) > 30
