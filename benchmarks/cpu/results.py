@@ -20,6 +20,7 @@ class Row:
         shares: of the roofline, a number a round, by the ceilings of the same minute.
         ceiling: which of the two held: ``GEMM`` or ``memory``.
         noisy: rounds before which the machine did not become quiet.
+        run: the date and commit of the run, in a report that several runs are merged into; else empty.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Row:
     shares: list[float] = field(default_factory=list)
     ceiling: str = ""
     noisy: int = 0
+    run: str = ""
 
     @property
     def speed(self) -> float:

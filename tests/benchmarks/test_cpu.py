@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from cpu import __main__ as bench
-from cpu import history, rounds
+from cpu import current, history, rounds
 from cpu.engines.engine import Finished, check_counts
 from cpu.environments import CannotRunError, once
 from cpu.models import Model, bytes_of, bytes_read, parameters
@@ -224,3 +224,24 @@ def test_unknown_arguments_name_what_there_is(
 def test_parts_are_asked_for_by_spaces_or_commas() -> None:
     options = bench.parse(["--workloads", "W2 decode-8", "--peers", "none", "--models", "gemma,A"])
     assert (options.workloads, options.peers, options.models) == (["W2", "decode-8"], [], ["gemma", "A"])
+
+
+def test_current_report_has_the_newest_run_of_each_workload(tmp_path: Path) -> None:
+    old = results(row("stoker", 10), row("openvino", 5), replace(row("stoker", 7), workload="decode-16"))
+    old.rows.append(replace(row("stoker", 6), workload="decode-2"))
+    new = replace(results(row("stoker", 20), row("vllm", 8)), date="2026-01-02 00:00", commit="def")
+    for name, run in (("old", old), ("new", new)):
+        run.write(tmp_path / f"{name}.json")
+    current.main(tmp_path / "cpu", [tmp_path / "new.json"])
+    current.main(tmp_path / "cpu", [tmp_path / "old.json"])  # an older run replaces nothing
+    merged = Results.read(tmp_path / "cpu.json")
+    assert [(r.workload, r.engine, r.speed, r.run) for r in merged.rows] == [
+        ("W1", "stoker", 20, "2026-01-02 00:00, def"),
+        ("W1", "vllm", 8, "2026-01-02 00:00, def"),
+        ("decode-2", "stoker", 6, "2026-01-01 00:00, abc"),
+        ("decode-16", "stoker", 7, "2026-01-01 00:00, abc"),
+    ]
+    text = (tmp_path / "cpu.md").read_text()
+    assert "| 2.50 (vllm) | 50% of memory | 2026-01-02 00:00, def |" in text and "change" not in text
+    with pytest.raises(ValueError, match="one processor"):
+        current.merge([old, replace(new, processor="another")])
