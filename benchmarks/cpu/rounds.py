@@ -7,14 +7,14 @@ from machine import Machine
 from cpu.engines.engine import Running, check_counts
 from cpu.environments import CannotRunError
 from cpu.models import Model
-from cpu.quiet import Quiet
 from cpu.results import Results, Row
 from cpu.roofline import least
+from cpu.wait_idle import IdleWaiter
 from cpu.workloads import counted_tokens, warm_up, workload
 
 
 def measure(
-    model: Model, engines: dict[str, Running], names: list[str], rounds: int, quiet: Quiet, results: Results
+    model: Model, engines: dict[str, Running], names: list[str], rounds: int, quiet: IdleWaiter, results: Results
 ) -> None:
     """Adds to `results` what engines do with a model. One that fails takes no further part."""
     running = dict(engines)

@@ -8,8 +8,9 @@ through the whole of it. Both get all sorts of requests (`client.py`), in rounds
 
 Asserted: requests fail only on a pod whose engine has just been killed or frozen; the same question has the same
 answer; after each fault all is well again and a change arrives; faults of the control plane restart no model pod; at
-rest nothing is in flight and no block of the KV cache is in use; memory, open files and threads are flat (`flat.py`);
-in the end no object is there twice or without an owner, one operator leads, and what is deleted is gone.
+rest nothing is in flight and no block of the KV cache is in use; memory, open files and threads are flat
+(`drift_check.py`); in the end no object is there twice or without an owner, one operator leads, and what is deleted is
+gone.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import random
 import pytest
 from kit.traffic import Request
 
-from soak import flat
+from soak import drift_check
 from soak.faults import FAULTS, schedule
 from soak.record import Record, Strike
 from soak.samples import Life, Sample
@@ -16,7 +16,7 @@ from soak.samples import Life, Sample
 _MIB = 1024**2
 
 
-def memory(leak: float, minutes: int = 30) -> list[flat.Point]:
+def memory(leak: float, minutes: int = 30) -> list[drift_check.Point]:
     """A process of 200 MiB, seen every 10 s: it warms up, it is noisy, now and then it doubles, and it leaks so many
     MiB in half an hour."""
     dice = random.Random(0)
@@ -29,25 +29,26 @@ def memory(leak: float, minutes: int = 30) -> list[flat.Point]:
 
 @pytest.mark.parametrize(("leak", "is_flat"), [(0, True), (5, True), (20, False), (200, False)])
 def test_a_leak_is_told_from_noise(leak: float, is_flat: bool) -> None:
-    points = flat.settled(memory(leak), born=0.0)
-    assert points[0][0] == flat.WARM_UP_S
-    assert flat.growth(points) / _MIB == pytest.approx(leak, abs=3)
-    assert flat.memory_is_flat(points) == is_flat
+    points = drift_check.settled(memory(leak), born=0.0)
+    assert points[0][0] == drift_check.WARM_UP_S
+    assert drift_check.growth(points) / _MIB == pytest.approx(leak, abs=3)
+    assert drift_check.memory_is_flat(points) == is_flat
 
 
 def test_a_short_life_is_not_judged() -> None:
-    assert flat.settled(memory(200, minutes=7), born=0.0) == []
-    assert flat.settled(memory(200, minutes=9), born=0.0)
-    assert flat.slope([(1.0, 5.0)]) == 0
+    assert drift_check.settled(memory(200, minutes=7), born=0.0) == []
+    assert drift_check.settled(memory(200, minutes=9), born=0.0)
+    assert drift_check.slope([(1.0, 5.0)]) == 0
 
 
 def test_the_slope_is_exact_on_a_line_with_a_wild_point() -> None:
-    assert flat.slope([(0, 1), (1, 3), (2, 500), (3, 7), (4, 9)]) == pytest.approx(2)
+    assert drift_check.slope([(0, 1), (1, 3), (2, 500), (3, 7), (4, 9)]) == pytest.approx(2)
 
 
 def test_counts() -> None:
-    assert flat.count_is_flat([]) and flat.count_is_flat([10, 30, 10]) and flat.count_is_flat([10, 10 + flat.COUNT])
-    assert not flat.count_is_flat([10, 12, 15])
+    for counts in ([], [10, 30, 10], [10, 10 + drift_check.COUNT]):
+        assert drift_check.count_is_flat(counts)
+    assert not drift_check.count_is_flat([10, 12, 15])
 
 
 def asked(start: float, end: float, outcome: str = "failed") -> Request:

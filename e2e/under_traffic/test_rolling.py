@@ -148,7 +148,7 @@ def next_release(cluster: Cluster, images: Images, tmp_path: Path) -> Iterator[I
     later = Images(f"{images.operator}-next", f"{images.engine}-next", images.gateway, images.client)
     cluster.tag(images.engine, later.engine)
     subprocess.run(
-        [release.CHART.parents[1] / "e2e/cluster/next-operator", images.operator, later.operator], check=True
+        [release.CHART.parents[1] / "e2e/cluster/build-next-operator", images.operator, later.operator], check=True
     )
     yield later
     release.install(cluster, images)

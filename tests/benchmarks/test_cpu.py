@@ -20,10 +20,10 @@ from cpu import current, history, rounds
 from cpu.engines.engine import Finished, check_counts
 from cpu.environments import CannotRunError, once
 from cpu.models import Model, bytes_of, bytes_read, parameters
-from cpu.quiet import Quiet
 from cpu.report import report
 from cpu.results import Results, Row
 from cpu.roofline import least
+from cpu.wait_idle import IdleWaiter
 from cpu.workloads import by_room, counted_tokens, expand, workload
 from machine import Machine
 from workloads import Workload
@@ -172,7 +172,7 @@ def test_engines_take_turns_with_the_same_tokens(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Machine, "measure", classmethod(lambda cls: MACHINE))
     good, same, short = Pretended(), Pretended(), Pretended(short=1)
     found = results()
-    still = Quiet(1, ticks=lambda: (0, 1), sleep=lambda _: None)
+    still = IdleWaiter(1, ticks=lambda: (0, 1), sleep=lambda _: None)
     running = {"stoker": good, "same": same, "short": short}
     rounds.measure(MODEL, running, ["W1", "decode-2"], 3, still, found)
     assert good.seen == same.seen and len(good.seen) == 2 + 2 * 3
@@ -187,7 +187,7 @@ def test_engines_take_turns_with_the_same_tokens(monkeypatch: pytest.MonkeyPatch
 def test_waiting_for_a_quiet_machine_ends() -> None:
     now = iter(range(1000))
     waited = list[float]()
-    busy = Quiet(2, ticks=lambda: (next(now),) * 2, sleep=waited.append)
+    busy = IdleWaiter(2, ticks=lambda: (next(now),) * 2, sleep=waited.append)
     assert [busy.wait() for _ in range(20)] == [False] * 20
     assert len(waited) == 15 * 2 + 5  # and then a single look each time
 

@@ -91,11 +91,11 @@ def _live(kubeconfig: Path, words: list[str], log: Path, death: Death | None) ->
     from stoker_operator.cluster.kube import Kube
 
     for name in ("apply", "create", "replace", "patch", "delete"):
-        setattr(Kube, name, _mortal(getattr(Kube, name), name, log, death))
+        setattr(Kube, name, _crashing(getattr(Kube, name), name, log, death))
     sys.exit(main(words))
 
 
-def _mortal(method: Callable[..., Any], verb: str, log: Path, death: Death | None) -> Callable[..., Any]:
+def _crashing(method: Callable[..., Any], verb: str, log: Path, death: Death | None) -> Callable[..., Any]:
     """A method of the client that notes down what it does, and ends the process where that is due."""
 
     def write(kube: Any, about: Any, *args: Any, **options: Any) -> Any:

@@ -3,7 +3,7 @@
 Everything is the engine's own but the model, which computes nothing: its logits are always the same, over a small
 vocabulary. So what is left is the price of many sequences, in time and, where a step goes to other processes, in bytes.
 
-    python benchmarks/host.py [--sequences 256] [--tokens 512] [--steps 200]
+    python benchmarks/host_overhead.py [--sequences 256] [--tokens 512] [--steps 200]
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def used_and_all() -> tuple[int, int]:
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and idle with the disk at work
 
 
-class Quiet:
+class IdleWaiter:
     """Waits, but not for ever: no longer than `each_s` seconds at a time, and 15 times that in total."""
 
     def __init__(

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What `docker save` wrote, as an OCI image layout without what a node has: `thin.py ARCHIVE [CHAIN_ID...] >OUT`.
+"""What `docker save` wrote, as an OCI image layout without what a node has:
+
+    strip_base_layers.py ARCHIVE [CHAIN_ID...] >OUT
 
 A node's containerd keeps what each layer of its images unpacked to, as a snapshot whose name is the layer's chain ID: a
 digest of it and of all layers below. It takes in an archive without the layers whose snapshots are there already. So
@@ -27,7 +29,7 @@ _LAYER = "application/vnd.docker.image.rootfs.diff.tar"  # containerd looks for 
 _BLOBS = "blobs/sha256/"
 
 
-def thin(archive: Path, has: Collection[str], out: IO[bytes]) -> None:
+def strip_base_layers(archive: Path, has: Collection[str], out: IO[bytes]) -> None:
     """Writes the images of an archive, without the layers in `has`.
 
     Args:
@@ -100,4 +102,4 @@ def _add(layout: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> N
 
 
 if __name__ == "__main__":
-    thin(Path(sys.argv[1]), sys.argv[2:], sys.stdout.buffer)
+    strip_base_layers(Path(sys.argv[1]), sys.argv[2:], sys.stdout.buffer)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-thin = runpy.run_path(str(Path(__file__).parents[2] / "e2e/cluster/thin.py"))["thin"]
+SCRIPT = Path(__file__).parents[2] / "e2e/cluster/strip_base_layers.py"
+strip_base_layers = runpy.run_path(str(SCRIPT))["strip_base_layers"]
 
 OLD, NEW = b"a big layer", b"a layer that changed"
 TAG = "stoker/engine-cpu:dev"
@@ -58,7 +59,7 @@ def saved(folder: Path, files: Mapping[str, bytes], links: Mapping[str, str] | N
 def thinned(archive: Path, *has: str) -> dict[str, bytes]:
     """The files of the archive that a node would get."""
     out = io.BytesIO()
-    thin(archive, has, out)
+    strip_base_layers(archive, has, out)
     out.seek(0)
     with tarfile.open(fileobj=out) as layout:
         return {name: layout.extractfile(name).read() for name in layout.getnames()}  # type: ignore[union-attr]
