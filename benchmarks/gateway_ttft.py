@@ -278,7 +278,7 @@ def run(args: argparse.Namespace) -> str:
         for tokens in args.tokens:
             rows.append(asyncio.run(pairs(front, servers, args.rate, args.seconds, tokens, args.seed)))
             print(table([rows[0], rows[-1]]), flush=True)
-    said = [
+    sections = [
         f"{cpu_name()}, {os.cpu_count()} cores, which client, stubs, Envoy and picker share.",
         f"Time to first token, p50 and p99 in ms, at {args.rate:g} requests/s straight and as many through the "
         f"gateway, {EVENTS} events each:",
@@ -289,11 +289,11 @@ def run(args: argparse.Namespace) -> str:
         with stubs(int(seconds), 1.0) as servers, gateway(servers) as front:
             row = asyncio.run(together(front, args.streams, seconds, args.seed))
         names = ["streams at once", "time to first token, p50, p99, ms", "Envoy's share of a core", "the picker's"]
-        said += [
+        sections += [
             "Streams of an event a second, all through one gateway:",
             table([[*names, "Envoy's memory, MiB", "the picker's, MiB"], row]),
         ]
-    return "\n\n".join(said) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 def main() -> None:
@@ -306,12 +306,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    said = run(args)
-    print(said)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    report = run(args)
+    print(report)
     if args.output is not None:
-        args.output.write_text(said)
+        args.output.write_text(report)
 
 
 if __name__ == "__main__":

@@ -163,9 +163,9 @@ def main() -> int:
     for column in ("model", "", "by", "ms", ""):
         table.add_column(column)
     for name in options.models:
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-            make_model(name, Path(place))
-            for model, case, by, took, note in rows_of(name, Path(place), bandwidth):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            make_model(name, Path(folder))
+            for model, case, by, took, note in rows_of(name, Path(folder), bandwidth):
                 table.add_row(model, case, by, f"{took:.2f}", note)
                 lines.append(f"| {model} | {case} | {by} | {took:.2f} | {note} |")
                 print(lines[-1], flush=True)

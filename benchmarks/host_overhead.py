@@ -119,7 +119,7 @@ def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> 
     checkpoint = Checkpoint(Path("-"), CONFIG, ModelCard(), NoLoader(8192))  # type: ignore[arg-type]
     engine = Engine(args, checkpoint)
     for index in range(sequences):
-        prompt = [(index * 7 + place) % VOCABULARY for place in range(tokens - 1)]
+        prompt = [(index * 7 + position) % VOCABULARY for position in range(tokens - 1)]
         engine.add(EngineRequest(str(index), prompt, params, steps + 200, seed=index))
     while engine.scheduler.stats().num_waiting or len(engine.step().deltas) < sequences:
         engine.step()

@@ -175,11 +175,11 @@ def _words(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
-def _known(parser: argparse.ArgumentParser, kind: str, asked: list[str], there_are: Iterable[str]) -> list[str]:
-    for name in asked:
+def _known(parser: argparse.ArgumentParser, kind: str, names: list[str], there_are: Iterable[str]) -> list[str]:
+    for name in names:
         if name not in there_are:
             parser.error(f"no {kind} {name!r}; there are {', '.join(there_are)}")
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(names))
 
 
 if __name__ == "__main__":

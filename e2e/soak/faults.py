@@ -230,24 +230,24 @@ def _etcd_paused(site: Site) -> None:
 
 def _webhook_down(site: Site) -> None:
     """No operator at all; what is written meanwhile is taken in, and done later."""
-    here = ("--namespace", SYSTEM)
-    site.cluster.kubectl("scale", "deployment/stoker", "--replicas=0", *here)
+    in_namespace = ("--namespace", SYSTEM)
+    site.cluster.kubectl("scale", "deployment/stoker", "--replicas=0", *in_namespace)
     try:
         wait_for(patient(lambda: not site.operator_pods()), "the operators have ended", 120)
         site.endpoint.patch(service={"annotations": {"example.com/unseen": f"turn-{site.turn()}"}})
     finally:
-        site.cluster.kubectl("scale", "deployment/stoker", f"--replicas={REPLICAS}", *here)
+        site.cluster.kubectl("scale", "deployment/stoker", f"--replicas={REPLICAS}", *in_namespace)
 
 
 def _node_drained(site: Site) -> None:
     """One that model pods are on, where there is one that is not sheltered."""
     nodes = [pod["spec"]["nodeName"] for pod in site.endpoint.pods()]
-    others = [
+    other_nodes = [
         each["metadata"]["name"]
         for each in site.cluster.get("nodes", "-l", "!node-role.kubernetes.io/control-plane")["items"]
         if each["metadata"]["name"] != site.sheltered
     ]
-    node = next((node for node in nodes if node in others), others[0])
+    node = next((node for node in nodes if node in other_nodes), other_nodes[0])
     how = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={RECOVERY}s")
     try:
         site.cluster.kubectl("drain", node, *how)

@@ -144,10 +144,11 @@ class Record:
 
     def _counts(self, endpoint: str, requests: list[Request]) -> list[str]:
         bad = [request for request in requests if request.outcome != "ok"]
-        others = [request.outcome for request in bad if not self._excused(endpoint, request)]
+        unexcused = [request.outcome for request in bad if not self._excused(endpoint, request)]
         seconds = [request.end - request.start for request in requests] or [0.0]
         counts = (
-            len(requests), len(requests) - len(bad), len(bad) - len(others), others.count("failed"), others.count("cut")
+            len(requests), len(requests) - len(bad), len(bad) - len(unexcused),
+            unexcused.count("failed"), unexcused.count("cut"),
         )  # fmt: skip
         return [*map(str, counts), f"{statistics.median(seconds):.2f} s", f"{max(seconds):.1f} s"]
 
@@ -171,12 +172,12 @@ class Record:
             points = _settled(life)
             if not points:
                 continue
-            rest = life.at_rest or [first, last]
+            at_rest = life.at_rest or [first, last]
             cells = [
                 life.role, life.pod, f"{life.seconds / 60:.1f} min",
                 f"{first.rss / _MIB:.0f} → {last.rss / _MIB:.0f} MiB",
                 f"{drift_check.growth(points) / _MIB:+.1f} MiB",
-                f"{rest[0].fds} → {rest[-1].fds}", f"{rest[0].threads} → {rest[-1].threads}",
+                f"{at_rest[0].fds} → {at_rest[-1].fds}", f"{at_rest[0].threads} → {at_rest[-1].threads}",
             ]  # fmt: skip
             yield f"| {' | '.join(cells)} |"
 
@@ -199,9 +200,9 @@ def _leaks(life: Life) -> Iterator[str]:
     if points and not drift_check.memory_is_flat(points):
         yield f"{life.role} of {life.pod}: memory grows by {drift_check.growth(points) / _MIB:.1f} MiB in half an hour"
     settled = [sample for sample in life.at_rest if sample.when >= life.samples[0].when + drift_check.WARM_UP_S]
-    for what, counts in (
+    for resource, counts in (
         ("open files", [sample.fds for sample in settled]),
         ("threads", [sample.threads for sample in settled]),
     ):
         if not drift_check.count_is_flat(counts):
-            yield f"{life.role} of {life.pod}: {what} grew at rest, {counts}"
+            yield f"{life.role} of {life.pod}: {resource} grew at rest, {counts}"

@@ -147,11 +147,11 @@ class Watch:
                 arguments = [str(watched.port), *([watched.api_key] if watched.api_key else [])]
                 program = _PROBE.replace("NAMES", repr(_TOLD))
                 probe = ("python3", "-I", "-S", "-c", program, *arguments)
-                here = ("--namespace", watched.namespace, "--request-timeout=20s")
-                said = self._cluster.kubectl(
-                    "exec", pod, *here, "--container", watched.container, "--", *probe, check=False
+                options = ("--namespace", watched.namespace, "--request-timeout=20s")
+                output = self._cluster.kubectl(
+                    "exec", pod, *options, "--container", watched.container, "--", *probe, check=False
                 )
-                if seen := _parsed(said):
+                if seen := _parsed(output):
                     self._take(watched, owner, pod, seen["processes"], at_rest)
                     yield pod, seen["told"]
 
@@ -181,6 +181,6 @@ def _parsed(text: str) -> Object | None:
     return found
 
 
-def at_rest(told: dict[str, float]) -> bool:
+def at_rest(metrics: dict[str, float]) -> bool:
     """Whether an engine has nothing to do, and holds nothing for any request."""
-    return all(told.get(name) == 0 for name in _HELD)
+    return all(metrics.get(name) == 0 for name in _HELD)

@@ -114,21 +114,21 @@ def struck_by(fault: Fault, site: Site, record: Record, say: Say) -> None:
         record.problems.append(f"{fault.name}: pods of {site.endpoint.name} were restarted")
 
 
-def rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> None:
+def check_at_rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> None:
     """Waits until the engines, without requests, hold nothing and one operator reports that it leads; takes samples."""
     began = time.monotonic()
     pods = {pod["metadata"]["name"] for endpoint in endpoints for pod in endpoint.pods()}
 
     def nothing_held() -> bool:
-        told = watch.look()
-        leaders = sum(each.get("stoker_operator_leader", 0) for each in told.values())
-        return leaders == 1 and pods <= set(told) and all(at_rest(told[pod]) for pod in pods)
+        metrics = watch.look()
+        leaders = sum(each.get("stoker_operator_leader", 0) for each in metrics.values())
+        return leaders == 1 and pods <= set(metrics) and all(at_rest(metrics[pod]) for pod in pods)
 
     try:
         wait_for(nothing_held, "nothing is held at rest", _REST_S)
     except AssertionError:
-        told = watch.look()
-        record.problems.append(f"at rest: { ({pod: told.get(pod) for pod in pods}) }")
+        metrics = watch.look()
+        record.problems.append(f"at rest: { ({pod: metrics.get(pod) for pod in pods}) }")
     record.rests.append(time.monotonic() - began)
     time.sleep(2)  # sleeps: connections that the clients closed are being closed
     watch.look(at_rest=True)
@@ -207,7 +207,7 @@ def test_soak(
                         struck_by(next(faults), site, record, say)
                         time.sleep(dice.uniform(*_BREATHER_S))  # sleeps: the pause between two faults is drawn
                 say(record.counted())
-                rest(watch, record, endpoints)
+                check_at_rest(watch, record, endpoints)
                 say(f"at rest after {record.rests[-1]:.1f} s")
         except (AssertionError, pytest.fail.Exception, KeyboardInterrupt) as error:
             record.problems.append(f"given up: {error!r}")

@@ -51,38 +51,40 @@ def test_counts() -> None:
     assert not drift_check.count_is_flat([10, 12, 15])
 
 
-def asked(start: float, end: float, outcome: str = "failed") -> Request:
+def request_of(start: float, end: float, outcome: str = "failed") -> Request:
     return Request(start, end, "chat", outcome, "" if outcome == "ok" else "APIConnectionError", 0)
 
 
 def record(*requests: Request, endpoint: str = "struck") -> Record:
     """A fault from 100 to 150, of which requests that begin before 110 may fail, and a gentle one from 200 to 230."""
     strikes = [Strike("engine SIGKILLed", 100, 110, 150), Strike("pod deleted", 200, None, 230)]
-    told = Record(seed=0, struck="struck", began=0, strikes=strikes)
-    told.requests[endpoint] = list(requests)
-    told.judge()
-    return told
+    result = Record(seed=0, struck="struck", began=0, strikes=strikes)
+    result.requests[endpoint] = list(requests)
+    result.judge()
+    return result
 
 
 def test_only_a_harsh_fault_excuses() -> None:
-    assert not record(asked(98, 100), asked(109, 140), asked(98, 130, "cut"), asked(10, 11, "ok")).problems
-    for request in (asked(90, 98), asked(111, 112), asked(120, 121, "cut"), asked(201, 202)):
+    assert not record(
+        request_of(98, 100), request_of(109, 140), request_of(98, 130, "cut"), request_of(10, 11, "ok")
+    ).problems
+    for request in (request_of(90, 98), request_of(111, 112), request_of(120, 121, "cut"), request_of(201, 202)):
         (problem,) = record(request).problems
         assert "after" in problem and "APIConnectionError" in problem
-    assert record(asked(98, 100), endpoint="steady").problems
+    assert record(request_of(98, 100), endpoint="steady").problems
 
 
 def test_the_page_tells_leaks_and_the_picture_draws_them() -> None:
-    told = record(asked(98, 100), asked(10, 11, "ok"))
+    result = record(request_of(98, 100), request_of(10, 11, "ok"))
     samples = [Sample(when, int(value), 10 + int(when) // 100, 4, when % 300 == 0) for when, value in memory(100)]
-    told.lives.append(Life("steady", "steady-1", "engine", samples))
-    told.judge()
-    assert [problem.partition(":")[2].split()[0] for problem in told.problems] == ["memory", "open"]
-    page = told.page("picture.svg")
-    assert all(problem in page for problem in told.problems)
+    result.lives.append(Life("steady", "steady-1", "engine", samples))
+    result.judge()
+    assert [problem.partition(":")[2].split()[0] for problem in result.problems] == ["memory", "open"]
+    page = result.page("picture.svg")
+    assert all(problem in page for problem in result.problems)
     assert "| chat | 2 | 1 | 1 | 0 | 0 |" in page
     assert "| 1.7 min | engine SIGKILLed | 50 s | 1 |" in page
-    picture = told.picture()
+    picture = result.picture()
     assert picture.count("<polyline") == 2 and "engine SIGKILLed" in picture
 
 

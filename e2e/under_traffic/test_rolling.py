@@ -81,14 +81,14 @@ def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, e
 def test_rolling_update_of_the_image(
     cluster: Cluster, images: Images, endpoint: Endpoint, undisturbed: Disturbed
 ) -> None:
-    other = f"{images.engine}-other"
-    cluster.tag(images.engine, other)
+    other_image = f"{images.engine}-other"
+    cluster.tag(images.engine, other_image)
 
     def change(flow: Flow) -> None:
         before = set(endpoint.lives())
-        endpoint.patch(engine={"image": other})
+        endpoint.patch(engine={"image": other_image})
         rolled_out(endpoint, before)
-        assert endpoint.get()["status"]["workloads"][0]["image"] == other
+        assert endpoint.get()["status"]["workloads"][0]["image"] == other_image
 
     undisturbed("rolling update: image", change)
 
@@ -163,8 +163,8 @@ def test_helm_upgrade(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturb
 
     def upgrade(flow: Flow) -> None:
         release.install(cluster, next_release)
-        told = endpoint.wait_reason("NewerImageWaiting", kind="Progressing", timeout=120)
-        assert next_release.engine in told["message"]
+        condition = endpoint.wait_reason("NewerImageWaiting", kind="Progressing", timeout=120)
+        assert next_release.engine in condition["message"]
         assert endpoint.ready()
         flow.wait_for(20)
         assert endpoint.lives() == before
