@@ -42,7 +42,7 @@ from typing import Final
 
 import aiohttp
 from aiohttp import web
-from gateway_routing import KINDS, Conversation, World, others, with_picker
+from gateway_routing import KINDS, Conversation, World, simpler_ways, with_picker
 from gateway_ttft import percentile, table
 from machine import cpu_name
 
@@ -236,7 +236,7 @@ def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
     world = World(KINDS["chat"], servers, seed)
     picker = with_picker(world, 1) if way == "gateway" else None
     simple = {"random": "random", "least request": "least request of two"}
-    choose = picker.choose if picker is not None else others(world)[simple[way]]
+    choose = picker.choose if picker is not None else simpler_ways(world)[simple[way]]
     by_talk: dict[int, list[Turn]] = {}
     for turn in turns:
         by_talk.setdefault(turn.talk, []).append(turn)

@@ -74,7 +74,7 @@ KINDS: Final = {
 
 @dataclass
 class Conversation:
-    """One that goes on: what was said, in tokens, and the turns that are left."""
+    """A conversation in progress: its length in tokens, and the number of turns still to come."""
 
     number: int
     system: int
@@ -208,7 +208,7 @@ class World:
                 first, hit = self.servers[number].begin(actor, now)
                 made += 1
                 if made > warm:
-                    hits, prompts = hits + hit, prompts + actor.said
+                    hits, prompts = hits + hit, prompts + actor.num_tokens
                     ttft.append(first - now)
                     if made % 500 == 0:
                         loads = [self.in_flight(each) for each in range(len(self.servers))]
@@ -277,7 +277,7 @@ def with_picker(world: World, replicas: int) -> Replicas:
     return Replicas(choose, poll, end, pickers)
 
 
-def others(world: World) -> dict[str, Choose]:
+def simpler_ways(world: World) -> dict[str, Choose]:
     """Simpler ways to choose; they know the load of each server exactly."""
     chance, calls = random.Random(world.seed + 2), count()
     number_of = range(len(world.servers))
@@ -344,9 +344,9 @@ def main() -> None:
             outcome = world.run(made.choose, args.requests, made.poll, on_end)
             show(f"picker, {replicas} replica{'s' * (replicas > 1)}", outcome)
             print(f"{'':24}{max(picker.num_blocks for picker in made.pickers)} blocks at most in an index")
-        for way in others(World(KINDS[name], 1, 0)):
+        for way in simpler_ways(World(KINDS[name], 1, 0)):
             world = World(KINDS[name], args.servers, args.seed)
-            show(way, world.run(others(world)[way], args.requests))
+            show(way, world.run(simpler_ways(world)[way], args.requests))
         print()
 
 

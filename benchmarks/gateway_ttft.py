@@ -209,12 +209,16 @@ async def pairs(front: Gateway, servers: list[int], rate: float, seconds: float,
     taken: list[tuple[float, float]] = []
 
     async def pair(body: bytes, first: bool, pause: float) -> None:
-        async def one(client: Client, wait: float) -> float:
+        async def time_to_first_token(client: Client, wait: float) -> float:
             await asyncio.sleep(wait)
             return await client.ask(body)
 
         server = rng.choice(straight)
-        taken.append(await asyncio.gather(one(server, pause * (not first)), one(through, pause * first)))
+        taken.append(
+            await asyncio.gather(
+                time_to_first_token(server, pause * (not first)), time_to_first_token(through, pause * first)
+            )
+        )
 
     for started in range(0, WARM_UP, 8):
         await asyncio.gather(*(pair(bodies[(started + each) % 64], True, 0) for each in range(8)))
@@ -251,11 +255,11 @@ async def together(front: Gateway, streams: int, seconds: float, seed: int) -> l
     client, before = Client(front.port), front.costs()
     began = time.perf_counter()
 
-    async def one(number: int) -> float:
+    async def run_stream(number: int) -> float:
         await asyncio.sleep(seconds / 3 * number / streams)
         return await client.ask(rng.choice(bodies))
 
-    running = [asyncio.create_task(one(number)) for number in range(streams)]
+    running = [asyncio.create_task(run_stream(number)) for number in range(streams)]
     await asyncio.sleep(seconds * 0.8)
     peak = front.costs()
     first = [each * 1e3 for each in await asyncio.gather(*running)]

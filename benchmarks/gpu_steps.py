@@ -99,7 +99,7 @@ def transformers_ms(folder: Path, streams: int) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map="cuda")
     ids = torch.tensor(prompts(streams, CONTEXT), device="cuda")
 
-    def took(tokens: int) -> float:
+    def seconds_for(tokens: int) -> float:
         torch.cuda.synchronize()
         began = time.perf_counter()
         model.generate(  # type: ignore[misc]
@@ -109,8 +109,8 @@ def transformers_ms(folder: Path, streams: int) -> float:
         torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    took(2)
-    return 1e3 * (took(18) - took(2)) / 16
+    seconds_for(2)
+    return 1e3 * (seconds_for(18) - seconds_for(2)) / 16
 
 
 def rows_of(name: str, folder: Path, bandwidth: float) -> Iterator[Row]:

@@ -142,14 +142,14 @@ def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> 
         **medians,
         "step, bytes": statistics.median(map(len, sent)),
         "result, bytes": statistics.median(map(len, answered)),
-        "write a step": _each(lambda step: pickle.dumps(step, pickle.HIGHEST_PROTOCOL), watched.steps),
-        "read a step": _each(pickle.loads, sent),
-        "write a result": _each(lambda r: pickle.dumps(r, pickle.HIGHEST_PROTOCOL), watched.results),
-        "read a result": _each(pickle.loads, answered),
+        "write a step": _median_ms(lambda step: pickle.dumps(step, pickle.HIGHEST_PROTOCOL), watched.steps),
+        "read a step": _median_ms(pickle.loads, sent),
+        "write a result": _median_ms(lambda r: pickle.dumps(r, pickle.HIGHEST_PROTOCOL), watched.results),
+        "read a result": _median_ms(pickle.loads, answered),
     }
 
 
-def _each(act: Callable[[Any], object], things: list[Any]) -> float:
+def _median_ms(act: Callable[[Any], object], things: list[Any]) -> float:
     times = []
     for thing in things:
         started = time.perf_counter()

@@ -132,9 +132,8 @@ def main() -> None:
     print(f"\n{options.model}, {len(each)} windows of {options.window} tokens of {options.text.name}:\n")
     print("| run | perplexity | of the first | seconds |", "|---|---|---|---|", sep="\n")
     for name, result in found.items():
-        print(
-            f"| {name} | {result.value:.4f} ± {result.error:.2f} | {result.value / first - 1:+.3%} | {result.seconds:.0f} |"
-        )
+        change = result.value / first - 1
+        print(f"| {name} | {result.value:.4f} ± {result.error:.2f} | {change:+.3%} | {result.seconds:.0f} |")
 
 
 if __name__ == "__main__":

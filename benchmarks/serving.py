@@ -141,7 +141,7 @@ def prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(1000, 40_000) for _ in range(length)]
 
 
-async def one(server: Server, tokens: list[int], out: int) -> list[float]:
+async def token_times(server: Server, tokens: list[int], out: int) -> list[float]:
     """When each token of a stream came."""
     return [at async for at in server.stream(tokens, out)]
 
@@ -150,11 +150,11 @@ async def streams(server: Server, clients: int, rng: random.Random) -> list[list
     """Rows of a table."""
     engine = server.engine()
     rows = []
-    await asyncio.gather(*(one(server, prompt(rng, 128), 8) for _ in range(clients)))
+    await asyncio.gather(*(token_times(server, prompt(rng, 128), 8) for _ in range(clients)))
     for number in range(3):
         before = Cost.of([server.pid]), Cost.of(engine)
         began = time.perf_counter()
-        await asyncio.gather(*(one(server, prompt(rng, 128), 128) for _ in range(clients)))
+        await asyncio.gather(*(token_times(server, prompt(rng, 128), 128) for _ in range(clients)))
         took = time.perf_counter() - began
         after = Cost.of([server.pid]), Cost.of(engine)
         server_s, engine_s = (then.cpu_s - now.cpu_s for now, then in zip(before, after, strict=True))
@@ -167,7 +167,7 @@ async def streams(server: Server, clients: int, rng: random.Random) -> list[list
 async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[float], list[float], list[float]]:
     """Seconds between a stream's tokens, alone and while prompts of `long` tokens are read; and those that each of them
     took to its first token."""
-    alone = await one(server, prompt(rng, 16), 400)
+    alone = await token_times(server, prompt(rng, 16), 400)
     times: list[float] = []
 
     async def decode() -> None:
@@ -179,7 +179,7 @@ async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[floa
     reading: list[tuple[float, float]] = []
     for _ in range(PROMPTS):
         began = time.perf_counter()
-        await one(server, prompt(rng, long), 1)
+        await token_times(server, prompt(rng, long), 1)
         reading.append((began, time.perf_counter()))
     assert not decoding.done(), "the stream ended before the prompts did"
     decoding.cancel()

@@ -42,8 +42,8 @@ for cmdline in sorted(pathlib.Path("/proc").glob("[0-9]*/cmdline"), key=lambda p
 
 _ASK = """
 import json, urllib.request
-asked = json.dumps({request!r}).encode()
-request = urllib.request.Request("http://localhost:8000/v1/completions", asked, {{"Content-Type": "application/json"}})
+body = json.dumps({request!r}).encode()
+request = urllib.request.Request("http://localhost:8000/v1/completions", body, {{"Content-Type": "application/json"}})
 print(urllib.request.urlopen(request, timeout=300).read().decode())
 """
 
@@ -150,11 +150,11 @@ def test_a_rolling_update_breaks_no_request(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("victim", "words"),
     [("rank", b"exec.rank_main"), pytest.param("engine", b"processes.main", marks=pytest.mark.further)],
 )
 def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
-    endpoint: Endpoint, images: Images, results: Results, namespace: str, what: str, words: bytes
+    endpoint: Endpoint, images: Images, results: Results, namespace: str, victim: str, words: bytes
 ) -> None:
     url = endpoint.wait_ready(_READY_S)["url"]
     lives = endpoint.lives()
@@ -164,7 +164,7 @@ def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
         reported = time.time() - struck
         # For a moment it may be known only that it is gone.
         names = re.compile(
-            "lacks rank.*" + (r"rank \d of 2 was killed by signal 9" if what == "rank" else ""), re.DOTALL
+            "lacks rank.*" + (r"rank \d of 2 was killed by signal 9" if victim == "rank" else ""), re.DOTALL
         )
         match = wait_for(
             lambda: names.search(endpoint.condition("Degraded").get("message", "")), f"{names.pattern}", 30
@@ -174,7 +174,7 @@ def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
         endpoint.wait_reason("EveryCopyServes", "Degraded", timeout=_READY_S)
         recovery = time.time() - struck
         flow.wait_for(10)
-    results.add(f"ranks: a {what} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
+    results.add(f"ranks: a {victim} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
     assert "1 of 2 engines does not serve" in match.string
     broken = flow.result.broken
     assert len(broken) <= 3, listed(broken)

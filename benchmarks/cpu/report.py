@@ -57,9 +57,12 @@ def _table(results: Results, model: str, history: list[dict[str, Any]]) -> str:
         if peers:
             ratio, best = results.ratio(model, workload), results.best_peer(model, workload)
             line.append(f"{ratio:.2f} ({best.engine})" if ratio and best else "–")
-        if ours := results.row(model, workload, OURS):
-            changed = None if is_merged else change(ours, results.processor, history)
-            line += [f"{ours.share:.0%} of {ours.ceiling}", ours.run or ("–" if changed is None else f"{changed:+.1%}")]
+        if stoker_row := results.row(model, workload, OURS):
+            changed = None if is_merged else change(stoker_row, results.processor, history)
+            line += [
+                f"{stoker_row.share:.0%} of {stoker_row.ceiling}",
+                stoker_row.run or ("–" if changed is None else f"{changed:+.1%}"),
+            ]
         lines.append(line)
     headers = [
         "workload",

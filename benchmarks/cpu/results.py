@@ -75,8 +75,8 @@ class Results:
 
     def ratio(self, model: str, workload: str) -> float | None:
         """Our median by the best peer's."""
-        ours, best = self.row(model, workload, OURS), self.best_peer(model, workload)
-        return ours.speed / best.speed if ours and best else None
+        stoker_row, best = self.row(model, workload, OURS), self.best_peer(model, workload)
+        return stoker_row.speed / best.speed if stoker_row and best else None
 
     def write(self, path: Path) -> None:
         """Writes JSON."""

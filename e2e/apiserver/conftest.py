@@ -363,7 +363,7 @@ class Replica:
 
     def __init__(self, environment: dict[str, str], log: Path) -> None:
         self.health, self.webhook = free_ports(2)
-        self.log, self.left = log, False
+        self.log, self.has_left = log, False
         command = [
             sys.executable, "-m", "stoker", "operator",
             f"--operator-namespace={SYSTEM}", "--leader-elect", "--lease-name=stoker",
@@ -393,8 +393,8 @@ class Replica:
 
     def leave(self) -> None:
         """Tells it to end, as Kubernetes does: once. It answers reviews some seconds more."""
-        if not self.left:
-            self.left = True
+        if not self.has_left:
+            self.has_left = True
             self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> int:

@@ -65,7 +65,7 @@ def built(tmp_path: Path, version: str) -> Path:
     return chart
 
 
-def drawn(rng: random.Random, namespace: str) -> Values:
+def random_values(rng: random.Random, namespace: str) -> Values:
     """Values of which each part is there or not, and which no template may stumble over."""
     endpoint = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
     spread = {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
@@ -136,7 +136,7 @@ def test_drawn_values_make_valid_objects_and_the_same_ones_each_time(
     rng = random.Random(20)
     charts = (CHART, built(tmp_path, BUILD))
     releases = [LONGEST, "1e3", "2024", "stoker", *(f"r{number}" for number in range(16))]
-    cases = [(rng.choice(charts), release, ns, drawn(rng, ns)) for release in releases]
+    cases = [(rng.choice(charts), release, ns, random_values(rng, ns)) for release in releases]
     with ThreadPoolExecutor(2) as pool:
         texts, again = (list(pool.map(lambda case: render(helm, *case), cases)) for _ in range(2))
     assert texts == again

@@ -99,14 +99,14 @@ class Flow:
     def result(self) -> Result:
         return self._ended[0]
 
-    def so_far(self) -> Result:
+    def current_result(self) -> Result:
         """What was reported until now."""
         return _read(self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace))
 
     def wait_for(self, more: int, timeout: float = START) -> None:
         """Waits until `more` further requests have been answered."""
-        before = self.so_far().sent
-        wait_for(lambda: self.so_far().sent >= before + more, f"{more} more requests", timeout)
+        before = self.current_result().sent
+        wait_for(lambda: self.current_result().sent >= before + more, f"{more} more requests", timeout)
 
     def end(self) -> None:
         """Lets requests in flight finish, and reads what was reported."""
@@ -147,9 +147,9 @@ def traffic(
     try:
         phase = ("pod", name, "--namespace", namespace)
         wait_for(lambda: cluster.get(*phase)["status"]["phase"] != "Pending", "the client has started", START)
-        wait_for(lambda: flow.so_far().sent >= 5, "the client is answered", START)
+        wait_for(lambda: flow.current_result().sent >= 5, "the client is answered", START)
         yield flow
-        wait_for(lambda: flow.so_far().sent >= _ENOUGH, "enough requests to judge by", START)
+        wait_for(lambda: flow.current_result().sent >= _ENOUGH, "enough requests to judge by", START)
         flow.end()
     finally:
         cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--grace-period=1", "--wait=false")

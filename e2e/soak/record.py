@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kit.traffic import Request
 
 from soak import drift_check
-from soak.picture import Line, Panel, drawn
+from soak.picture import Line, Panel, draw
 from soak.samples import Life, Sample
 
 _MIB = 1024**2
@@ -92,7 +92,7 @@ class Record:
             "Files and threads are counted when there are no requests, first and last; after the warm-up they may "
             f"grow by {drift_check.COUNT}. {sum(not _settled(life) for life in self.lives)} processes that "
             f"did not live for {drift_check.ENOUGH_S} s after their warm-up are drawn, but not listed here.",
-            self._rest_words(),
+            self._rest_summary(),
         ]  # fmt: skip
         return "\n\n".join(parts) + "\n"
 
@@ -103,7 +103,7 @@ class Record:
         panels += [Panel(f"{role}, open files", self._lines(role, lambda sample: sample.fds)) for role in roles]
         end = max((life.samples[-1].when for life in self.lives), default=self.began)
         bands = [(self._minutes(each.began), self._minutes(each.recovered), each.name) for each in self.strikes]
-        return drawn(panels, self._minutes(end), bands)
+        return draw(panels, self._minutes(end), bands)
 
     def counted(self) -> str:
         """One line for a person who watches."""
@@ -181,7 +181,7 @@ class Record:
             ]  # fmt: skip
             yield f"| {' | '.join(cells)} |"
 
-    def _rest_words(self) -> str:
+    def _rest_summary(self) -> str:
         if not self.rests:
             return ""
         return (

@@ -59,21 +59,23 @@ def ended(endpoint: Endpoint, replicas: int) -> None:
 @pytest.mark.further
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("what", "engine", "argument"),
+    ("change_name", "engine", "argument"),
     [
         ("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8"),
         # Longer, not shorter: prompts go up to the length that the first pods take.
         ("maxModelLen", {"maxModelLen": 2304}, "--max-model-len=2304"),
     ],
 )
-def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, engine: dict, argument: str) -> None:  # type: ignore[type-arg]
+def test_rolling_update(
+    endpoint: Endpoint, undisturbed: Disturbed, change_name: str, engine: dict, argument: str
+) -> None:  # type: ignore[type-arg]
     def change(flow: Flow) -> None:
         before = set(endpoint.lives())
         endpoint.patch(engine=engine)
         rolled_out(endpoint, before)
         assert all(argument in pod["spec"]["containers"][0]["args"] for pod in endpoint.pods())
 
-    undisturbed(f"rolling update: {what}", change)
+    undisturbed(f"rolling update: {change_name}", change)
 
 
 @pytest.mark.further

@@ -73,5 +73,5 @@ def build(folder: Path, name: str, versions: dict[str, set[str]]) -> None:
 
 
 if __name__ == "__main__":
-    for library_name, what in stand_ins(Path(sys.argv[1])).items():
-        build(Path(sys.argv[2]), library_name, what)
+    for library_name, symbols in stand_ins(Path(sys.argv[1])).items():
+        build(Path(sys.argv[2]), library_name, symbols)

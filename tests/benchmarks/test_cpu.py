@@ -204,7 +204,7 @@ def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--workloads", "W1,W9"], "no workload 'W9'; there are W1, W2, W3, decode, prefill, long, or one of decode-1"),
         (["--peers", "tgi"], "no peer 'tgi'; there are openvino, llama.cpp, vllm, transformers"),
@@ -213,12 +213,12 @@ def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_arguments_name_what_there_is(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(arguments)
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_parts_are_asked_for_by_spaces_or_commas() -> None:
