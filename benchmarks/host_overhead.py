@@ -81,6 +81,10 @@ class NoLoader:
         """See `Loader.weight_formats`."""
         return ALL_NUMBERS
 
+    def kv_scales(self, *_: Any) -> dict[int, Any]:
+        """See `Loader.kv_scales`."""
+        return {}
+
     def load(self, *_: Any) -> NoModel:
         """See `Loader.load`."""
         return NoModel(self.most_rows)
