@@ -2,8 +2,8 @@
 
 Usage: ``python tests/lint_names.py``.
 
-Retired names are those of docs/reference/glossary.md's column "formerly" that were names of one thing only; words are those of
-which plain English has a better one.
+Retired names are those of docs/reference/glossary.md's column "formerly" that were names of one thing only; words are
+those of which plain English has a better one.
 """
 
 from __future__ import annotations
