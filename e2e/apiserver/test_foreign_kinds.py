@@ -46,9 +46,9 @@ def test_the_charts_are_taken(kube: Any, helm: str, ns: str, cert_manager: None,
     for kinds, values in VALUES.items():
         command = [helm, "template", "fresh", CHART, f"--namespace={ns}", "--set", values]
         rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        foreign = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] in kinds]
-        assert len(foreign) == len(kinds)
-        for each in foreign:
+        theirs = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] in kinds]
+        assert len(theirs) == len(kinds)
+        for each in theirs:
             assert dry_run(kube, ns, each) == 201
             each["spec"]["nonsense"] = 1
             with pytest.raises(client.ApiException, match="nonsense"):  # it is their schema that judges
@@ -129,8 +129,8 @@ def test_an_operator_outlives_a_kind_that_goes(
 
     def is_watched() -> bool:
         # Not how often: while the kind goes, the API server may still name it to the next look.
-        output = log.read_text()
-        return output.rfind("podmonitors, which is watched") > output.rfind("podmonitors is no longer watched")
+        said = log.read_text()
+        return said.rfind("podmonitors, which is watched") > said.rfind("podmonitors is no longer watched")
 
     sleeping_operator.stop()
     define_pod_monitors()

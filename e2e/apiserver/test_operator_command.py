@@ -84,7 +84,7 @@ def test_a_kind_that_goes_ends_it_with_the_remedy(tmp_path: Path) -> None:
             code = process.wait(timeout=60)
         finally:
             process.kill()
-    output = log.read_text()
-    assert code == 1, output
-    assert "Traceback" not in output, output
-    assert "the cluster no longer has inferenceendpoints" in output and "Helm chart" in output
+    said = log.read_text()
+    assert code == 1, said
+    assert "Traceback" not in said, said
+    assert "the cluster no longer has inferenceendpoints" in said and "Helm chart" in said

@@ -98,11 +98,9 @@ def containers(draw: Any, choices: tuple[str, ...]) -> Any:
     made = []
     for name in draw(st.lists(st.sampled_from(choices), max_size=2, unique=True)):
         more = draw(some(livenessProbe=handlers, lifecycle=lifecycles, ports=ports))
-        security_context = (
-            draw(some(securityContext=some(**common, capabilities=capabilities))) if name == "engine" else {}
-        )
-        required = {} if name == "engine" else {"image": "i", "securityContext": draw(security)}
-        made.append({"name": name, **more, **security_context, **required})
+        own = draw(some(securityContext=some(**common, capabilities=capabilities))) if name == "engine" else {}
+        rest = {} if name == "engine" else {"image": "i", "securityContext": draw(security)}
+        made.append({"name": name, **more, **own, **rest})
     return made
 
 
@@ -187,14 +185,14 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         made = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]
         made["spec"]["serviceAccountName"] = "default"
         pod = {"metadata": {"name": "demo", **made["metadata"]}, "spec": made["spec"]}
-        messages = [said_of(kube, namespace, pod) for namespace in confined.values()]
-        restricted = [text for text in messages if "violates PodSecurity" in text]
+        told = [said_of(kube, namespace, pod) for namespace in confined.values()]
+        restricted = [text for text in told if "violates PodSecurity" in text]
         if against:
             counts["refused by both" if restricted else "refused by us alone"] += 1
             return
         assert not restricted, (template, restricted)
         counts["permitted"] += 1
-        counts["taken"] += messages == ["", ""]
+        counts["taken"] += told == ["", ""]
 
     evaluate()
     # Enough of each, or nothing was shown.

@@ -90,16 +90,16 @@ class Cluster:
 
 def state_of(cluster: Cluster, namespace: str) -> str:
     """What a person would look at first: the objects, what happened to them, and the containers' logs."""
-    in_namespace = ("--namespace", namespace)
+    here = ("--namespace", namespace)
     parts = [
-        cluster.kubectl("get", "all,pvc,inferenceendpoints.stoker.dev", *in_namespace, "-o", "wide", check=False),
-        cluster.kubectl("get", "inferenceendpoints.stoker.dev", *in_namespace, "-o", "yaml", check=False),
-        cluster.kubectl("get", "events", *in_namespace, "--sort-by=.lastTimestamp", check=False),
+        cluster.kubectl("get", "all,pvc,inferenceendpoints.stoker.dev", *here, "-o", "wide", check=False),
+        cluster.kubectl("get", "inferenceendpoints.stoker.dev", *here, "-o", "yaml", check=False),
+        cluster.kubectl("get", "events", *here, "--sort-by=.lastTimestamp", check=False),
     ]
-    for pod in cluster.kubectl("get", "pods", *in_namespace, "-o", "name", check=False).split():
-        logs = ("logs", *in_namespace, pod, "--all-containers", "--prefix", "--tail=100")
-        before = cluster.kubectl(*logs, "--previous", check=False)
+    for pod in cluster.kubectl("get", "pods", *here, "-o", "name", check=False).split():
+        said = ("logs", *here, pod, "--all-containers", "--prefix", "--tail=100")
+        before = cluster.kubectl(*said, "--previous", check=False)
         if not before.startswith("Error"):
             parts.append(f"{pod}, before its restart\n{before}")
-        parts.append(f"{pod}\n{cluster.kubectl(*logs, check=False)}")
+        parts.append(f"{pod}\n{cluster.kubectl(*said, check=False)}")
     return "\n".join(parts)

@@ -99,26 +99,26 @@ class Flow:
     def result(self) -> Result:
         return self._ended[0]
 
-    def current_result(self) -> Result:
+    def so_far(self) -> Result:
         """What was reported until now."""
         return _read(self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace))
 
     def wait_for(self, more: int, timeout: float = START) -> None:
         """Waits until `more` further requests have been answered."""
-        before = self.current_result().sent
-        wait_for(lambda: self.current_result().sent >= before + more, f"{more} more requests", timeout)
+        before = self.so_far().sent
+        wait_for(lambda: self.so_far().sent >= before + more, f"{more} more requests", timeout)
 
     def end(self) -> None:
         """Lets requests in flight finish, and reads what was reported."""
-        in_namespace = ("--namespace", self.namespace)
-        self.cluster.kubectl("exec", self.pod, *in_namespace, "--", "sh", "-c", "kill -TERM 1")
+        here = ("--namespace", self.namespace)
+        self.cluster.kubectl("exec", self.pod, *here, "--", "sh", "-c", "kill -TERM 1")
 
         def ended() -> bool:
-            phase: str = self.cluster.get("pod", self.pod, *in_namespace)["status"]["phase"]
+            phase: str = self.cluster.get("pod", self.pod, *here)["status"]["phase"]
             return phase in ("Succeeded", "Failed")
 
         wait_for(ended, "the requests in flight have ended", 180)
-        log = self.cluster.kubectl("logs", self.pod, *in_namespace)
+        log = self.cluster.kubectl("logs", self.pod, *here)
         assert log.splitlines()[-1].startswith('{"ended"'), log[-2000:]
         self._ended.append(_read(log))
 
@@ -147,9 +147,9 @@ def traffic(
     try:
         phase = ("pod", name, "--namespace", namespace)
         wait_for(lambda: cluster.get(*phase)["status"]["phase"] != "Pending", "the client has started", START)
-        wait_for(lambda: flow.current_result().sent >= 5, "the client is answered", START)
+        wait_for(lambda: flow.so_far().sent >= 5, "the client is answered", START)
         yield flow
-        wait_for(lambda: flow.current_result().sent >= _ENOUGH, "enough requests to judge by", START)
+        wait_for(lambda: flow.so_far().sent >= _ENOUGH, "enough requests to judge by", START)
         flow.end()
     finally:
         cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--grace-period=1", "--wait=false")
