@@ -98,7 +98,7 @@ e2e-all: setup ## all of it: the further scenarios, vLLM's own pods, five minute
 	LEVELS=all VLLM_IMAGE=$${VLLM_IMAGE:-$$(e2e/vllm/build)} $(BIN)/python e2e/run.py $(E2E_OPTIONS)
 	$(MAKE) soak MINUTES=$(or $(MINUTES),5)
 
-soak: setup ## mixed traffic and random faults, and nothing adds up (MINUTES=30 SEED=0 RESULTS=FILE; not for CI)
+soak: setup ## mixed traffic with random faults; fails on leaks and lost requests (MINUTES=30 SEED=0 RESULTS=FILE; not for CI)
 	e2e/cluster/build
 	MINUTES=$(MINUTES) SEED=$(SEED) $(BIN)/pytest e2e/soak/soak.py -s $(if $(RESULTS),--results $(RESULTS))
 

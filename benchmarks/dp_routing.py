@@ -75,13 +75,13 @@ def conversations(seed: int, count: int = 60, turns: int = 6) -> Iterator[list[i
         return [chance.randrange(VOCABULARY) for _ in range(length)]
 
     systems = [words(400) for _ in range(3)]
-    said = [[*chance.choice(systems)] for _ in range(count)]
+    texts = [[*chance.choice(systems)] for _ in range(count)]
     order = [each for each in range(count) for _ in range(turns)]
     chance.shuffle(order)
     for each in order:
-        said[each] += words(chance.randint(20, 200))
-        yield [*said[each]]
-        said[each] += words(chance.randint(50, 300))  # the answer
+        texts[each] += words(chance.randint(20, 200))
+        yield [*texts[each]]
+        texts[each] += words(chance.randint(50, 300))  # the answer
 
 
 def decision_us(engines: int, prompt_tokens: int = 512, rounds: int = 2000) -> float:

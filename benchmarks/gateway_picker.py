@@ -121,8 +121,8 @@ async def _decide(call: Any, head: ext_proc.ProcessingRequest, body: bytes, stre
     if not streamed:
         await call.read()
     await call.write(ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=body, end_of_stream=True)))
-    said = await call.read()
-    assert said.HasField("dynamic_metadata"), said
+    response = await call.read()
+    assert response.HasField("dynamic_metadata"), response
     while await call.read() is not grpc.aio.EOF:
         pass
 

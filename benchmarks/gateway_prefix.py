@@ -42,7 +42,7 @@ from typing import Final
 
 import aiohttp
 from aiohttp import web
-from gateway_routing import KINDS, Conversation, World, others, with_picker
+from gateway_routing import KINDS, Conversation, World, simpler_ways, with_picker
 from gateway_ttft import percentile, table
 from machine import cpu_name
 
@@ -177,7 +177,7 @@ async def talk(
         url, ended = choose()
         body = {"model": MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
         body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-        began, first, said, usage = time.perf_counter(), 0.0, "", None
+        began, first, text_of_answer, usage = time.perf_counter(), 0.0, "", None
         async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
             async for line in answer.content:
@@ -188,13 +188,13 @@ async def talk(
                 for choice in event["choices"]:
                     if choice["delta"].get("content"):
                         first = first or time.perf_counter()
-                        said += choice["delta"]["content"]
+                        text_of_answer += choice["delta"]["content"]
         ended()
         assert usage is not None
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         took = time.perf_counter() - began
         way.turns.append(Turn(number, usage["prompt_tokens"], cached, (first or began + took) - began, took))
-        messages.append({"role": "assistant", "content": said})
+        messages.append({"role": "assistant", "content": text_of_answer})
 
 
 async def converse(choose: Choose, conversations: int, turns: int, seed: str, way: Way) -> None:
@@ -236,7 +236,7 @@ def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
     world = World(KINDS["chat"], servers, seed)
     picker = with_picker(world, 1) if way == "gateway" else None
     simple = {"random": "random", "least request": "least request of two"}
-    choose = picker.choose if picker is not None else others(world)[simple[way]]
+    choose = picker.choose if picker is not None else simpler_ways(world)[simple[way]]
     by_talk: dict[int, list[Turn]] = {}
     for turn in turns:
         by_talk.setdefault(turn.talk, []).append(turn)
@@ -249,27 +249,27 @@ def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
     events: list[tuple[float, int, str, int, int]] = []
     talks = {number: Conversation(number, number % SYSTEMS, system, 0, 0) for number in by_talk}
 
-    def at(when: float, what: str, number: int, server: int = 0) -> None:
-        heapq.heappush(events, (when, next(order), what, number, server))
+    def at(when: float, event: str, number: int, server: int = 0) -> None:
+        heapq.heappush(events, (when, next(order), event, number, server))
 
     for number in talks:
         at(chance.expovariate(1 / PAUSE_S), "ask", number)
     next_turn = dict.fromkeys(talks, 0)
     polled = 0.0
     while events:
-        now, _, what, number, server = heapq.heappop(events)
+        now, _, event_kind, number, server = heapq.heappop(events)
         while picker is not None and polled <= now:
-            for place in range(servers):
-                picker.poll(place, polled)
+            for polled_server in range(servers):
+                picker.poll(polled_server, polled)
             polled += 1.0
         conversation, turn = talks[number], by_talk[number][next_turn[number]]
-        if what == "ask":
-            conversation.said = turn.prompt
+        if event_kind == "ask":
+            conversation.num_tokens = turn.prompt
             chosen = choose(conversation, now)
             _, hit = world.servers[chosen].begin(conversation, now)
             hits += hit
             at(now + turn.first_s, "first", number, chosen)
-        elif what == "first":
+        elif event_kind == "first":
             world.servers[server].waiting -= 1
             world.servers[server].running += 1
             at(now + turn.took_s - turn.first_s, "end", number, server)
@@ -325,9 +325,9 @@ def run(args: argparse.Namespace) -> str:
     rows = [["way", "requests", "cached share", "time to first token, p50, p99, s", "cached share, simulated"]]
     for name, way in results.items():
         first = [turn.first_s for turn in way.turns]
-        said = f"{statistics.mean(way.simulated):.1%}" if way.simulated else ""
+        hit_share = f"{statistics.mean(way.simulated):.1%}" if way.simulated else ""
         times = f"{statistics.median(first):.2f}, {percentile(first, 0.99):.2f}"
-        rows.append([name, str(len(first)), f"{way.share:.1%}", times, said])
+        rows.append([name, str(len(first)), f"{way.share:.1%}", times, hit_share])
     return "\n\n".join(
         [
             f"{cpu_name()}, {os.cpu_count()} cores for all; {args.servers} servers of {MODEL}, {args.conversations} "
@@ -348,10 +348,10 @@ def main() -> None:
     parser.add_argument("--sglang-router", metavar="PYTHON", help="the Python that has sglang-router")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    said = run(args)
-    print(said)
+    report = run(args)
+    print(report)
     if args.output is not None:
-        args.output.write_text(said)
+        args.output.write_text(report)
 
 
 if __name__ == "__main__":

@@ -74,18 +74,18 @@ KINDS: Final = {
 
 @dataclass
 class Conversation:
-    """One that goes on: what was said, in tokens, and the turns that are left."""
+    """A conversation in progress: its length in tokens, and the number of turns still to come."""
 
     number: int
     system: int
     system_tokens: int
-    said: int
+    num_tokens: int
     turns: int
     chain: list[bytes] = field(default_factory=list)
 
     def ask(self) -> RoutingRequest:
         """Its next request. Blocks within the system prompt have the same hashes in all conversations with it."""
-        size = self.said * TOKEN_BYTES
+        size = self.num_tokens * TOKEN_BYTES
         for number, end in enumerate(block_ends(size)):
             if number >= len(self.chain):
                 shared = end <= self.system_tokens * TOKEN_BYTES
@@ -111,13 +111,13 @@ class Server:
         hit = self.held.get(("s", talk.system), 0)
         if hit:
             hit = max(hit, self.held.get(("c", talk.number), 0))
-        to_compute = max(1, talk.said - hit)
+        to_compute = max(1, talk.num_tokens - hit)
         self.computed += to_compute
         took = to_compute / PREFILL * (1 + self.running / SLOWER)
         self.free_at = max(now, self.free_at) + took
         self.waiting += 1
         self.hold(("s", talk.system), talk.system_tokens, 0)
-        self.hold(("c", talk.number), talk.said, talk.system_tokens)
+        self.hold(("c", talk.number), talk.num_tokens, talk.system_tokens)
         return self.free_at + STEP_S, hit
 
     def hold(self, name: tuple[str, int], upto: int, after: int) -> None:
@@ -177,8 +177,8 @@ class World:
         numbers, order = count(), count()
         events: list[tuple[float, int, str, object]] = []
 
-        def at(when: float, what: str, whom: object) -> None:
-            heapq.heappush(events, (when, next(order), what, whom))
+        def at(when: float, event_kind: str, actor: object) -> None:
+            heapq.heappush(events, (when, next(order), event_kind, actor))
 
         def length(mean: float, sigma: float = 1.0) -> int:
             return max(1, round(chance.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
@@ -193,48 +193,48 @@ class World:
         made, hits, prompts, took, ttft, peaks = 0, 0, 0, list[float](), list[float](), list[float]()
         warm = requests // 5  # caches are cold at first
         while made < requests:
-            now, _, what, whom = heapq.heappop(events)
-            if what == "new":
+            now, _, event_kind, actor = heapq.heappop(events)
+            if event_kind == "new":
                 system = chance.choices(range(kind.systems), weights)[0]
                 turns = 1 + int(math.log(1 - chance.random()) / math.log(1 - 1 / kind.turns))
                 talk = Conversation(next(numbers), system, kind.system, kind.system + length(kind.question), turns)
                 at(now, "ask", talk)
                 at(now + chance.expovariate(rate), "new", None)
-            elif what == "ask":
-                assert isinstance(whom, Conversation)
+            elif event_kind == "ask":
+                assert isinstance(actor, Conversation)
                 began = time.perf_counter()
-                number = choose(whom, now)
+                number = choose(actor, now)
                 took.append(time.perf_counter() - began)
-                first, hit = self.servers[number].begin(whom, now)
+                first, hit = self.servers[number].begin(actor, now)
                 made += 1
                 if made > warm:
-                    hits, prompts = hits + hit, prompts + whom.said
+                    hits, prompts = hits + hit, prompts + actor.num_tokens
                     ttft.append(first - now)
                     if made % 500 == 0:
                         loads = [self.in_flight(each) for each in range(len(self.servers))]
                         peaks.append(max(loads) / statistics.mean(loads))
-                at(first, "first", (whom, number))
-            elif what == "first":
-                talk, number = whom  # type: ignore[misc]
+                at(first, "first", (actor, number))
+            elif event_kind == "first":
+                talk, number = actor  # type: ignore[misc]
                 server = self.servers[number]
                 server.waiting -= 1
                 server.running += 1
                 tokens = length(kind.answer)
-                talk.said += tokens
+                talk.num_tokens += tokens
                 at(now + tokens * (STEP_S + SEQUENCE_STEP_S * server.running), "end", (talk, number))
-            elif what == "end":
-                talk, number = whom  # type: ignore[misc]
+            elif event_kind == "end":
+                talk, number = actor  # type: ignore[misc]
                 self.servers[number].running -= 1
                 if on_end is not None:
                     on_end(talk, number, now)
                 talk.turns -= 1
                 if talk.turns > 0:
-                    talk.said += length(kind.question)
+                    talk.num_tokens += length(kind.question)
                     at(now + chance.lognormvariate(math.log(kind.pause_s), 0.8), "ask", talk)
             elif on_poll is not None:
-                assert isinstance(whom, int)
-                on_poll(whom, now)
-                at(now + period, "poll", whom)
+                assert isinstance(actor, int)
+                on_poll(actor, now)
+                at(now + period, "poll", actor)
         return Outcome(hits / prompts, sorted(ttft), statistics.median(peaks), 1e6 * statistics.median(took), self.whys)
 
 
@@ -253,7 +253,7 @@ def with_picker(world: World, replicas: int) -> Replicas:
     pickers = [EndpointPicker() for _ in range(replicas)]
     for picker in pickers:
         picker.set_servers(world.names, 0.0)
-    places = {name: number for number, name in enumerate(world.names)}
+    number_by_name = {name: number for number, name in enumerate(world.names)}
     chance = random.Random(world.seed + 1)
     under_way: dict[int, tuple[EndpointPicker, int]] = {}
 
@@ -263,7 +263,7 @@ def with_picker(world: World, replicas: int) -> Replicas:
         assert isinstance(pick, Pick), "saturated: fewer requests, or more servers"
         world.whys[pick.why] += 1
         under_way[talk.number] = picker, pick.number
-        return places[pick.servers[0]]
+        return number_by_name[pick.servers[0]]
 
     def poll(number: int, now: float) -> None:
         server = world.servers[number]
@@ -277,25 +277,25 @@ def with_picker(world: World, replicas: int) -> Replicas:
     return Replicas(choose, poll, end, pickers)
 
 
-def others(world: World) -> dict[str, Choose]:
+def simpler_ways(world: World) -> dict[str, Choose]:
     """Simpler ways to choose; they know the load of each server exactly."""
-    chance, turn = random.Random(world.seed + 2), count()
+    chance, calls = random.Random(world.seed + 2), count()
     number_of = range(len(world.servers))
     order = Rendezvous(world.names)
-    places = {name: number for number, name in enumerate(world.names)}
+    number_by_name = {name: number for number, name in enumerate(world.names)}
 
     def two_choices(talk: Conversation, now: float) -> int:
         return min(chance.choice(number_of), chance.choice(number_of), key=world.in_flight)
 
     def bounded_hash(talk: Conversation, now: float) -> int:
         total = sum(world.in_flight(number) for number in number_of)
-        most = math.ceil(1.25 * (total + 1) / len(number_of))
-        found = (places[name] for name in order.order(str(talk.number).encode()))
-        return next(number for number in found if world.in_flight(number) < most)
+        max_in_flight = math.ceil(1.25 * (total + 1) / len(number_of))
+        found = (number_by_name[name] for name in order.order(str(talk.number).encode()))
+        return next(number for number in found if world.in_flight(number) < max_in_flight)
 
     return {
         "random": lambda talk, now: chance.choice(number_of),
-        "round robin": lambda talk, now: next(turn) % len(number_of),
+        "round robin": lambda talk, now: next(calls) % len(number_of),
         "least request of two": two_choices,
         "bounded-load hashing": bounded_hash,
     }
@@ -344,9 +344,9 @@ def main() -> None:
             outcome = world.run(made.choose, args.requests, made.poll, on_end)
             show(f"picker, {replicas} replica{'s' * (replicas > 1)}", outcome)
             print(f"{'':24}{max(picker.num_blocks for picker in made.pickers)} blocks at most in an index")
-        for way in others(World(KINDS[name], 1, 0)):
+        for way in simpler_ways(World(KINDS[name], 1, 0)):
             world = World(KINDS[name], args.servers, args.seed)
-            show(way, world.run(others(world)[way], args.requests))
+            show(way, world.run(simpler_ways(world)[way], args.requests))
         print()
 
 

@@ -209,12 +209,16 @@ async def pairs(front: Gateway, servers: list[int], rate: float, seconds: float,
     taken: list[tuple[float, float]] = []
 
     async def pair(body: bytes, first: bool, pause: float) -> None:
-        async def one(client: Client, wait: float) -> float:
+        async def time_to_first_token(client: Client, wait: float) -> float:
             await asyncio.sleep(wait)
             return await client.ask(body)
 
         server = rng.choice(straight)
-        taken.append(await asyncio.gather(one(server, pause * (not first)), one(through, pause * first)))
+        taken.append(
+            await asyncio.gather(
+                time_to_first_token(server, pause * (not first)), time_to_first_token(through, pause * first)
+            )
+        )
 
     for started in range(0, WARM_UP, 8):
         await asyncio.gather(*(pair(bodies[(started + each) % 64], True, 0) for each in range(8)))
@@ -251,11 +255,11 @@ async def together(front: Gateway, streams: int, seconds: float, seed: int) -> l
     client, before = Client(front.port), front.costs()
     began = time.perf_counter()
 
-    async def one(number: int) -> float:
+    async def run_stream(number: int) -> float:
         await asyncio.sleep(seconds / 3 * number / streams)
         return await client.ask(rng.choice(bodies))
 
-    running = [asyncio.create_task(one(number)) for number in range(streams)]
+    running = [asyncio.create_task(run_stream(number)) for number in range(streams)]
     await asyncio.sleep(seconds * 0.8)
     peak = front.costs()
     first = [each * 1e3 for each in await asyncio.gather(*running)]
@@ -278,7 +282,7 @@ def run(args: argparse.Namespace) -> str:
         for tokens in args.tokens:
             rows.append(asyncio.run(pairs(front, servers, args.rate, args.seconds, tokens, args.seed)))
             print(table([rows[0], rows[-1]]), flush=True)
-    said = [
+    sections = [
         f"{cpu_name()}, {os.cpu_count()} cores, which client, stubs, Envoy and picker share.",
         f"Time to first token, p50 and p99 in ms, at {args.rate:g} requests/s straight and as many through the "
         f"gateway, {EVENTS} events each:",
@@ -289,11 +293,11 @@ def run(args: argparse.Namespace) -> str:
         with stubs(int(seconds), 1.0) as servers, gateway(servers) as front:
             row = asyncio.run(together(front, args.streams, seconds, args.seed))
         names = ["streams at once", "time to first token, p50, p99, ms", "Envoy's share of a core", "the picker's"]
-        said += [
+        sections += [
             "Streams of an event a second, all through one gateway:",
             table([[*names, "Envoy's memory, MiB", "the picker's, MiB"], row]),
         ]
-    return "\n\n".join(said) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 def main() -> None:
@@ -306,12 +310,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    said = run(args)
-    print(said)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    report = run(args)
+    print(report)
     if args.output is not None:
-        args.output.write_text(said)
+        args.output.write_text(report)
 
 
 if __name__ == "__main__":

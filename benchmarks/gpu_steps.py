@@ -99,7 +99,7 @@ def transformers_ms(folder: Path, streams: int) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map="cuda")
     ids = torch.tensor(prompts(streams, CONTEXT), device="cuda")
 
-    def took(tokens: int) -> float:
+    def seconds_for(tokens: int) -> float:
         torch.cuda.synchronize()
         began = time.perf_counter()
         model.generate(  # type: ignore[misc]
@@ -109,8 +109,8 @@ def transformers_ms(folder: Path, streams: int) -> float:
         torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    took(2)
-    return 1e3 * (took(18) - took(2)) / 16
+    seconds_for(2)
+    return 1e3 * (seconds_for(18) - seconds_for(2)) / 16
 
 
 def rows_of(name: str, folder: Path, bandwidth: float) -> Iterator[Row]:
@@ -163,9 +163,9 @@ def main() -> int:
     for column in ("model", "", "by", "ms", ""):
         table.add_column(column)
     for name in options.models:
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-            make_model(name, Path(place))
-            for model, case, by, took, note in rows_of(name, Path(place), bandwidth):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            make_model(name, Path(folder))
+            for model, case, by, took, note in rows_of(name, Path(folder), bandwidth):
                 table.add_row(model, case, by, f"{took:.2f}", note)
                 lines.append(f"| {model} | {case} | {by} | {took:.2f} | {note} |")
                 print(lines[-1], flush=True)

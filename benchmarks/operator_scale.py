@@ -111,9 +111,9 @@ class Measurement:
         quiet = Counter(verb_and_resource(each) for each in self.server.requests()[before:])
         scale = HOUR / self.options.quiet_seconds
         lease = sum(number for (_, resource), number in quiet.items() if resource == "leases")
-        rest = sum(quiet.values()) - lease
+        other_requests = sum(quiet.values()) - lease
         rows.append(("requests an hour while nothing changes: for the Lease", f"{lease * scale:,.0f}"))
-        rows.append(("… and all others (watches renewed, certificate looked at)", f"{rest * scale:,.0f}"))
+        rows.append(("… and all others (watches renewed, certificate looked at)", f"{other_requests * scale:,.0f}"))
         self.stop()
         log = (self.folder / "operator.log").read_text()
         rows.append(("tracebacks in its log", str(log.count("Traceback"))))
@@ -232,13 +232,15 @@ class Measurement:
             assert answer["response"]["allowed"], answer
         return seconds
 
-    def wait(self, look: Callable[[], Any], what: str, total: int = 0, done: Callable[[], int] | None = None) -> None:
+    def wait(
+        self, look: Callable[[], Any], condition: str, total: int = 0, done: Callable[[], int] | None = None
+    ) -> None:
         """Waits until `look` is true, and shows how far it has come."""
         deadline = time.monotonic() + 900
-        with tqdm(total=total or None, desc=what, disable=not total) as bar:
+        with tqdm(total=total or None, desc=condition, disable=not total) as bar:
             while not look():
                 if time.monotonic() > deadline:
-                    raise SystemExit(f"not within 900 s: {what}")
+                    raise SystemExit(f"not within 900 s: {condition}")
                 if done:
                     bar.update(done() - bar.n)
                 time.sleep(0.25)

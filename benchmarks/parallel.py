@@ -75,7 +75,7 @@ def step_of(ranks: int) -> dict[str, float]:
         sizes, messages = _watched(engine)
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=None)
         for index in range(SEQUENCES):
-            prompt = [(index * 7 + place) % 4000 for place in range(200)]
+            prompt = [(index * 7 + position) % 4000 for position in range(200)]
             engine.add(EngineRequest(str(index), prompt, params, STEPS + 300, seed=0))
         while engine.scheduler.stats().num_waiting or len(engine.step().deltas) < SEQUENCES:
             engine.step()

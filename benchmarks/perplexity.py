@@ -131,8 +131,9 @@ def main() -> None:
     first = next(iter(found.values())).value
     print(f"\n{options.model}, {len(each)} windows of {options.window} tokens of {options.text.name}:\n")
     print("| run | perplexity | of the first | seconds |", "|---|---|---|---|", sep="\n")
-    for name, its in found.items():
-        print(f"| {name} | {its.value:.4f} ± {its.error:.2f} | {its.value / first - 1:+.3%} | {its.seconds:.0f} |")
+    for name, result in found.items():
+        change = result.value / first - 1
+        print(f"| {name} | {result.value:.4f} ± {result.error:.2f} | {change:+.3%} | {result.seconds:.0f} |")
 
 
 if __name__ == "__main__":

@@ -75,12 +75,12 @@ class Server:
     def engine(self) -> list[int]:
         """The processes that it began."""
         found: list[int] = []
-        left = [self.pid]
-        while left:
-            for task in Path(f"/proc/{left.pop()}/task").iterdir():
+        unvisited = [self.pid]
+        while unvisited:
+            for task in Path(f"/proc/{unvisited.pop()}/task").iterdir():
                 children = [int(child) for child in (task / "children").read_text().split()]
                 found += children
-                left += children
+                unvisited += children
         return found
 
     async def stream(self, prompt: list[int], out: int) -> AsyncIterator[float]:
@@ -126,9 +126,9 @@ def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            with socket.create_connection(("127.0.0.1", port)) as asked:
-                asked.sendall(b"GET /health HTTP/1.0\r\n\r\n")
-                if b" 200 " in asked.recv(64):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+                if b" 200 " in connection.recv(64):
                     return True
         except ConnectionError:
             pass
@@ -141,7 +141,7 @@ def prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(1000, 40_000) for _ in range(length)]
 
 
-async def one(server: Server, tokens: list[int], out: int) -> list[float]:
+async def token_times(server: Server, tokens: list[int], out: int) -> list[float]:
     """When each token of a stream came."""
     return [at async for at in server.stream(tokens, out)]
 
@@ -150,24 +150,24 @@ async def streams(server: Server, clients: int, rng: random.Random) -> list[list
     """Rows of a table."""
     engine = server.engine()
     rows = []
-    await asyncio.gather(*(one(server, prompt(rng, 128), 8) for _ in range(clients)))
+    await asyncio.gather(*(token_times(server, prompt(rng, 128), 8) for _ in range(clients)))
     for number in range(3):
         before = Cost.of([server.pid]), Cost.of(engine)
         began = time.perf_counter()
-        await asyncio.gather(*(one(server, prompt(rng, 128), 128) for _ in range(clients)))
+        await asyncio.gather(*(token_times(server, prompt(rng, 128), 128) for _ in range(clients)))
         took = time.perf_counter() - began
         after = Cost.of([server.pid]), Cost.of(engine)
-        its, engines = (then.cpu_s - now.cpu_s for now, then in zip(before, after, strict=True))
+        server_s, engine_s = (then.cpu_s - now.cpu_s for now, then in zip(before, after, strict=True))
         memory = [f"{cost.anonymous / 2**20:.0f}" for cost in after]
-        rows.append([str(number + 1), f"{clients * 128 / took:.0f}", f"{its:.2f}", f"{engines:.2f}"])
-        rows[-1] += [f"{its / engines:.1%}", *memory]
+        rows.append([str(number + 1), f"{clients * 128 / took:.0f}", f"{server_s:.2f}", f"{engine_s:.2f}"])
+        rows[-1] += [f"{server_s / engine_s:.1%}", *memory]
     return rows
 
 
 async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[float], list[float], list[float]]:
     """Seconds between a stream's tokens, alone and while prompts of `long` tokens are read; and those that each of them
     took to its first token."""
-    alone = await one(server, prompt(rng, 16), 400)
+    alone = await token_times(server, prompt(rng, 16), 400)
     times: list[float] = []
 
     async def decode() -> None:
@@ -179,7 +179,7 @@ async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[floa
     reading: list[tuple[float, float]] = []
     for _ in range(PROMPTS):
         began = time.perf_counter()
-        await one(server, prompt(rng, long), 1)
+        await token_times(server, prompt(rng, long), 1)
         reading.append((began, time.perf_counter()))
     assert not decoding.done(), "the stream ended before the prompts did"
     decoding.cancel()

@@ -72,16 +72,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24, help="of each stream in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
-    asked = parser.parse_args()
-    llm = LLM(asked.model, max_model_len=1024, max_num_seqs=asked.streams)
+    options = parser.parse_args()
+    llm = LLM(options.model, max_model_len=1024, max_num_seqs=options.streams)
     began = time.perf_counter()
     llm.engine.set_token_table(llm.tokenizer.token_table())
     steps(llm, StructuredOutputs(choice=["yes"]), 1, 8, 0)
     first = time.perf_counter() - began
     times: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
-    for _ in range(asked.rounds):
+    for _ in range(options.rounds):
         for kind, outputs in KINDS.items():
-            times[kind].append(steps(llm, outputs, asked.streams, asked.tokens, asked.temperature))
+            times[kind].append(steps(llm, outputs, options.streams, options.tokens, options.temperature))
     table = Table("outputs", "ms a step (median)", "÷ free", "ms a step (least)", "÷ free")
     medians = {kind: [statistics.median(each) for each in rounds] for kind, rounds in times.items()}
     least = {kind: min(min(each) for each in rounds) for kind, rounds in times.items()}
@@ -94,7 +94,7 @@ def main() -> None:
             f"{least[kind] * 1e3:.1f}",
             f"{least[kind] / least['free']:.3f}",
         )
-    Console().print(f"{asked.streams} streams; the first grammar, vocabulary and all: {first:.2f} s")
+    Console().print(f"{options.streams} streams; the first grammar, vocabulary and all: {first:.2f} s")
     Console().print(table)
 
 

@@ -72,15 +72,15 @@ class Stub(asyncio.Protocol):
         else:
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(_METRICS), _METRICS))
 
-    def _later(self, left: int) -> None:
-        self._next = asyncio.get_running_loop().call_later(self._interval_s, self._event, left)
+    def _later(self, remaining: int) -> None:
+        self._next = asyncio.get_running_loop().call_later(self._interval_s, self._event, remaining)
 
-    def _event(self, left: int) -> None:
+    def _event(self, remaining: int) -> None:
         assert self._transport is not None
         self._next = None
-        if left:
+        if remaining:
             self._transport.write(_EVENT)
-            self._later(left - 1)
+            self._later(remaining - 1)
         else:
             self._transport.write(_END)
 
@@ -98,6 +98,6 @@ async def serve(number: int, events: int, interval_s: float) -> None:
 
 
 if __name__ == "__main__":
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -77,8 +77,8 @@ def images(cluster: Cluster) -> Images:
             [HERE.parent / "images" / "build", "operator", "engine-cpu", "gateway", "e2e-client"], check=True
         )
         for image in (images.operator, images.engine, images.gateway):
-            subprocess.run([HERE / "cluster" / "load", image], check=True)
-        subprocess.run([HERE / "cluster" / "load", "--all", images.client], check=True)
+            subprocess.run([HERE / "cluster" / "load-image", image], check=True)
+        subprocess.run([HERE / "cluster" / "load-image", "--all", images.client], check=True)
     return images
 
 

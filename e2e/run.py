@@ -26,10 +26,10 @@ CLEAN_UP = 180
 def main(options: list[str]) -> int:
     """The exit status of pytest: 0, that of the first part to fail, or 5 where no test is so called."""
     command = [sys.executable, "-P", "-m", "pytest", "--durations=20", "--durations-min=15", *options]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         parts = [
             subprocess.Popen([*command, E2E, f"--ignore={ALONE}"]),
-            subprocess.Popen([*command, ALONE], stdout=said, stderr=subprocess.STDOUT),
+            subprocess.Popen([*command, ALONE], stdout=output, stderr=subprocess.STDOUT),
         ]
         try:
             statuses = [part.wait() for part in parts]
@@ -45,8 +45,8 @@ def main(options: list[str]) -> int:
         finally:
             for part in parts:
                 part.terminate()
-        said.seek(0)
-        sys.stdout.buffer.write(b"\nMeanwhile, on an API server alone:\n\n" + said.read())
+        output.seek(0)
+        sys.stdout.buffer.write(b"\nMeanwhile, on an API server alone:\n\n" + output.read())
     failed = [status for status in statuses if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)]
     return failed[0] if failed else min(statuses)
 

@@ -34,13 +34,13 @@ FIRST_RELEASE: Object = {
 
 
 def test_a_typo_is_an_error(cluster: Cluster) -> None:
-    said = cluster.helm("template", RELEASE, str(CHART), "--set", "replica=3", check=False)
-    assert "replica" in said and "rror" in said
+    output = cluster.helm("template", RELEASE, str(CHART), "--set", "replica=3", check=False)
+    assert "replica" in output and "rror" in output
 
 
 def test_helm_test_says_that_it_works(cluster: Cluster, chart: None) -> None:
-    said = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", "--timeout", "2m")
-    assert "refuses one for hardware that is in no catalogue" in said
+    output = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", "--timeout", "2m")
+    assert "refuses one for hardware that is in no catalogue" in output
 
 
 @pytest.mark.timeout(600)
@@ -50,10 +50,10 @@ def test_a_model_comes_with_the_chart(cluster: Cluster, images: Images, chart: N
     endpoint = Endpoint(cluster, namespace)
     url = endpoint.wait_ready()["url"] + "/models"
     (pod,) = endpoint.pods()
-    said = endpoint.run(
+    output = endpoint.run(
         pod["metadata"]["name"], f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
     )
-    assert json.loads(said)["data"][0]["id"] == "gemma-3-270m"
+    assert json.loads(output)["data"][0]["id"] == "gemma-3-270m"
     release.install(cluster, images)  # without the values: the model is not the release's
     assert endpoint.ready()
 
@@ -75,7 +75,7 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, images: Images, ch
 
     release.uninstall(cluster)
     try:
-        wait_for(lambda: not left(cluster), "nothing of the release is left", 90)
+        wait_for(lambda: not leftovers(cluster), "nothing of the release is left", 90)
         assert cluster.find("crd", "inferenceendpoints.stoker.dev")
         assert cluster.get("deployment", "first", "--namespace", namespace)["metadata"]["uid"] == uid
         assert endpoint.get()["status"]["conditions"]
@@ -95,7 +95,7 @@ def history(cluster: Cluster) -> list[Object]:
     return revisions
 
 
-def left(cluster: Cluster) -> str:
+def leftovers(cluster: Cluster) -> str:
     """The release's objects in its namespace."""
     kinds = "all,secrets,configmaps,poddisruptionbudgets,roles,rolebindings"
     selector = ("-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")

@@ -59,9 +59,9 @@ def test_a_plan_gets_its_gpus(cluster: Cluster, images: Images, chart: None, gpu
     # What is taken is named as the reason why another one waits.
     second = Endpoint(cluster, namespace, "eight")
     second.apply(gpus("eight", 8, images, tensor=2))
-    told = second.wait_reason("Unschedulable", timeout=90)
-    assert GPU in told["message"]
-    assert f"{namespace}/four" in told["message"]
+    condition = second.wait_reason("Unschedulable", timeout=90)
+    assert GPU in condition["message"]
+    assert f"{namespace}/four" in condition["message"]
 
     # And once there is room, it goes on by itself.
     endpoint.delete()
@@ -73,18 +73,18 @@ def test_a_plan_gets_its_gpus(cluster: Cluster, images: Images, chart: None, gpu
 def test_more_than_any_node_has(cluster: Cluster, images: Images, chart: None, gpu_node: str, namespace: str) -> None:
     endpoint = Endpoint(cluster, namespace, "sixteen")
     endpoint.apply(gpus("sixteen", 16, images, tensor=2))
-    told = endpoint.wait_reason("Unschedulable", timeout=90)
-    assert "no node" in told["message"] and "8" in told["message"], told
+    condition = endpoint.wait_reason("Unschedulable", timeout=90)
+    assert "no node" in condition["message"] and "8" in condition["message"], condition
 
 
 def test_wrong_shapes_are_refused_when_they_are_written(
     cluster: Cluster, images: Images, chart: None, namespace: str
 ) -> None:
-    for parallelism, said in (
+    for parallelism, sentence in (
         ({"tensor": 3}, "tensor"),
         ({"tensor": 2, "data": 4}, "needs 8 GPUs"),
         ({"tensor": 1, "data": 2}, "idle"),
     ):
         answer = cluster.apply(namespace, gpus("wrong", 4, images, **parallelism), check=False)
-        assert said in answer, answer
+        assert sentence in answer, answer
         assert not cluster.find("inferenceendpoint", "wrong", "--namespace", namespace)

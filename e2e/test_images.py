@@ -110,14 +110,14 @@ def test_what_it_says_of_itself(docker: Docker, image: str) -> None:
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] == ["stoker"]
     assert list(config["Volumes"]) == ["/cache"]
-    said = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
+    labels = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (said["version"], said["licenses"]) == (project["version"], project["license"])
-    assert said["title"].startswith("stoker ")
-    assert said["description"]
+    assert (labels["version"], labels["licenses"]) == (project["version"], project["license"])
+    assert labels["title"].startswith("stoker ")
+    assert labels["description"]
     if (ROOT / ".git").exists():
-        assert re.fullmatch("[0-9a-f]{40}(-dirty)?", said["revision"])
-        assert re.match(r"20\d\d-\d\d-\d\dT", said["created"])
+        assert re.fullmatch("[0-9a-f]{40}(-dirty)?", labels["revision"])
+        assert re.match(r"20\d\d-\d\d-\d\dT", labels["created"])
 
 
 @pytest.mark.parametrize(
@@ -133,17 +133,21 @@ def test_it_has_one_half(docker: Docker, image: str, has: str, lacks: set[str]) 
 def test_who_runs_it_cannot_change_it(docker: Docker, image: str) -> None:
     # What it may not look into it says on stderr, which is not waited for and would come in the midst of a line.
     find = "find / -xdev -writable -not -type l 2>/dev/null"
-    places = docker("run", "--rm", "--entrypoint=sh", image, "-c", find, status=None).splitlines()
-    assert {place for place in places if not place.startswith(("/cache", "/dev"))} <= {"/tmp", "/var/tmp", "/run/lock"}
+    writable_paths = docker("run", "--rm", "--entrypoint=sh", image, "-c", find, status=None).splitlines()
+    assert {path for path in writable_paths if not path.startswith(("/cache", "/dev"))} <= {
+        "/tmp",
+        "/var/tmp",
+        "/run/lock",
+    }
 
 
 def test_the_operator_on_a_read_only_file_system(docker: Docker) -> None:
     sandbox = ("run", "--rm", "--interactive", "--read-only", "--network=none", "--cap-drop=ALL", OPERATOR)
     plan = docker(*sandbox, "plan", "-f", "/dev/stdin", stdin=(ROOT / "examples/02-four-gpus.yaml").read_text())
     assert "nvidia" in plan
-    said = docker(*sandbox, status=1)  # nowhere to work
-    assert said.splitlines()[-1].startswith("stoker operator: no cluster")
-    assert "Traceback" not in said
+    output = docker(*sandbox, status=1)  # nowhere to work
+    assert output.splitlines()[-1].startswith("stoker operator: no cluster")
+    assert "Traceback" not in output
 
 
 @pytest.mark.timeout(600)

@@ -101,7 +101,7 @@ def application(cluster: Cluster, image: str, namespace: str, name: str, url: st
 
 @pytest.mark.timeout(1200)
 def test_main_job(cluster: Cluster, images: Images, chart: None, namespace: str, expected: list[int]) -> None:
-    here = ("--namespace", namespace)
+    in_namespace = ("--namespace", namespace)
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     cluster.apply(namespace, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": KEYS})
     furniture = {"serviceaccount/default", "configmap/kube-root-ca.crt"}
@@ -141,23 +141,23 @@ def test_main_job(cluster: Cluster, images: Images, chart: None, namespace: str,
 
     assert "finalizers" not in endpoint.get()["metadata"]
     endpoint.delete()
-    cluster.kubectl("delete", "pods", *here, "-l", "app=application")
-    left: set[str] = set()
+    cluster.kubectl("delete", "pods", *in_namespace, "-l", "app=application")
+    remaining: set[str] = set()
 
     def nothing_left() -> bool:
-        nonlocal left
-        left = everything(cluster, namespace) - before
-        return not left
+        nonlocal remaining
+        remaining = everything(cluster, namespace) - before
+        return not remaining
 
     try:
         wait_for(nothing_left, "nothing is left", 90)
     except AssertionError:
-        pytest.fail(f"left behind: {sorted(left)}")
+        pytest.fail(f"left behind: {sorted(remaining)}")
 
 
 def test_a_wrong_manifest_is_refused_when_it_is_written(cluster: Cluster, chart: None, namespace: str) -> None:
     manifest = (ROOT / "examples/02-four-gpus.yaml").read_text()
-    for right, wrong, said in (
+    for right, wrong, sentence in (
         ("{tensor: 2}", "{tensor: 2, data: 3}", "needs 6 GPUs"),
         ("kvCacheDtype: fp8", "kvCacheDtype: int3", 'spec.engine.kvCacheDtype: Unsupported value: "int3"'),
         ("nvidia-a100-80gb", "nvidia-a1000", "nvidia-a1000"),
@@ -166,5 +166,5 @@ def test_a_wrong_manifest_is_refused_when_it_is_written(cluster: Cluster, chart:
         answer = cluster.kubectl(
             "apply", "--namespace", namespace, "-f", "-", stdin=manifest.replace(right, wrong), check=False
         )
-        assert said in answer, answer
+        assert sentence in answer, answer
         assert not cluster.get("inferenceendpoints", "--namespace", namespace)["items"]

@@ -33,13 +33,13 @@ def kill_operator(cluster: Cluster) -> None:
 
 def scale_operator(cluster: Cluster, replicas: int) -> None:
     """Lets so many pods of the operator run, and waits for them."""
-    here = ("--namespace", SYSTEM)
-    cluster.kubectl("scale", "deployment/stoker", f"--replicas={replicas}", *here)
+    in_namespace = ("--namespace", SYSTEM)
+    cluster.kubectl("scale", "deployment/stoker", f"--replicas={replicas}", *in_namespace)
     if replicas:
-        cluster.kubectl("rollout", "status", "deployment/stoker", "--timeout=120s", *here)
+        cluster.kubectl("rollout", "status", "deployment/stoker", "--timeout=120s", *in_namespace)
     else:
         # Those that are ending still answer the webhook.
-        pods = ("pods", "-l", "app.kubernetes.io/name=stoker-operator", *here)
+        pods = ("pods", "-l", "app.kubernetes.io/name=stoker-operator", *in_namespace)
         wait_for(lambda: not cluster.get(*pods)["items"], "the operator has ended", 90)
 
 
@@ -105,7 +105,7 @@ def test_the_control_plane_fails_under_traffic(
         """Whether the operator takes notice again: of a change that restarts nothing."""
         return bool(endpoint.ready()) and complete(cluster, namespace, "demo")
 
-    for what, disturb in (
+    for disturbance, disturb in (
         ("operator killed", lambda: kill_operator(cluster)),
         ("API server killed", lambda: cluster.on_node(node, "pkill", "-KILL", "-f", "^kube-apiserver")),
         ("etcd paused for 20 s", lambda: pause_etcd(cluster, node)),
@@ -115,18 +115,20 @@ def test_the_control_plane_fails_under_traffic(
             disturb()
             struck = time.time()
             wait_for(answers, "the API server answers", 120)
-            endpoint.patch(service={"annotations": {"example.com/after": what.replace(" ", "-")}}, replicas=1)
+            endpoint.patch(service={"annotations": {"example.com/after": disturbance.replace(" ", "-")}}, replicas=1)
             wait_for(
-                lambda what=what: annotation(cluster, namespace) == what.replace(" ", "-") and recovered(),
-                f"{what}: a change arrives",
+                lambda disturbance=disturbance: (
+                    annotation(cluster, namespace) == disturbance.replace(" ", "-") and recovered()
+                ),
+                f"{disturbance}: a change arrives",
                 180,
             )
             recovery = time.monotonic() - began
             wait_for(lambda struck=struck: controllers_live(cluster, struck), "the controllers are back", 180)
             flow.wait_for(10)
-        results.add(what, flow.result, recovery)
+        results.add(disturbance, flow.result, recovery)
         flow.result.unbroken()
-        assert endpoint.lives() == lives, what
+        assert endpoint.lives() == lives, disturbance
         assert len(replica_sets(cluster, namespace)["demo"]) == 1
 
 
@@ -142,8 +144,8 @@ def pause_etcd(cluster: Cluster, node: str) -> None:
 def annotation(cluster: Cluster, namespace: str) -> str:
     """The annotation that was last written to the Service."""
     service = cluster.get("service", "demo", "--namespace", namespace)
-    told: str = service["metadata"].get("annotations", {}).get("example.com/after", "")
-    return told
+    value: str = service["metadata"].get("annotations", {}).get("example.com/after", "")
+    return value
 
 
 @pytest.mark.timeout(600)
@@ -163,15 +165,15 @@ def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> N
 
     wait_for(is_refused, "the webhook answers again, whose pods were killed just now", 120)
 
-    gone = f"{namespace}-gone"
-    cluster.kubectl("create", "namespace", gone)
-    cluster.apply(gone, demo(template=nowhere))
-    wait_for(lambda: cluster.find("deployment", "demo", "--namespace", gone), "a Deployment", 60)
+    deleted_namespace = f"{namespace}-gone"
+    cluster.kubectl("create", "namespace", deleted_namespace)
+    cluster.apply(deleted_namespace, demo(template=nowhere))
+    wait_for(lambda: cluster.find("deployment", "demo", "--namespace", deleted_namespace), "a Deployment", 60)
 
     scale_operator(cluster, 0)
     try:
         endpoint.apply(document)
-        cluster.kubectl("delete", "namespace", gone, "--timeout=90s")
+        cluster.kubectl("delete", "namespace", deleted_namespace, "--timeout=90s")
         assert not endpoint.condition()
     finally:
         scale_operator(cluster, 2)

@@ -42,8 +42,8 @@ for cmdline in sorted(pathlib.Path("/proc").glob("[0-9]*/cmdline"), key=lambda p
 
 _ASK = """
 import json, urllib.request
-asked = json.dumps({asked!r}).encode()
-request = urllib.request.Request("http://localhost:8000/v1/completions", asked, {{"Content-Type": "application/json"}})
+body = json.dumps({request!r}).encode()
+request = urllib.request.Request("http://localhost:8000/v1/completions", body, {{"Content-Type": "application/json"}})
 print(urllib.request.urlopen(request, timeout=300).read().decode())
 """
 
@@ -86,8 +86,8 @@ def kill(endpoint: Endpoint, words: bytes) -> float:
 def answers(endpoint: Endpoint, model: str, prompts: list[str]) -> list[Any]:
     """Of each prompt, tokens and what the second most likely token was behind the first."""
     pod = endpoint.pods()[0]["metadata"]["name"]
-    asked = {"model": model, "prompt": prompts, "max_tokens": 24, "temperature": 0, "logprobs": 2, "ignore_eos": True}
-    return [each["logprobs"] for each in json.loads(endpoint.run(pod, _ASK.format(asked=asked)))["choices"]]
+    request = {"model": model, "prompt": prompts, "max_tokens": 24, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    return [each["logprobs"] for each in json.loads(endpoint.run(pod, _ASK.format(request=request)))["choices"]]
 
 
 def copies(endpoint: Endpoint) -> Object:
@@ -106,12 +106,12 @@ def test_ranks_serve_what_one_process_serves(
     plan = status["workloads"][0]["plan"]
     assert (plan["tensor"], plan["data"]) == (2, 2)
     # What was asked of the pod may be seconds older than its readiness.
-    told = wait_for(
+    workload = wait_for(
         lambda: found if (found := copies(endpoint)).get("servingCopies") == 2 else None, "both engines serve", 60
     )
-    assert told["copies"] == 2
-    assert all(each["ranks"] == 2 and "missingRanks" not in each for each in told["copyStates"])
-    assert {each["kvBlocks"] for each in told["copyStates"]} == {plan["kvBlocks"]}
+    assert workload["copies"] == 2
+    assert all(each["ranks"] == 2 and "missingRanks" not in each for each in workload["copyStates"])
+    assert {each["kvBlocks"] for each in workload["copyStates"]} == {plan["kvBlocks"]}
     assert endpoint.wait_reason("EveryCopyServes", "Degraded")
 
     alone = Endpoint(cluster, space, "alone")
@@ -121,12 +121,12 @@ def test_ranks_serve_what_one_process_serves(
     prompts = [f"{uuid.UUID(int=seed)} The capital of France is" for seed in range(6)]
     several = answers(endpoint, "gemma-3-270m", prompts)
     one = answers(alone, "gemma-3-270m", prompts)
-    for ours, theirs in zip(several, one, strict=True):
-        pairs = enumerate(zip(ours["tokens"], theirs["tokens"], strict=True))
+    for of_ranks, of_one_process in zip(several, one, strict=True):
+        pairs = enumerate(zip(of_ranks["tokens"], of_one_process["tokens"], strict=True))
         parted = next((at for at, (our, their) in pairs if our != their), None)
         if parted is not None:  # only where two tokens are as good as equally likely
-            best, second = sorted(theirs["top_logprobs"][parted].values(), reverse=True)[:2]
-            assert best - second < 1e-3, (ours["tokens"], theirs["tokens"])
+            best, second = sorted(of_one_process["top_logprobs"][parted].values(), reverse=True)[:2]
+            assert best - second < 1e-3, (of_ranks["tokens"], of_one_process["tokens"])
     alone.delete()
 
 
@@ -150,11 +150,11 @@ def test_a_rolling_update_breaks_no_request(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("victim", "words"),
     [("rank", b"exec.rank_main"), pytest.param("engine", b"processes.main", marks=pytest.mark.further)],
 )
 def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
-    endpoint: Endpoint, images: Images, results: Results, namespace: str, what: str, words: bytes
+    endpoint: Endpoint, images: Images, results: Results, namespace: str, victim: str, words: bytes
 ) -> None:
     url = endpoint.wait_ready(_READY_S)["url"]
     lives = endpoint.lives()
@@ -164,16 +164,18 @@ def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
         reported = time.time() - struck
         # For a moment it may be known only that it is gone.
         names = re.compile(
-            "lacks rank.*" + (r"rank \d of 2 was killed by signal 9" if what == "rank" else ""), re.DOTALL
+            "lacks rank.*" + (r"rank \d of 2 was killed by signal 9" if victim == "rank" else ""), re.DOTALL
         )
-        told = wait_for(lambda: names.search(endpoint.condition("Degraded").get("message", "")), f"{names.pattern}", 30)
+        match = wait_for(
+            lambda: names.search(endpoint.condition("Degraded").get("message", "")), f"{names.pattern}", 30
+        )
         flow.wait_for(5)
         assert endpoint.ready(), "an engine serves"
         endpoint.wait_reason("EveryCopyServes", "Degraded", timeout=_READY_S)
         recovery = time.time() - struck
         flow.wait_for(10)
-    results.add(f"ranks: a {what} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
-    assert "1 of 2 engines does not serve" in told.string
+    results.add(f"ranks: a {victim} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
+    assert "1 of 2 engines does not serve" in match.string
     broken = flow.result.broken
     assert len(broken) <= 3, listed(broken)
     late = [each for each in broken if each.start >= struck + _NOTICED_S]

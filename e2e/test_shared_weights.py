@@ -45,13 +45,13 @@ def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
             "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
         },
     }
-    wanted: Object = {
+    manifest: Object = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": "weights"},
         "spec": {**common, "resources": {"requests": size}, "volumeName": namespace},
     }
-    cluster.apply(namespace, volume, wanted)
+    cluster.apply(namespace, volume, manifest)
     yield "weights"
     cluster.on_node(node, "rm", "-rf", folder)
     cluster.kubectl("delete", "persistentvolume", namespace, "--wait=false")
@@ -67,7 +67,7 @@ def test_downloaded_once_and_continued_after_a_kill(
     results: Results,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    here = ("--namespace", namespace)
+    in_namespace = ("--namespace", namespace)
     files = tiny_llama(tmp_path_factory.mktemp("model"))
     hub = hubs.start(cluster, namespace, images.client, files, padding=_PADDING, hold_at=_HELD_AT)
     endpoint = Endpoint(cluster, namespace)
@@ -77,7 +77,7 @@ def test_downloaded_once_and_continued_after_a_kill(
     def waiting() -> set[str]:
         """Pods that wait for another one's download."""
         logs = {
-            pod["metadata"]["name"]: cluster.kubectl("logs", pod["metadata"]["name"], *here, check=False)
+            pod["metadata"]["name"]: cluster.kubectl("logs", pod["metadata"]["name"], *in_namespace, check=False)
             for pod in endpoint.pods()
         }
         return {name for name, log in logs.items() if "another process downloads org/model" in log}
@@ -91,17 +91,17 @@ def test_downloaded_once_and_continued_after_a_kill(
         return len(sizes) == 1 and int(sizes[0]) >= _WRITTEN
 
     wait_for(partly_there, "a part of it is there", START)
-    cluster.kubectl("delete", "pod", loading, *here, "--grace-period=0", "--force")
+    cluster.kubectl("delete", "pod", loading, *in_namespace, "--grace-period=0", "--force")
 
     endpoint.wait_ready()
     wait_for(lambda: len(endpoint.serving()) == 2, "both serve", 60)
-    asked = hub.fetched()
-    assert sum(path == "model.safetensors" for path, _ in asked) == 1
-    first, second = [start for path, start in asked if path == "padding.txt"]
+    fetched = hub.fetched()
+    assert sum(path == "model.safetensors" for path, _ in fetched) == 1
+    first, second = [start for path, start in fetched if path == "padding.txt"]
     assert first == 0
     assert second >= _WRITTEN, "it was continued"
     results.add(f"download of {_PADDING} MiB, killed: continued at {second / 1024**2:.0f} MiB by the pod that waited")
 
-    cluster.kubectl("delete", "pod,service", hub.pod, *here, "--grace-period=1")
+    cluster.kubectl("delete", "pod,service", hub.pod, *in_namespace, "--grace-period=1")
     endpoint.patch(engine={"maxNumSeqs": 4})
     endpoint.wait_ready()

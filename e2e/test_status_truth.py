@@ -55,14 +55,14 @@ def private_hub(cluster: Cluster, images: Images, hub_namespace: str, model: dic
     return hubs.start(cluster, hub_namespace, images.client, model, _TOKEN).url
 
 
-class Told(NamedTuple):
+class ReportedCondition(NamedTuple):
     """What the status said, and when."""
 
     condition: Object
     seconds: float
 
 
-def told(endpoint: Endpoint, reason: str, *says: str, timeout: float) -> Told:
+def wait_reported(endpoint: Endpoint, reason: str, *says: str, timeout: float) -> ReportedCondition:
     """Waits for the reason; asserts the sentence, and the Event."""
     began = time.monotonic()
     condition = endpoint.wait_reason(reason, timeout=timeout)
@@ -70,7 +70,7 @@ def told(endpoint: Endpoint, reason: str, *says: str, timeout: float) -> Told:
     for words in says:
         assert words in condition["message"], condition["message"]
     wait_for(lambda: reason in event_reasons(endpoint), f"an Event {reason}; {event_reasons(endpoint)}", 20)
-    return Told(condition, seconds)
+    return ReportedCondition(condition, seconds)
 
 
 def event_reasons(endpoint: Endpoint) -> set[str]:
@@ -93,15 +93,15 @@ def endpoint(cluster: Cluster, chart: None, namespace: str) -> Endpoint:
     return Endpoint(cluster, namespace)
 
 
-Note = Callable[[str, Told], None]
+Note = Callable[[str, ReportedCondition], None]
 
 
 @pytest.fixture
 def note(results: Results) -> Note:
     """Writes into the table how long the status took."""
 
-    def write(fault: str, said: Told) -> None:
-        results.add(f"status: {fault} reported as {said.condition['reason']}", recovery=said.seconds)
+    def write(fault: str, reported: ReportedCondition) -> None:
+        results.add(f"status: {fault} reported as {reported.condition['reason']}", recovery=reported.seconds)
 
     return write
 
@@ -110,14 +110,17 @@ def test_bad_image(endpoint: Endpoint, hub: str, note: Note) -> None:
     document = tiny(hub)
     document["spec"]["engine"]["image"] = "stoker/no-such-image:1"
     endpoint.apply(document)
-    note("bad image", told(endpoint, "ImagePullError", "stoker/no-such-image:1", "spec.engine.image", timeout=60))
+    note(
+        "bad image",
+        wait_reported(endpoint, "ImagePullError", "stoker/no-such-image:1", "spec.engine.image", timeout=60),
+    )
     endpoint.patch(engine={"image": None})
     fixed(endpoint, "ImagePullError")
 
 
 def test_missing_model(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(tiny(hub, source="hf://org/nothing"))
-    note("missing model", told(endpoint, "ModelNotFound", "org/nothing", "spec.model.source", timeout=90))
+    note("missing model", wait_reported(endpoint, "ModelNotFound", "org/nothing", "spec.model.source", timeout=90))
     assert endpoint.condition("Stalled")["status"] == "True", "waiting does not help"
     endpoint.patch(model={"source": "hf://org/model"})
     fixed(endpoint, "ModelNotFound")
@@ -132,11 +135,15 @@ def test_bad_token(endpoint: Endpoint, private_hub: str, note: Note) -> None:
     document = tiny(private_hub)
     document["spec"]["model"]["tokenSecretRef"] = {"name": "hub", "key": "token"}
     endpoint.apply(document)
-    note("bad token", told(endpoint, "ModelAccessDenied", "org/model", "spec.model.tokenSecretRef", timeout=90))
-    here = ("--namespace", endpoint.namespace)
-    everything = endpoint.cluster.kubectl("get", "inferenceendpoints,events,pods,deployments", *here, "-o", "yaml")
+    note(
+        "bad token", wait_reported(endpoint, "ModelAccessDenied", "org/model", "spec.model.tokenSecretRef", timeout=90)
+    )
+    in_namespace = ("--namespace", endpoint.namespace)
+    everything = endpoint.cluster.kubectl(
+        "get", "inferenceendpoints,events,pods,deployments", *in_namespace, "-o", "yaml"
+    )
     for pod in endpoint.pods():
-        everything += endpoint.cluster.kubectl("logs", pod["metadata"]["name"], *here, check=False)
+        everything += endpoint.cluster.kubectl("logs", pod["metadata"]["name"], *in_namespace, check=False)
     assert wrong not in everything
     endpoint.cluster.apply(endpoint.namespace, {**secret, "stringData": {"token": _TOKEN}})
     fixed(endpoint, "ModelAccessDenied")
@@ -146,7 +153,7 @@ def test_bad_token(endpoint: Endpoint, private_hub: str, note: Note) -> None:
 def test_no_hub(endpoint: Endpoint, hub: str, note: Note) -> None:
     nowhere = "http://no-such-hub.invalid"
     endpoint.apply(tiny(nowhere))
-    note("no hub", told(endpoint, "DownloadFailed", nowhere, "network", timeout=120))
+    note("no hub", wait_reported(endpoint, "DownloadFailed", nowhere, "network", timeout=120))
     endpoint.apply(tiny(hub))
     fixed(endpoint, "DownloadFailed")
 
@@ -154,7 +161,7 @@ def test_no_hub(endpoint: Endpoint, hub: str, note: Note) -> None:
 @pytest.mark.further
 def test_wrong_claim(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(tiny(hub, source="pvc://no-such-claim/model"))
-    note("wrong claim", told(endpoint, "VolumeNotBound", "no-such-claim", timeout=60))
+    note("wrong claim", wait_reported(endpoint, "VolumeNotBound", "no-such-claim", timeout=60))
     endpoint.patch(model={"source": "hf://org/model"})
     fixed(endpoint, "VolumeNotBound")
 
@@ -163,7 +170,7 @@ def test_memory_limit(endpoint: Endpoint, hub: str, note: Note) -> None:
     document = tiny(hub)
     document["spec"]["hardware"]["resources"] = {"limits": {"memory": "120Mi"}}
     endpoint.apply(document)
-    note("memory limit", told(endpoint, "OOMKilled", "spec.hardware.resources.limits.memory", timeout=120))
+    note("memory limit", wait_reported(endpoint, "OOMKilled", "spec.hardware.resources.limits.memory", timeout=120))
     endpoint.patch(hardware={"resources": {"limits": {"memory": "3Gi"}}})
     fixed(endpoint, "OOMKilled")
 
@@ -173,7 +180,7 @@ def test_longer_than_the_model(endpoint: Endpoint, hub: str, note: Note) -> None
     document = tiny(hub)
     document["spec"]["engine"]["maxModelLen"] = 1_000_000
     endpoint.apply(document)
-    note("maxModelLen beyond the model's", told(endpoint, "StartError", "1000000", "4096", timeout=90))
+    note("maxModelLen beyond the model's", wait_reported(endpoint, "StartError", "1000000", "4096", timeout=90))
     endpoint.patch(engine={"maxModelLen": 2048, "quantization": "int8", "kvCacheDtype": "int8_per_token_head"})
     fixed(endpoint, "StartError")
     engine = wait_for(lambda: _stored(endpoint), "the status names how the model is stored", 60)
@@ -190,7 +197,7 @@ def test_quota(endpoint: Endpoint, hub: str, note: Note) -> None:
     quota: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
     endpoint.cluster.apply(endpoint.namespace, {**quota, "spec": {"hard": {"pods": "0"}}})
     endpoint.apply(tiny(hub))
-    note("quota", told(endpoint, "QuotaExceeded", "none", "spec.replicas", timeout=60))
+    note("quota", wait_reported(endpoint, "QuotaExceeded", "none", "spec.replicas", timeout=60))
     endpoint.cluster.kubectl("delete", "resourcequota", "none", "--namespace", endpoint.namespace)
     fixed(endpoint, "QuotaExceeded")
 
@@ -200,7 +207,7 @@ def test_no_gpus(endpoint: Endpoint, images: Images, hub: str, note: Note) -> No
     document["spec"]["hardware"] = {"accelerator": "nvidia-h100-80gb", "count": 8}
     document["spec"]["engine"]["image"] = images.engine
     endpoint.apply(document)
-    note("no GPUs", told(endpoint, "Unschedulable", "8", "nvidia.com/gpu", "spec.hardware", timeout=60))
+    note("no GPUs", wait_reported(endpoint, "Unschedulable", "8", "nvidia.com/gpu", "spec.hardware", timeout=60))
     endpoint.apply(tiny(hub))
     fixed(endpoint, "Unschedulable")
 
@@ -213,7 +220,7 @@ def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hu
     before = endpoint.lives()
     for attempt in range(5):
         endpoint.patch(engine={"image": f"stoker/no-such-image:{attempt}"})
-    told(endpoint, "ImagePullError", "stoker/no-such-image:4", timeout=60)
+    wait_reported(endpoint, "ImagePullError", "stoker/no-such-image:4", timeout=60)
     assert endpoint.condition("Available")["status"] == "True"
     assert endpoint.serving()
     assert before.items() <= endpoint.lives().items(), "the pod that serves is as it was"
@@ -244,7 +251,10 @@ def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.wait_ready(_READY_S)
     before = endpoint.lives()
     endpoint.patch(engine={"maxNumSeqs": 4})
-    note("no room for a new pod", told(endpoint, "SurgeUnschedulable", "maxSurge to 0", "maxUnavailable", timeout=60))
+    note(
+        "no room for a new pod",
+        wait_reported(endpoint, "SurgeUnschedulable", "maxSurge to 0", "maxUnavailable", timeout=60),
+    )
     assert endpoint.condition("Available")["status"] == "True"
     assert before.items() <= endpoint.lives().items()
     endpoint.patch(rollout={"maxSurge": 0, "maxUnavailable": 1})
@@ -258,7 +268,7 @@ def test_a_pod_that_never_comes_to_serve(endpoint: Endpoint, images: Images, hub
     sleeper = {"name": "sleeper", "image": images.client, "command": ["sleep", "3600"], "securityContext": _RESTRICTED}
     document["spec"] |= {"template": {"spec": {"initContainers": [sleeper]}}, "rollout": {"startupTimeoutSeconds": 20}}
     endpoint.apply(document)
-    note("never serves", told(endpoint, "StartupTimeout", "spec.rollout.startupTimeoutSeconds", timeout=90))
+    note("never serves", wait_reported(endpoint, "StartupTimeout", "spec.rollout.startupTimeoutSeconds", timeout=90))
     assert endpoint.condition("Stalled")["status"] == "True"
     endpoint.patch(template=None, rollout=None)
     fixed(endpoint, "StartupTimeout")

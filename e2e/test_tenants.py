@@ -23,9 +23,9 @@ USER = "system:serviceaccount:{0}:tenant"
 @pytest.fixture
 def tenants(cluster: Cluster, chart: None, namespace: str) -> Iterator[tuple[str, str]]:
     """Two namespaces, each with a user who has the chart's role for editing endpoints there."""
-    other = f"{namespace}-b"
-    cluster.kubectl("create", "namespace", other)
-    for name in (namespace, other):
+    other_namespace = f"{namespace}-b"
+    cluster.kubectl("create", "namespace", other_namespace)
+    for name in (namespace, other_namespace):
         cluster.kubectl("create", "serviceaccount", "tenant", "--namespace", name)
         role = {
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -43,12 +43,12 @@ def tenants(cluster: Cluster, chart: None, namespace: str) -> Iterator[tuple[str
         cluster.kubectl(
             "create", "rolebinding", "tenant", "--role=endpoints", f"--serviceaccount={name}:tenant", "-n", name
         )
-    yield namespace, other
-    cluster.kubectl("delete", "namespace", other, "--wait=false")
+    yield namespace, other_namespace
+    cluster.kubectl("delete", "namespace", other_namespace, "--wait=false")
 
 
 def test_a_tenant_has_its_own_and_no_more(cluster: Cluster, tenants: tuple[str, str]) -> None:
-    mine, theirs = tenants
+    mine, other = tenants
     me = f"--as={USER.format(mine)}"
     nowhere: Object = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
     document = json.dumps(demo(template=nowhere))
@@ -56,11 +56,11 @@ def test_a_tenant_has_its_own_and_no_more(cluster: Cluster, tenants: tuple[str, 
     endpoint = Endpoint(cluster, mine)
     wait_for(lambda: cluster.find("deployment", "demo", "--namespace", mine), "its Deployment", 60)
     cluster.kubectl("scale", "ie/demo", "--replicas=2", "--namespace", mine, me)
-    told = endpoint.wait_reason("Unschedulable", timeout=60)
-    assert "nowhere" in told["message"] or "node" in told["message"]
+    condition = endpoint.wait_reason("Unschedulable", timeout=60)
+    assert "nowhere" in condition["message"] or "node" in condition["message"]
 
-    assert "forbidden" in cluster.kubectl("apply", "-f", "-", "--namespace", theirs, me, stdin=document, check=False)
-    assert "forbidden" in cluster.kubectl("get", "ie", "--namespace", theirs, me, check=False)
+    assert "forbidden" in cluster.kubectl("apply", "-f", "-", "--namespace", other, me, stdin=document, check=False)
+    assert "forbidden" in cluster.kubectl("get", "ie", "--namespace", other, me, check=False)
     assert "forbidden" in cluster.kubectl("get", "pods", "--namespace", mine, me, check=False)
     policy = cluster.get("networkpolicy", "demo", "--namespace", mine)
     assert policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
@@ -73,9 +73,9 @@ def test_the_operator_reaches_no_secret(cluster: Cluster, tenants: tuple[str, st
         for where in (tenants[0], "kube-system"):
             answer = cluster.kubectl("auth", "can-i", verb, "secrets", "--namespace", where, operator, check=False)
             assert answer.strip().endswith("no"), (verb, where, answer)
-    for verb, what in (("get", "pods/log"), ("create", "pods/exec"), ("*", "*")):
-        answer = cluster.kubectl("auth", "can-i", verb, what, "--namespace", tenants[0], operator, check=False)
-        assert answer.strip().endswith("no"), (verb, what, answer)
+    for verb, resource in (("get", "pods/log"), ("create", "pods/exec"), ("*", "*")):
+        answer = cluster.kubectl("auth", "can-i", verb, resource, "--namespace", tenants[0], operator, check=False)
+        assert answer.strip().endswith("no"), (verb, resource, answer)
 
 
 @pytest.mark.timeout(600)
@@ -98,14 +98,16 @@ def test_secrets_are_disclosed_nowhere(cluster: Cluster, tenants: tuple[str, str
         "except r.HTTPError as e: print(e.code)\n"
     )
     assert endpoint.run(pod, ask).split() == ["200", "401"]
-    here = ("--namespace", mine)
-    told = {
-        "log": cluster.kubectl("logs", pod, *here),
-        "objects": cluster.kubectl("get", "ie,deployments,pods,replicasets,services,events", *here, "-o", "yaml"),
+    in_namespace = ("--namespace", mine)
+    disclosed = {
+        "log": cluster.kubectl("logs", pod, *in_namespace),
+        "objects": cluster.kubectl(
+            "get", "ie,deployments,pods,replicasets,services,events", *in_namespace, "-o", "yaml"
+        ),
         "operator": operator_logs(cluster),
         "command line": endpoint.run(pod, "print(open('/proc/1/cmdline').read())"),
     }
-    for where, text in told.items():
+    for where, text in disclosed.items():
         assert text, where
         assert KEY not in text, where
         assert TOKEN not in text, where

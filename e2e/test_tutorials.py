@@ -71,21 +71,21 @@ def plain(endpoint: Object, image: str) -> list[Object]:
 def test_a_move_loses_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
 ) -> None:
-    here = ("--namespace", namespace)
+    in_namespace = ("--namespace", namespace)
     manifest = demo()
     cluster.apply(namespace, *plain(manifest, images.engine))
-    cluster.kubectl("rollout", "status", "deployment/plain", *here, "--timeout=300s")
+    cluster.kubectl("rollout", "status", "deployment/plain", *in_namespace, "--timeout=300s")
     with traffic(cluster, namespace, images.client, f"http://llm.{namespace}.svc:8000/v1") as flow:
         endpoint = Endpoint(cluster, namespace)
         endpoint.apply(manifest)
         endpoint.wait_ready()
         selector = {"app.kubernetes.io/instance": "demo"}
         replace = [{"op": "replace", "path": "/spec/selector", "value": selector}]
-        cluster.kubectl("patch", "service", "llm", *here, "--type=json", "-p", json.dumps(replace))
+        cluster.kubectl("patch", "service", "llm", *in_namespace, "--type=json", "-p", json.dumps(replace))
         flow.wait_for(5)
-        cluster.kubectl("delete", "deployment", "plain", *here)
-        gone = ("pods", *here, "-l", "app=plain")
-        wait_for(lambda: not cluster.get(*gone)["items"], "the plain pods have ended", 120)
+        cluster.kubectl("delete", "deployment", "plain", *in_namespace)
+        plain_pods = ("pods", *in_namespace, "-l", "app=plain")
+        wait_for(lambda: not cluster.get(*plain_pods)["items"], "the plain pods have ended", 120)
         flow.wait_for(5)
     results.add("move from a plain Deployment", flow.result)
     flow.result.unbroken()

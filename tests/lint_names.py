@@ -2,8 +2,8 @@
 
 Usage: ``python tests/lint_names.py``.
 
-Retired names are those of docs/glossary.md's column "formerly" that were names of one thing only; words are those of
-which plain English has a better one.
+Retired names are those of docs/reference/glossary.md's column "formerly" that were names of one thing only; words are
+those of which plain English has a better one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ARCHAIC = {
 
 #: What keeps its words: history, fixtures of earlier releases, texts of others, and the names of public headers.
 LEFT = re.compile(
-    r"CHANGELOG\.md|docs/glossary\.md|tests/(test_)?lint_names\.py|tests/golden/|"
+    r"CHANGELOG\.md|docs/reference/glossary\.md|tests/(test_)?lint_names\.py|tests/golden/|"
     r"benchmarks/(results|data)/|e2e/apiserver/\w+_release/"
 )
 NAME = re.compile(r"(?<![\w-])(" + "|".join(map(re.escape, [*RETIRED, *ARCHAIC])) + r")(?![\w-])")
@@ -62,7 +62,7 @@ def findings(path: str, text: str) -> list[str]:
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         for word in NAME.findall(line):
-            instead = ARCHAIC.get(word, "see docs/glossary.md")
+            instead = ARCHAIC.get(word, "see docs/reference/glossary.md")
             found.append(f"{path}:{number}: {word!r} is retired: {instead}")
     return found
 

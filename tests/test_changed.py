@@ -23,7 +23,7 @@ find: Any = runpy.run_path(str(Path(__file__).with_name("changed.py")))["tests_f
         ("tests/engine/sched/fake_model.py", ["tests/engine/sched"]),
         ("tests/conftest.py", []),
         ("charts/stoker/values.yaml", ["tests/operator"]),
-        ("docs/ci.md", ["tests/test_docs.py"]),
+        ("docs/design/ci.md", ["tests/test_docs.py"]),
         ("Makefile", []),
     ],
 )

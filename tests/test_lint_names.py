@@ -26,7 +26,7 @@ def test_a_line(line: str, found: bool) -> None:
 
 
 def test_the_names_of_the_glossary_are_retired() -> None:
-    glossary = (Path(__file__).parents[1] / "docs/glossary.md").read_text()
+    glossary = (Path(__file__).parents[1] / "docs/reference/glossary.md").read_text()
     classes = [name for name in LINT["RETIRED"] if name[0].isupper() and name != "CopyMetrics"]
     assert len(classes) > 20
     assert [name for name in classes if f"`{name}`" not in glossary] == []

@@ -28,10 +28,10 @@ from cpu.engines import llama_cpp, openvino, stoker, transformers, vllm
 from cpu.engines.engine import Engine, Running
 from cpu.environments import BENCHMARKS, CannotRunError, cache_folder
 from cpu.models import MODELS, Model, prepare
-from cpu.quiet import Quiet
 from cpu.report import report
 from cpu.results import Results
 from cpu.rounds import measure
+from cpu.wait_idle import IdleWaiter
 from cpu.workloads import GROUPS, Room, by_room, expand, workload
 
 RESULTS = BENCHMARKS / "results"
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cache = cache_folder()
     date = datetime.now(UTC)
     results = Results(date.strftime("%Y-%m-%d %H:%M"), commit(), cpu_name(), os.cpu_count() or 1)
-    quiet = Quiet(options.quiet_s)
+    quiet = IdleWaiter(options.quiet_s)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that engines are ended, too
     try:
         for name in options.models:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_model(
-    name: str, peers: list[str], workloads: list[str], rounds: int, quiet: Quiet, results: Results, cache: Path
+    name: str, peers: list[str], workloads: list[str], rounds: int, quiet: IdleWaiter, results: Results, cache: Path
 ) -> None:
     """Measures one model, by workloads that engines can be started for together."""
     print(f"Model {name}: {MODELS[name]}", flush=True)
@@ -109,7 +109,7 @@ def run_engines(
     peers: list[str],
     workloads: list[str],
     rounds: int,
-    quiet: Quiet,
+    quiet: IdleWaiter,
     results: Results,
     cache: Path,
 ) -> None:
@@ -175,11 +175,11 @@ def _words(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
-def _known(parser: argparse.ArgumentParser, kind: str, asked: list[str], there_are: Iterable[str]) -> list[str]:
-    for name in asked:
+def _known(parser: argparse.ArgumentParser, kind: str, names: list[str], there_are: Iterable[str]) -> list[str]:
+    for name in names:
         if name not in there_are:
             parser.error(f"no {kind} {name!r}; there are {', '.join(there_are)}")
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(names))
 
 
 if __name__ == "__main__":

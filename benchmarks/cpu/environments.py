@@ -22,7 +22,7 @@ class CannotRunError(Exception):
 class Step(Protocol):
     """Runs a command, telling the user what for and how long it took. Its output goes to a log file."""
 
-    def __call__(self, what: str, command: Sequence[str], cwd: Path | None = None) -> None:
+    def __call__(self, description: str, command: Sequence[str], cwd: Path | None = None) -> None:
         """Raises `CannotRunError` where it fails."""
 
 
@@ -64,8 +64,8 @@ def pip(environment: Path) -> list[str]:
 
 def borrow_packages(environment: Path) -> None:
     """Lets an environment see the packages of the one that runs this, after its own: torch alone is gigabytes."""
-    [own] = environment.glob("lib/python*/site-packages")
-    (own / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    [site_packages] = environment.glob("lib/python*/site-packages")
+    (site_packages / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
 
 def program(name: str) -> str:
@@ -96,8 +96,8 @@ def steps_into(log: Path) -> Step:
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
 
-    def step(what: str, command: Sequence[str], cwd: Path | None = None) -> None:
-        print(f"  {what} …", end="", flush=True)
+    def step(description: str, command: Sequence[str], cwd: Path | None = None) -> None:
+        print(f"  {description} …", end="", flush=True)
         started = time.perf_counter()
         with log.open("a") as output:
             output.write(f"$ {' '.join(command)}\n")
@@ -107,6 +107,8 @@ def steps_into(log: Path) -> Step:
             )
         print(f" {time.perf_counter() - started:.0f} s", flush=True)
         if done.returncode:
-            raise CannotRunError(f"{what} failed, exit code {done.returncode}: {last_lines(log)} (all of it: {log})")
+            raise CannotRunError(
+                f"{description} failed, exit code {done.returncode}: {last_lines(log)} (all of it: {log})"
+            )
 
     return step

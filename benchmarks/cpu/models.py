@@ -31,9 +31,9 @@ WEIGHTS: Final = {
 
 #: Name → what it is: ``A``, ``A-q8_0``.
 MODELS: Final = {
-    shape if weights == "bf16" else f"{shape}-{weights}": f"{what}, {stored}"
+    shape if weights == "bf16" else f"{shape}-{weights}": f"{description}, {stored}"
     for weights, stored in WEIGHTS.items()
-    for shape, what in SHAPES.items()
+    for shape, description in SHAPES.items()
 }
 
 

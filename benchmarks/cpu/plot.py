@@ -54,10 +54,12 @@ def write(results: Results, target: Path) -> None:
         width = 0.8 / len(engines)
         for index, engine in enumerate(engines):
             measured = [results.row(model, name, engine) for name in names]
-            places = [place + (index - (len(engines) - 1) / 2) * width for place in range(len(names))]
+            positions = [
+                index_of_workload + (index - (len(engines) - 1) / 2) * width for index_of_workload in range(len(names))
+            ]
             heights = [row.share if row else 0 for row in measured]
             color = "black" if engine == OURS else None
-            shares.bar(places, heights, width, label=engine, color=color)
+            shares.bar(positions, heights, width, label=engine, color=color)
         shares.set_xticks(range(len(names)), names)
         shares.set_title(f"{model}: share of the roofline")
         shares.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))

@@ -17,15 +17,22 @@ def report(results: Results, history: list[dict[str, Any]], plot: str | None) ->
         plot: the name of the plot's file beside the report, if there is one.
     """
     versions = {row.engine: row.version for row in results.rows if row.engine != OURS}
-    rounds = max(len(row.speeds) for row in results.rows)
+    counts = sorted({len(row.speeds) for row in results.rows})
+    rounds = f"{counts[0]} to {counts[-1]}" if counts[1:] else str(counts[0])
+    is_merged = any(row.run for row in results.rows)
+    earlier = " and earlier" if is_merged else ""
+    last = (
+        "*Run* is the date and commit of the newest run that measured the workload."
+        if is_merged
+        else "*change* by how much it differs from the history's last run on such a processor."
+    )
     beside = f" Beside {', '.join(f'{name} {version}' for name, version in versions.items())}." if versions else ""
     parts = [
         f"# CPU, {results.date}",
-        f"{results.processor}, {results.cpus} CPUs, commit {results.commit}; memory read "
+        f"{results.processor}, {results.cpus} CPUs, commit {results.commit}{earlier}; memory read "
         f"{results.read_bytes / 1e9:.1f} GB/s, bfloat16 GEMM {results.gemm_flops / 1e9:.0f} GFLOP/s at best.{beside}",
         f"Tokens a second: the median of {rounds} rounds, in which all engines had the same tokens and took turns, and "
-        "the least and the most. *Share* is ours of the roofline by the ceilings of the same minute, "
-        "*change* by how much it differs from the history's last run on such a processor.",
+        "the least and the most. *Share* is ours of the roofline by the ceilings of the same minute, " + last,
     ]
     if plot:
         parts.append(f"![ratios and shares]({plot})")
@@ -42,6 +49,7 @@ def _table(results: Results, model: str, history: list[dict[str, Any]]) -> str:
     rows = [row for row in results.rows if row.model == model]
     engines = list(dict.fromkeys(row.engine for row in rows))
     peers = len(engines) > 1
+    is_merged = any(row.run for row in rows)
     lines = []
     for workload in dict.fromkeys(row.workload for row in rows):
         of_engines = [results.row(model, workload, engine) for engine in engines]
@@ -49,11 +57,20 @@ def _table(results: Results, model: str, history: list[dict[str, Any]]) -> str:
         if peers:
             ratio, best = results.ratio(model, workload), results.best_peer(model, workload)
             line.append(f"{ratio:.2f} ({best.engine})" if ratio and best else "–")
-        if ours := results.row(model, workload, OURS):
-            changed = change(ours, results.processor, history)
-            line += [f"{ours.share:.0%} of {ours.ceiling}", "–" if changed is None else f"{changed:+.1%}"]
+        if stoker_row := results.row(model, workload, OURS):
+            changed = None if is_merged else change(stoker_row, results.processor, history)
+            line += [
+                f"{stoker_row.share:.0%} of {stoker_row.ceiling}",
+                stoker_row.run or ("–" if changed is None else f"{changed:+.1%}"),
+            ]
         lines.append(line)
-    headers = ["workload", *engines, *(["ours ÷ best peer"] if peers else []), "share", "change"]
+    headers = [
+        "workload",
+        *engines,
+        *(["ours ÷ best peer"] if peers else []),
+        "share",
+        "run" if is_merged else "change",
+    ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, ["---"] * len(headers), *lines))
 
 

@@ -20,6 +20,7 @@ class Row:
         shares: of the roofline, a number a round, by the ceilings of the same minute.
         ceiling: which of the two held: ``GEMM`` or ``memory``.
         noisy: rounds before which the machine did not become quiet.
+        run: the date and commit of the run, in a report that several runs are merged into; else empty.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Row:
     shares: list[float] = field(default_factory=list)
     ceiling: str = ""
     noisy: int = 0
+    run: str = ""
 
     @property
     def speed(self) -> float:
@@ -73,8 +75,8 @@ class Results:
 
     def ratio(self, model: str, workload: str) -> float | None:
         """Our median by the best peer's."""
-        ours, best = self.row(model, workload, OURS), self.best_peer(model, workload)
-        return ours.speed / best.speed if ours and best else None
+        stoker_row, best = self.row(model, workload, OURS), self.best_peer(model, workload)
+        return stoker_row.speed / best.speed if stoker_row and best else None
 
     def write(self, path: Path) -> None:
         """Writes JSON."""

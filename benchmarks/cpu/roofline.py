@@ -58,6 +58,6 @@ def least(workload: Workload, model: Model) -> Least:
 def _shared_prefix(prompts: list[list[int]]) -> int:
     """How many tokens all prompts begin with."""
     return next(
-        (place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1),
+        (position for position, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1),
         min(map(len, prompts)),
     )

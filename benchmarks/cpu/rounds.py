@@ -7,14 +7,14 @@ from machine import Machine
 from cpu.engines.engine import Running, check_counts
 from cpu.environments import CannotRunError
 from cpu.models import Model
-from cpu.quiet import Quiet
 from cpu.results import Results, Row
 from cpu.roofline import least
+from cpu.wait_idle import IdleWaiter
 from cpu.workloads import counted_tokens, warm_up, workload
 
 
 def measure(
-    model: Model, engines: dict[str, Running], names: list[str], rounds: int, quiet: Quiet, results: Results
+    model: Model, engines: dict[str, Running], names: list[str], rounds: int, quiet: IdleWaiter, results: Results
 ) -> None:
     """Adds to `results` what engines do with a model. One that fails takes no further part."""
     running = dict(engines)
@@ -32,7 +32,7 @@ def measure(
             drop(engine, cause)
     for number in range(rounds):
         for name in names:
-            turn = workload(name, seed=number)
+            workload_of_round = workload(name, seed=number)
             order = [*running] if number % 2 == 0 else [*reversed(running)]  # what drifts hits all alike
             noisy, seconds = {}, {}
             quiet.wait()
@@ -40,8 +40,8 @@ def measure(
             for engine in order:
                 noisy[engine] = not quiet.wait()
                 try:
-                    finished = running[engine].run(turn)
-                    check_counts(turn, finished)
+                    finished = running[engine].run(workload_of_round)
+                    check_counts(workload_of_round, finished)
                 except CannotRunError as cause:
                     drop(engine, cause)
                     continue
@@ -50,16 +50,18 @@ def measure(
             machine = before.better(Machine.measure())
             results.read_bytes = max(results.read_bytes, machine.read_bytes)
             results.gemm_flops = max(results.gemm_flops, machine.gemm_flops)
-            needed = least(turn, model)
+            needed = least(workload_of_round, model)
             for engine in engines:
                 if engine in seconds:
                     row = results.row(model.name, name, engine)
                     if row is None:
                         row = Row(model.name, name, engine, engines[engine].version)
                         results.rows.append(row)
-                    row.speeds.append(counted_tokens(turn) / seconds[engine])
+                    row.speeds.append(counted_tokens(workload_of_round) / seconds[engine])
                     row.shares.append(needed.seconds(machine) / seconds[engine])
                     row.ceiling = needed.ceiling(machine)
                     row.noisy += noisy[engine]
-            said = ", ".join(f"{engine} {counted_tokens(turn) / taken:.1f}" for engine, taken in seconds.items())
-            print(f"  {model.name} {name} round {number + 1} of {rounds}: {said} tokens/s", flush=True)
+            speeds = ", ".join(
+                f"{engine} {counted_tokens(workload_of_round) / taken:.1f}" for engine, taken in seconds.items()
+            )
+            print(f"  {model.name} {name} round {number + 1} of {rounds}: {speeds} tokens/s", flush=True)

@@ -52,7 +52,7 @@ def by_room(names: list[str]) -> list[tuple[Room, list[str]]]:
     return [(room, some) for room, some in ((ROOM, [n for n in names if n not in long]), (LONG_ROOM, long)) if some]
 
 
-def expand(asked: list[str]) -> list[str]:
+def expand(names: list[str]) -> list[str]:
     """Workloads for what was asked: groups, or single workloads such as ``decode-8``.
 
     Raises:
@@ -60,7 +60,7 @@ def expand(asked: list[str]) -> list[str]:
     """
     singles = [name for group in GROUPS.values() for name in group]
     found: list[str] = []
-    for name in asked:
+    for name in names:
         if name not in GROUPS and name not in singles:
             some = f"{', '.join(GROUPS)}, or one of {', '.join(n for n in singles if n not in GROUPS)}"
             raise ValueError(f"no workload {name!r}; there are {some}")

@@ -50,12 +50,12 @@ def test_every_object_passes_a_strict_dry_run(kube: Any, helm: str, ns: str, val
     command = [helm, "template", "fresh", CHART, f"--namespace={ns}", *(f"--set={value}" for value in values)]
     rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     documents = [each for each in yaml.safe_load_all(rendered) if each]
-    ours = [each for each in documents if each["kind"] not in FOREIGN]
-    assert len(ours) > 5
-    for each in ours:
+    builtin = [each for each in documents if each["kind"] not in FOREIGN]
+    assert len(builtin) > 5
+    for each in builtin:
         if each["kind"] == "ServiceAccount":  # a pod is taken where its account is
             kube.core.create_namespaced_service_account(ns, each)
-    check(kube, ours)
+    check(kube, builtin)
 
 
 def check(kube: Any, documents: list[Any]) -> None:

@@ -31,7 +31,7 @@ from apiserver import free_ports
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mortal import Death, Life
+from crashing_operator import Death, Life
 
 SYSTEM = "stoker-system"
 #: Where the objects of a namespace are that are there for an endpoint, pods and endpoint included.

@@ -21,7 +21,7 @@ from .conftest import Operator, check_log
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mortal import Death, Life
+from crashing_operator import Death, Life
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 NAME = "routed-stoker"

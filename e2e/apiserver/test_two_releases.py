@@ -83,7 +83,7 @@ def test_an_install_over_namespaces_of_another_release_is_refused(
 
 
 def test_a_release_may_move_to_another_namespace(kube: Any, run_helm: Helm, ns: str) -> None:
-    """As docs/operations.md has it: the definition stayed, and says of which release it is."""
+    """As docs/guides/operations.md has it: the definition stayed, and says of which release it is."""
     definition = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
     before = kube.get(definition)["metadata"]["annotations"]
     values = "crds.install=true,rbac.aggregate=false,webhook.enabled=false"

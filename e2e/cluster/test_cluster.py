@@ -69,18 +69,18 @@ def test_service_answers_by_its_dns_name(cluster: Cluster, images: Images, names
 def test_a_cluster_that_is_slow_to_answer_is_not_made_anew(cluster: Cluster) -> None:
     (node,) = cluster.get("nodes", "-l", "node-role.kubernetes.io/control-plane")["items"]
     name = node["metadata"]["name"]
-    said = ""
+    stderr = ""
     cluster.on_node(name, "pkill", "-STOP", "-f", "^kube-apiserver")
     try:
         up = subprocess.Popen(
             [Path(__file__).with_name("up")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         assert up.stderr
-        while "waiting for it" not in said and (line := up.stderr.readline()):
-            said += line
+        while "waiting for it" not in stderr and (line := up.stderr.readline()):
+            stderr += line
     finally:
         cluster.on_node(name, "pkill", "-CONT", "-f", "^kube-apiserver")
-    said += up.stderr.read()
-    assert up.wait() == 0, said
-    assert "waiting for it" in said
+    stderr += up.stderr.read()
+    assert up.wait() == 0, stderr
+    assert "waiting for it" in stderr
     assert cluster.get("node", name)["metadata"]["uid"] == node["metadata"]["uid"]

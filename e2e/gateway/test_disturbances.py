@@ -63,8 +63,8 @@ def test_changes_cost_no_request(endpoint: Endpoint, images: Images, results: Re
         endpoint.wait_ready(420)
         assert not before & set(endpoint.lives())
         flow.wait_for(5)
-        gone = gateway_pods(cluster)[0]["metadata"]["name"]
-        cluster.kubectl("delete", "pod", gone, "--namespace", release.SYSTEM)
+        deleted_pod = gateway_pods(cluster)[0]["metadata"]["name"]
+        cluster.kubectl("delete", "pod", deleted_pod, "--namespace", release.SYSTEM)
         wait_for(lambda: ready_gateways(cluster) == 2, "two gateways are ready", 120)
         for name in release.operator_pods(cluster):
             cluster.kubectl("delete", "pod", name, "--namespace", release.SYSTEM, "--grace-period=0", "--force")
@@ -163,8 +163,8 @@ def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images
     with traffic(cluster, endpoint.namespace, images.client, URL, workers=3, api_key=key) as flow:
         struck = time.time()
         for pod in gateway_pods(cluster):
-            here = ("exec", "--namespace", release.SYSTEM, pod["metadata"]["name"], "--")
-            assert cluster.kubectl(*here, "python3", "-c", KILL_PICKER).strip() == "1"
+            exec_in_pod = ("exec", "--namespace", release.SYSTEM, pod["metadata"]["name"], "--")
+            assert cluster.kubectl(*exec_in_pod, "python3", "-c", KILL_PICKER).strip() == "1"
         wait_for(lambda: ready_gateways(cluster) == 2, "two gateways are ready", 120)
         recovered = time.time()
         recovery = recovered - struck
@@ -173,5 +173,5 @@ def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images
     assert not flow.result.cut, listed(flow.result.cut)
     # What was being decided, and what came until the next picker served, may be tried again.
     assert all("Error code: 503" in each.error for each in flow.result.failed), listed(flow.result.failed)
-    others = [each for each in flow.result.failed if not struck - 5 < each.start < recovered + HEARSAY]
-    assert not others, listed(others)
+    unexcused = [each for each in flow.result.failed if not struck - 5 < each.start < recovered + HEARSAY]
+    assert not unexcused, listed(unexcused)

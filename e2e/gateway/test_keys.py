@@ -63,8 +63,8 @@ def ask(endpoint: Endpoint) -> Callable[..., tuple[int, Object]]:
     def run(path: str, key: str = "", body: Object | None = None) -> tuple[int, Object]:
         words = (f"{URL}{path}", key, json.dumps(body) if body else "")
         pod = endpoint.pods()[0]["metadata"]["name"]
-        here = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
-        status, answer = json.loads(endpoint.cluster.kubectl(*here, "python3", "-c", ASK, *words))
+        exec_in_pod = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
+        status, answer = json.loads(endpoint.cluster.kubectl(*exec_in_pod, "python3", "-c", ASK, *words))
         return status, answer
 
     return run
@@ -78,16 +78,16 @@ def test_who_is_served(
     wait_for(lambda: {"name": "gateway", "url": URL} in endpoint.get()["status"]["addresses"], "it is routed", 60)
     assert status["url"] != URL
     served = {"model": "gemma-3-270m", "prompt": "Hello", "max_tokens": 3}
-    key, other = keys("create", "--id=mine"), keys("create", "--id=other", "--model=another")
+    key, key_of_another_model = keys("create", "--id=mine"), keys("create", "--id=other", "--model=another")
     wait_for(lambda: ask("/models", key)[0] == 200, "the key is known", 10)
     name = endpoint.get()["spec"]["model"].get("name") or ask("/models", key)[1]["data"][0]["id"]
     served["model"] = name
     assert [each["id"] for each in ask("/models", key)[1]["data"]] == [name]
     assert ask("/completions", key, served)[1]["usage"]["completion_tokens"] == 3
     assert (ask("/completions", "", served)[0], ask("/completions", "sk-no", served)[0]) == (401, 401)
-    wait_for(lambda: ask("/models", other)[0] == 200, "the other key is known", 10)
-    assert ask("/models", other)[1]["data"] == []
-    assert ask("/completions", other, served)[0] == 404
+    wait_for(lambda: ask("/models", key_of_another_model)[0] == 200, "the other key is known", 10)
+    assert ask("/models", key_of_another_model)[1]["data"] == []
+    assert ask("/completions", key_of_another_model, served)[0] == 404
     assert ask("/../metrics", key)[0] == 404
 
     # Another namespace's endpoint of that name, younger, has none of it, nor one that has not opted in.
@@ -110,14 +110,16 @@ def test_who_is_served(
 def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Callable[..., str]) -> None:
     key = keys("create", "--id=leaver")
     pod = endpoint.pods()[0]["metadata"]["name"]
-    here = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
+    exec_in_pod = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
     with ThreadPoolExecutor(1) as beside:
         time.sleep(IN_FORCE)  # sleeps: until each replica knows the key
-        asked = beside.submit(endpoint.cluster.kubectl, *here, "python3", "-c", ASK_UNTIL_REFUSED, f"{URL}/models", key)
+        output = beside.submit(
+            endpoint.cluster.kubectl, *exec_in_pod, "python3", "-c", ASK_UNTIL_REFUSED, f"{URL}/models", key
+        )
         time.sleep(5)  # sleeps: so that it is served for a while
         revoked = time.time()
         keys("revoke", "leaver")
-        accepted, served, refused = map(float, asked.result(180).split())
+        accepted, served, refused = map(float, output.result(180).split())
     print(f"last accepted {accepted - revoked:.2f} s after it was revoked")
     assert served > 0, "it was served until then"
     assert refused == 20, "and then by neither replica"
@@ -148,8 +150,8 @@ def test_who_floods_leaves_others_their_time(
     for name, flow in (("alone", alone), ("beside a flood", beside), ("that floods", flood)):
         times = flow.result.times_to_first_token
         of_hundred = quantiles(times, n=100, method="inclusive")
-        said = f"{of_hundred[49] * 1e3:.0f}, p99 {of_hundred[98] * 1e3:.0f} ms"
-        results.add(f"gateway: a key {name}: time to first token p50 {said}", flow.result, 0)
+        percentiles = f"{of_hundred[49] * 1e3:.0f}, p99 {of_hundred[98] * 1e3:.0f} ms"
+        results.add(f"gateway: a key {name}: time to first token p50 {percentiles}", flow.result, 0)
     alone.result.unbroken()
     beside.result.unbroken()
     refused = flood.result.failed

@@ -66,13 +66,13 @@ class Cluster:
         """Runs a command as root on a node of a kind cluster; skips the test where the cluster is not ours."""
         if "E2E_KUBECONFIG" in os.environ:
             pytest.skip("needs a kind cluster, whose nodes are ours")
-        return self._run(str(_TOOLS / "on"), node, *command, check=check)
+        return self._run(str(_TOOLS / "exec-on-node"), node, *command, check=check)
 
     def tag(self, image: str, name: str) -> None:
         """Gives an image another name on the nodes that have it."""
         if "E2E_KUBECONFIG" in os.environ:
             pytest.skip("needs a kind cluster, whose nodes are ours")
-        self._run(str(_TOOLS / "tag"), image, name)
+        self._run(str(_TOOLS / "tag-image"), image, name)
 
     def _run(self, *command: str, stdin: str | None = None, check: bool = True) -> str:
         result = subprocess.run(

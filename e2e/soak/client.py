@@ -61,35 +61,35 @@ class Asking:
 
     def chat(self) -> Iterator[str]:
         answer = self.client.chat.completions.create(
-            model=self.model, messages=self._messages(), max_completion_tokens=self._few()
+            model=self.model, messages=self._messages(), max_completion_tokens=self._output_length()
         )
         yield answer.choices[0].message.content or ""
 
     def chat_streamed(self) -> Iterator[str]:
         stream = self.client.chat.completions.create(
-            model=self.model, messages=self._messages(), max_completion_tokens=self._few(), stream=True,
+            model=self.model, messages=self._messages(), max_completion_tokens=self._output_length(), stream=True,
             stream_options={"include_usage": True},
         )  # fmt: skip
-        yield from _told(stream, lambda choice: choice.delta.content)
+        yield from _texts(stream, lambda choice: choice.delta.content)
 
     def completion(self) -> Iterator[str]:
-        yield self._complete(prompt=self._prompt(), max_tokens=self._few(), temperature=1.0).choices[0].text
+        yield self._complete(prompt=self._prompt(), max_tokens=self._output_length(), temperature=1.0).choices[0].text
 
     def completion_streamed(self) -> Iterator[str]:
-        yield from _told(self._complete(prompt=self._prompt(), max_tokens=self._few(), stream=True), _text)
+        yield from _texts(self._complete(prompt=self._prompt(), max_tokens=self._output_length(), stream=True), _text)
 
     def long_prompt(self) -> Iterator[str]:
         """A long beginning that others have too, and an end of its own."""
         prompt = _SYSTEM * self.dice.choice((4, 8, 16)) + self._prompt()
-        yield from _told(self._complete(prompt=prompt, max_tokens=4, stream=True), _text)
+        yield from _texts(self._complete(prompt=prompt, max_tokens=4, stream=True), _text)
 
     def any_length(self) -> Iterator[str]:
         """Half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 70 longer than 2,000."""
-        tokens = self._few()
+        tokens = self._output_length()
         length = max(1, min(round(self.dice.lognormvariate(math.log(64), 1.5)), self.max_model_len - tokens))
         prompt = self.dice.choices(_WORDS, k=length)
         answer = self._complete(prompt=prompt, max_tokens=tokens, stream=True, n=self.dice.choice((1, 1, 3)))
-        yield from _told(answer, _text)
+        yield from _texts(answer, _text)
 
     def several_choices(self) -> Iterator[str]:
         n = self.dice.choice((2, 3))
@@ -217,7 +217,7 @@ class Asking:
     def _prompt(self) -> str:
         return f"{self.dice.choice(_PROMPTS)} And of {self.dice.choice(_TOPICS)}:"
 
-    def _few(self) -> int:
+    def _output_length(self) -> int:
         return self.dice.choice((1, 4, 8, 16))
 
 
@@ -240,7 +240,7 @@ def _text(choice: Any) -> str:
     return text
 
 
-def _told(stream: Iterable[Any], text: Callable[[Any], str | None]) -> Iterator[str]:
+def _texts(stream: Iterable[Any], text: Callable[[Any], str | None]) -> Iterator[str]:
     """A stream's text, to its end."""
     finished = False
     for chunk in stream:

@@ -4,7 +4,7 @@ A fault is gentle or harsh. A gentle one costs no request. A harsh one kills or 
 was in flight on its pod fails. If the pod's server goes down with it, so does what the Service still leads there until
 its endpoints are updated; if the server stays, and has the engine loaded again, nothing else does.
 
-After each, all must be as it should be before the next one comes (`Site.recovered`), and a change that was not
+After each, all must be as it should be before the next one comes (`Site.wait_recovered`), and a change that was not
 announced must have arrived, so that an operator that only seems to live is noticed.
 """
 
@@ -51,11 +51,11 @@ class Site:
     endpoint: Endpoint
     sheltered: str
     dice: random.Random
-    _turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def turn(self) -> int:
+    def next_number(self) -> int:
         """A number that was not there before."""
-        return next(self._turns)
+        return next(self._numbers)
 
     @property
     def control_plane(self) -> str:
@@ -101,13 +101,13 @@ class Site:
             and len(self.model_pods()) == len(self.endpoint.serving()) == REPLICAS
         )
 
-    def recovered(self) -> None:
+    def wait_recovered(self) -> None:
         """Waits until all is well and a change arrives.
 
         Raises:
             AssertionError: that takes longer than it may.
         """
-        note, began = f"turn-{self.turn()}", time.time()
+        note, began = f"turn-{self.next_number()}", time.time()
 
         def changed() -> bool:
             self.endpoint.patch(service={"annotations": {"example.com/soak": note}})
@@ -117,11 +117,11 @@ class Site:
             service = self.cluster.get("service", self.endpoint.name, "--namespace", self.endpoint.namespace)
             return bool(service["metadata"].get("annotations", {}).get("example.com/soak") == note)
 
-        wait_for(patient(changed), "the API server takes a change", RECOVERY)
-        wait_for(patient(arrived), "the change arrives", RECOVERY)
+        wait_for(tolerating_outage(changed), "the API server takes a change", RECOVERY)
+        wait_for(tolerating_outage(arrived), "the change arrives", RECOVERY)
         # Before they are back, a pod that has gone may seem to serve.
-        wait_for(patient(lambda: controllers_live(self.cluster, began)), "the controllers live", RECOVERY)
-        wait_for(patient(self.all_is_well), "all is well again", RECOVERY)
+        wait_for(tolerating_outage(lambda: controllers_live(self.cluster, began)), "the controllers live", RECOVERY)
+        wait_for(tolerating_outage(self.all_is_well), "all is well again", RECOVERY)
 
     def struck_pod(self) -> str:
         """Any pod of the endpoint's."""
@@ -158,22 +158,22 @@ class Fault:
     needs_root: bool = False
 
 
-def patient(look: Callable[[], T | None]) -> Callable[[], T | None]:
+def tolerating_outage(look: Callable[[], T | None]) -> Callable[[], T | None]:
     """`look`, which sees nothing while the API server is away."""
 
-    def looked() -> T | None:
+    def look_or_none() -> T | None:
         try:
             return look()
         except (pytest.fail.Exception, ValueError, KeyError):  # kubectl failed, or said less than it should
             return None
 
-    return looked
+    return look_or_none
 
 
 def _pod_deleted(site: Site) -> None:
     pod = site.struck_pod()
     site.cluster.kubectl("delete", "pod", pod, "--namespace", site.endpoint.namespace, "--wait=false")
-    wait_for(patient(lambda: pod not in _names(site.endpoint.pods())), "it is ending", 60)
+    wait_for(tolerating_outage(lambda: pod not in _names(site.endpoint.pods())), "it is ending", 60)
 
 
 def _engine_signalled(site: Site, signal: str) -> Blow:
@@ -183,11 +183,11 @@ def _engine_signalled(site: Site, signal: str) -> Blow:
     site.endpoint.signal_engine(pod, signal)
     struck = time.time()
 
-    def heard() -> bool:
+    def is_noticed() -> bool:
         return address not in site.endpoint.serving() or site.endpoint.lives() != lives
 
     with contextlib.suppress(AssertionError):  # judged later, by what clients saw
-        wait_for(patient(heard), "it is noticed", NOTICED, every=0.5)
+        wait_for(tolerating_outage(is_noticed), "it is noticed", NOTICED, every=0.5)
     return Blow(struck, time.time() + HEARSAY)
 
 
@@ -198,7 +198,7 @@ def _engine_killed(site: Site) -> Blow:
 def _engine_frozen(site: Site) -> Blow:
     """Recovered is who answers again: its pod may still count as ready for a moment."""
     blow = _engine_signalled(site, "SIGSTOP")
-    wait_for(patient(lambda: len(site.endpoint.serving()) == REPLICAS), "it serves again", RECOVERY)
+    wait_for(tolerating_outage(lambda: len(site.endpoint.serving()) == REPLICAS), "it serves again", RECOVERY)
     return blow
 
 
@@ -211,7 +211,7 @@ def _leader_killed(site: Site) -> None:
     leader = site.leader()
     assert leader, "nobody leads"
     site.cluster.kubectl("delete", "pod", leader, "--namespace", SYSTEM, "--grace-period=0", "--force")
-    wait_for(patient(lambda: leader != site.leader() is not None), "another one leads", 120)
+    wait_for(tolerating_outage(lambda: leader != site.leader() is not None), "another one leads", 120)
 
 
 def _api_server_killed(site: Site) -> None:
@@ -230,24 +230,24 @@ def _etcd_paused(site: Site) -> None:
 
 def _webhook_down(site: Site) -> None:
     """No operator at all; what is written meanwhile is taken in, and done later."""
-    here = ("--namespace", SYSTEM)
-    site.cluster.kubectl("scale", "deployment/stoker", "--replicas=0", *here)
+    in_namespace = ("--namespace", SYSTEM)
+    site.cluster.kubectl("scale", "deployment/stoker", "--replicas=0", *in_namespace)
     try:
-        wait_for(patient(lambda: not site.operator_pods()), "the operators have ended", 120)
-        site.endpoint.patch(service={"annotations": {"example.com/unseen": f"turn-{site.turn()}"}})
+        wait_for(tolerating_outage(lambda: not site.operator_pods()), "the operators have ended", 120)
+        site.endpoint.patch(service={"annotations": {"example.com/unseen": f"turn-{site.next_number()}"}})
     finally:
-        site.cluster.kubectl("scale", "deployment/stoker", f"--replicas={REPLICAS}", *here)
+        site.cluster.kubectl("scale", "deployment/stoker", f"--replicas={REPLICAS}", *in_namespace)
 
 
 def _node_drained(site: Site) -> None:
     """One that model pods are on, where there is one that is not sheltered."""
     nodes = [pod["spec"]["nodeName"] for pod in site.endpoint.pods()]
-    others = [
+    other_nodes = [
         each["metadata"]["name"]
         for each in site.cluster.get("nodes", "-l", "!node-role.kubernetes.io/control-plane")["items"]
         if each["metadata"]["name"] != site.sheltered
     ]
-    node = next((node for node in nodes if node in others), others[0])
+    node = next((node for node in nodes if node in other_nodes), other_nodes[0])
     how = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={RECOVERY}s")
     try:
         site.cluster.kubectl("drain", node, *how)
@@ -257,23 +257,23 @@ def _node_drained(site: Site) -> None:
 
 def _scaled(site: Site) -> None:
     site.endpoint.patch(replicas=REPLICAS + 1)
-    wait_for(patient(lambda: len(site.endpoint.serving()) == REPLICAS + 1), "one more serves", RECOVERY)
+    wait_for(tolerating_outage(lambda: len(site.endpoint.serving()) == REPLICAS + 1), "one more serves", RECOVERY)
     site.endpoint.patch(replicas=REPLICAS)
-    wait_for(patient(lambda: len(site.model_pods()) == REPLICAS), "it has gone again", RECOVERY)
+    wait_for(tolerating_outage(lambda: len(site.model_pods()) == REPLICAS), "it has gone again", RECOVERY)
 
 
 def _rolled_out(site: Site, **spec: Any) -> None:
     before = _names(site.endpoint.pods())
     site.endpoint.patch(**spec)
-    wait_for(patient(lambda: not before & _names(site.model_pods())), "all pods are new ones", RECOVERY)
+    wait_for(tolerating_outage(lambda: not before & _names(site.model_pods())), "all pods are new ones", RECOVERY)
 
 
 def _flag_changed(site: Site) -> None:
-    _rolled_out(site, engine={"maxNumSeqs": 8 + site.turn()})
+    _rolled_out(site, engine={"maxNumSeqs": 8 + site.next_number()})
 
 
 def _label_changed(site: Site) -> None:
-    _rolled_out(site, template={"metadata": {"labels": {"example.com/soak": f"turn-{site.turn()}"}}})
+    _rolled_out(site, template={"metadata": {"labels": {"example.com/soak": f"turn-{site.next_number()}"}}})
 
 
 FAULTS = (

@@ -33,8 +33,8 @@ class Panel:
     lines: dict[str, list[Line]]
 
 
-def drawn(panels: Sequence[Panel], minutes: float, bands: Iterable[tuple[float, float, str]]) -> str:
-    """The picture.
+def draw(panels: Sequence[Panel], minutes: float, bands: Iterable[tuple[float, float, str]]) -> str:
+    """Draw the panels as one SVG.
 
     Args:
         minutes: where the axis ends.

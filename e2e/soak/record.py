@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from kit.traffic import Request
 
-from soak import flat
-from soak.picture import Line, Panel, drawn
+from soak import drift_check
+from soak.picture import Line, Panel, draw
 from soak.samples import Life, Sample
 
 _MIB = 1024**2
@@ -86,12 +86,13 @@ class Record:
             "*Excused* are those that failed or were cut while an engine had just been killed or frozen.",
             "## Faults", "\n".join(self._strike_rows()),
             "## Processes", f"![Memory and open files over time]({picture})", "\n".join(self._life_rows()),
-            f"Memory is resident memory. Its slope is that of Theil and Sen over what comes after {flat.WARM_UP_S} s "
-            f"of warm-up, for half an hour; it may be {flat.MEMORY_BYTES // _MIB} MiB or {flat.MEMORY_SHARE:.0%}. "
+            "Memory is resident memory. Its slope is that of Theil and Sen over what comes after "
+            f"{drift_check.WARM_UP_S} s of warm-up, for half an hour; it may be {drift_check.MEMORY_BYTES // _MIB} MiB "
+            f"or {drift_check.MEMORY_SHARE:.0%}. "
             "Files and threads are counted when there are no requests, first and last; after the warm-up they may "
-            f"grow by {flat.COUNT}. {sum(not _settled(life) for life in self.lives)} processes that did not live for "
-            f"{flat.ENOUGH_S} s after their warm-up are drawn, but not listed here.",
-            self._rest_words(),
+            f"grow by {drift_check.COUNT}. {sum(not _settled(life) for life in self.lives)} processes that "
+            f"did not live for {drift_check.ENOUGH_S} s after their warm-up are drawn, but not listed here.",
+            self._rest_summary(),
         ]  # fmt: skip
         return "\n\n".join(parts) + "\n"
 
@@ -102,7 +103,7 @@ class Record:
         panels += [Panel(f"{role}, open files", self._lines(role, lambda sample: sample.fds)) for role in roles]
         end = max((life.samples[-1].when for life in self.lives), default=self.began)
         bands = [(self._minutes(each.began), self._minutes(each.recovered), each.name) for each in self.strikes]
-        return drawn(panels, self._minutes(end), bands)
+        return draw(panels, self._minutes(end), bands)
 
     def counted(self) -> str:
         """One line for a person who watches."""
@@ -143,10 +144,11 @@ class Record:
 
     def _counts(self, endpoint: str, requests: list[Request]) -> list[str]:
         bad = [request for request in requests if request.outcome != "ok"]
-        others = [request.outcome for request in bad if not self._excused(endpoint, request)]
+        unexcused = [request.outcome for request in bad if not self._excused(endpoint, request)]
         seconds = [request.end - request.start for request in requests] or [0.0]
         counts = (
-            len(requests), len(requests) - len(bad), len(bad) - len(others), others.count("failed"), others.count("cut")
+            len(requests), len(requests) - len(bad), len(bad) - len(unexcused),
+            unexcused.count("failed"), unexcused.count("cut"),
         )  # fmt: skip
         return [*map(str, counts), f"{statistics.median(seconds):.2f} s", f"{max(seconds):.1f} s"]
 
@@ -170,16 +172,16 @@ class Record:
             points = _settled(life)
             if not points:
                 continue
-            rest = life.at_rest or [first, last]
+            at_rest = life.at_rest or [first, last]
             cells = [
                 life.role, life.pod, f"{life.seconds / 60:.1f} min",
                 f"{first.rss / _MIB:.0f} → {last.rss / _MIB:.0f} MiB",
-                f"{flat.growth(points) / _MIB:+.1f} MiB",
-                f"{rest[0].fds} → {rest[-1].fds}", f"{rest[0].threads} → {rest[-1].threads}",
+                f"{drift_check.growth(points) / _MIB:+.1f} MiB",
+                f"{at_rest[0].fds} → {at_rest[-1].fds}", f"{at_rest[0].threads} → {at_rest[-1].threads}",
             ]  # fmt: skip
             yield f"| {' | '.join(cells)} |"
 
-    def _rest_words(self) -> str:
+    def _rest_summary(self) -> str:
         if not self.rests:
             return ""
         return (
@@ -188,19 +190,19 @@ class Record:
         )
 
 
-def _settled(life: Life) -> list[flat.Point]:
-    return flat.settled([(sample.when, sample.rss) for sample in life.samples], life.samples[0].when)
+def _settled(life: Life) -> list[drift_check.Point]:
+    return drift_check.settled([(sample.when, sample.rss) for sample in life.samples], life.samples[0].when)
 
 
 def _leaks(life: Life) -> Iterator[str]:
     """What a process keeps that it should not."""
     points = _settled(life)
-    if points and not flat.memory_is_flat(points):
-        yield f"{life.role} of {life.pod}: memory grows by {flat.growth(points) / _MIB:.1f} MiB in half an hour"
-    settled = [sample for sample in life.at_rest if sample.when >= life.samples[0].when + flat.WARM_UP_S]
-    for what, counts in (
+    if points and not drift_check.memory_is_flat(points):
+        yield f"{life.role} of {life.pod}: memory grows by {drift_check.growth(points) / _MIB:.1f} MiB in half an hour"
+    settled = [sample for sample in life.at_rest if sample.when >= life.samples[0].when + drift_check.WARM_UP_S]
+    for resource, counts in (
         ("open files", [sample.fds for sample in settled]),
         ("threads", [sample.threads for sample in settled]),
     ):
-        if not flat.count_is_flat(counts):
-            yield f"{life.role} of {life.pod}: {what} grew at rest, {counts}"
+        if not drift_check.count_is_flat(counts):
+            yield f"{life.role} of {life.pod}: {resource} grew at rest, {counts}"

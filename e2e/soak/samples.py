@@ -45,18 +45,18 @@ for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             "pid": pid, "started": int(stat[19]), "rss": int(stat[21]) * os.sysconf("SC_PAGE_SIZE"), "fds": fds,
             "threads": int(stat[17]), "role": "main" if pid == 1 else role,
         })
-told = {}
+metrics = {}
 for line in ask("/metrics").splitlines():
     if not line.startswith("#"):
         name = line.partition("{")[0].partition(" ")[0]
-        told[name] = told.get(name, 0) + float(line.rpartition(" ")[2])
-if told and sys.argv[2:]:
+        metrics[name] = metrics.get(name, 0) + float(line.rpartition(" ")[2])
+if metrics and sys.argv[2:]:
     load = ask("/load", Authorization=f"Bearer {sys.argv[2]}")
-    told["load"] = json.loads(load)["server_load"] if load else -1
-print(json.dumps({"processes": processes, "told": {name: told[name] for name in told if name in NAMES}}))
+    metrics["load"] = json.loads(load)["server_load"] if load else -1
+print(json.dumps({"processes": processes, "metrics": {name: metrics[name] for name in metrics if name in NAMES}}))
 """
 _HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "load")
-_TOLD = (*_HELD, "stoker_operator_leader")
+_METRICS = (*_HELD, "stoker_operator_leader")
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,15 @@ class Watch:
         for watched in self._watched:
             for pod, owner in self._pods(watched):
                 arguments = [str(watched.port), *([watched.api_key] if watched.api_key else [])]
-                program = _PROBE.replace("NAMES", repr(_TOLD))
+                program = _PROBE.replace("NAMES", repr(_METRICS))
                 probe = ("python3", "-I", "-S", "-c", program, *arguments)
-                here = ("--namespace", watched.namespace, "--request-timeout=20s")
-                said = self._cluster.kubectl(
-                    "exec", pod, *here, "--container", watched.container, "--", *probe, check=False
+                options = ("--namespace", watched.namespace, "--request-timeout=20s")
+                output = self._cluster.kubectl(
+                    "exec", pod, *options, "--container", watched.container, "--", *probe, check=False
                 )
-                if seen := _parsed(said):
+                if seen := _parsed(output):
                     self._take(watched, owner, pod, seen["processes"], at_rest)
-                    yield pod, seen["told"]
+                    yield pod, seen["metrics"]
 
     def _pods(self, watched: Watched) -> list[tuple[str, str]]:
         """Names of pods that run, and whose they are."""
@@ -181,6 +181,6 @@ def _parsed(text: str) -> Object | None:
     return found
 
 
-def at_rest(told: dict[str, float]) -> bool:
+def at_rest(metrics: dict[str, float]) -> bool:
     """Whether an engine has nothing to do, and holds nothing for any request."""
-    return all(told.get(name) == 0 for name in _HELD)
+    return all(metrics.get(name) == 0 for name in _HELD)

@@ -1,6 +1,6 @@
 """A soak: mixed traffic and random faults for half an hour, and nothing that adds up.
 
-    make soak [MINUTES=30] [SEED=0] [RESULTS=docs/soak-results.md]
+    make soak [MINUTES=30] [SEED=0] [RESULTS=docs/results/soak-results.md]
 
 Two endpoints. One has two pods of the demo model, and faults strike it, one after another (`faults.py`). The other has
 one pod of a tiny model, which answers many more requests and which nothing may disturb, so that its processes live
@@ -8,8 +8,9 @@ through the whole of it. Both get all sorts of requests (`client.py`), in rounds
 
 Asserted: requests fail only on a pod whose engine has just been killed or frozen; the same question has the same
 answer; after each fault all is well again and a change arrives; faults of the control plane restart no model pod; at
-rest nothing is in flight and no block of the KV cache is in use; memory, open files and threads are flat (`flat.py`);
-in the end no object is there twice or without an owner, one operator leads, and what is deleted is gone.
+rest nothing is in flight and no block of the KV cache is in use; memory, open files and threads are flat
+(`drift_check.py`); in the end no object is there twice or without an owner, one operator leads, and what is deleted is
+gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kit.tiny import tiny, tiny_llama
 from kit.traffic import Flow, traffic
 from kit.waiting import wait_for
 
-from soak.faults import REPLICAS, Fault, Site, patient, schedule
+from soak.faults import REPLICAS, Fault, Site, schedule, tolerating_outage
 from soak.record import Record, Strike
 from soak.samples import Watch, Watched, at_rest
 
@@ -51,7 +52,7 @@ _REST_S = 60
 Say = Callable[[str], None]
 
 
-def the_struck() -> Object:
+def struck_manifest() -> Object:
     """Two pods of the demo model, whose block pool is small enough to be used all over during the warm-up."""
     return demo(
         _STRUCK,
@@ -65,7 +66,7 @@ def the_struck() -> Object:
     )
 
 
-def the_steady(hub: str, node: str) -> Object:
+def steady_manifest(hub: str, node: str) -> Object:
     """One pod of the tiny model, on a node that is not drained; so few blocks that requests are preempted."""
     document = tiny(
         hub,
@@ -73,7 +74,7 @@ def the_steady(hub: str, node: str) -> Object:
         auth={"apiKeysSecretRef": {"name": "keys"}},
         template={"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}},
     )
-    template = the_struck()["spec"]["model"]["chatTemplate"]
+    template = struck_manifest()["spec"]["model"]["chatTemplate"]
     args = ["--num-gpu-blocks-override=288", "--max-request-bytes=1000000", "--max-num-queued-reqs=64"]
     changes = {"model": {"chatTemplate": template}, "engine": {"args": args}}
     document["spec"] = merged(document["spec"], changes)
@@ -81,7 +82,7 @@ def the_steady(hub: str, node: str) -> Object:
 
 
 @contextlib.contextmanager
-def both_asked(record: Record, endpoints: list[Endpoint], image: str, number: int) -> Iterator[None]:
+def traffic_to_both(record: Record, endpoints: list[Endpoint], image: str, number: int) -> Iterator[None]:
     """Traffic to both endpoints while the block lasts; the record has it afterwards."""
     with contextlib.ExitStack() as flowing:
         flows: dict[str, Flow] = {}
@@ -104,7 +105,7 @@ def struck_by(fault: Fault, site: Site, record: Record, say: Say) -> None:
     say(fault.name)
     lives, began = site.endpoint.lives(), time.time()
     blow = fault.strike(site)
-    site.recovered()
+    site.wait_recovered()
     restarted = site.endpoint.lives() != lives
     until = (blow.heard if restarted else blow.struck) if blow else None
     record.strikes.append(Strike(fault.name, began, until, time.time()))
@@ -113,21 +114,21 @@ def struck_by(fault: Fault, site: Site, record: Record, say: Say) -> None:
         record.problems.append(f"{fault.name}: pods of {site.endpoint.name} were restarted")
 
 
-def rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> None:
+def check_at_rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> None:
     """Waits until the engines, without requests, hold nothing and one operator reports that it leads; takes samples."""
     began = time.monotonic()
     pods = {pod["metadata"]["name"] for endpoint in endpoints for pod in endpoint.pods()}
 
     def nothing_held() -> bool:
-        told = watch.look()
-        leaders = sum(each.get("stoker_operator_leader", 0) for each in told.values())
-        return leaders == 1 and pods <= set(told) and all(at_rest(told[pod]) for pod in pods)
+        metrics = watch.look()
+        leaders = sum(each.get("stoker_operator_leader", 0) for each in metrics.values())
+        return leaders == 1 and pods <= set(metrics) and all(at_rest(metrics[pod]) for pod in pods)
 
     try:
         wait_for(nothing_held, "nothing is held at rest", _REST_S)
     except AssertionError:
-        told = watch.look()
-        record.problems.append(f"at rest: { ({pod: told.get(pod) for pod in pods}) }")
+        metrics = watch.look()
+        record.problems.append(f"at rest: { ({pod: metrics.get(pod) for pod in pods}) }")
     record.rests.append(time.monotonic() - began)
     time.sleep(2)  # sleeps: connections that the clients closed are being closed
     watch.look(at_rest=True)
@@ -158,7 +159,9 @@ def all_gone(site: Site, endpoints: list[Endpoint]) -> None:
         endpoint.delete()
     kinds = "deployments,replicasets,pods,services,serviceaccounts,networkpolicies,poddisruptionbudgets,configmaps"
     managed = ("--namespace", site.endpoint.namespace, "-l", "app.kubernetes.io/name=stoker-engine", "-o", "name")
-    wait_for(patient(lambda: not site.cluster.kubectl("get", kinds, *managed).strip()), "nothing is left", 180)
+    wait_for(
+        tolerating_outage(lambda: not site.cluster.kubectl("get", kinds, *managed).strip()), "nothing is left", 180
+    )
 
 
 @pytest.mark.timeout(MINUTES * 60 * 2 + 1800)
@@ -180,8 +183,8 @@ def test_soak(
     files = tiny_llama(tmp_path_factory.mktemp("model"))
     hub = hubs.start(cluster, namespace, images.client, files)
     struck, steady = endpoints = [Endpoint(cluster, namespace, name) for name in (_STRUCK, _STEADY)]
-    struck.apply(the_struck())
-    steady.apply(the_steady(hub.url, sheltered))
+    struck.apply(struck_manifest())
+    steady.apply(steady_manifest(hub.url, sheltered))
     for endpoint in endpoints:
         endpoint.wait_ready(600)
     undisturbed = steady.lives()
@@ -201,12 +204,12 @@ def test_soak(
             for number in range(rounds):
                 say(f"round {number + 1} of {rounds}")
                 ends = end - (rounds - number - 1) * MINUTES * 60 / rounds
-                with both_asked(record, endpoints, images.client, number):
+                with traffic_to_both(record, endpoints, images.client, number):
                     while time.monotonic() < ends:
                         struck_by(next(faults), site, record, say)
                         time.sleep(dice.uniform(*_BREATHER_S))  # sleeps: the pause between two faults is drawn
                 say(record.counted())
-                rest(watch, record, endpoints)
+                check_at_rest(watch, record, endpoints)
                 say(f"at rest after {record.rests[-1]:.1f} s")
         except (AssertionError, pytest.fail.Exception, KeyboardInterrupt) as error:
             record.problems.append(f"given up: {error!r}")

@@ -8,7 +8,7 @@ import random
 import pytest
 from kit.traffic import Request
 
-from soak import flat
+from soak import drift_check
 from soak.faults import FAULTS, schedule
 from soak.record import Record, Strike
 from soak.samples import Life, Sample
@@ -16,7 +16,7 @@ from soak.samples import Life, Sample
 _MIB = 1024**2
 
 
-def memory(leak: float, minutes: int = 30) -> list[flat.Point]:
+def memory(leak: float, minutes: int = 30) -> list[drift_check.Point]:
     """A process of 200 MiB, seen every 10 s: it warms up, it is noisy, now and then it doubles, and it leaks so many
     MiB in half an hour."""
     dice = random.Random(0)
@@ -29,59 +29,62 @@ def memory(leak: float, minutes: int = 30) -> list[flat.Point]:
 
 @pytest.mark.parametrize(("leak", "is_flat"), [(0, True), (5, True), (20, False), (200, False)])
 def test_a_leak_is_told_from_noise(leak: float, is_flat: bool) -> None:
-    points = flat.settled(memory(leak), born=0.0)
-    assert points[0][0] == flat.WARM_UP_S
-    assert flat.growth(points) / _MIB == pytest.approx(leak, abs=3)
-    assert flat.memory_is_flat(points) == is_flat
+    points = drift_check.settled(memory(leak), born=0.0)
+    assert points[0][0] == drift_check.WARM_UP_S
+    assert drift_check.growth(points) / _MIB == pytest.approx(leak, abs=3)
+    assert drift_check.memory_is_flat(points) == is_flat
 
 
 def test_a_short_life_is_not_judged() -> None:
-    assert flat.settled(memory(200, minutes=7), born=0.0) == []
-    assert flat.settled(memory(200, minutes=9), born=0.0)
-    assert flat.slope([(1.0, 5.0)]) == 0
+    assert drift_check.settled(memory(200, minutes=7), born=0.0) == []
+    assert drift_check.settled(memory(200, minutes=9), born=0.0)
+    assert drift_check.slope([(1.0, 5.0)]) == 0
 
 
 def test_the_slope_is_exact_on_a_line_with_a_wild_point() -> None:
-    assert flat.slope([(0, 1), (1, 3), (2, 500), (3, 7), (4, 9)]) == pytest.approx(2)
+    assert drift_check.slope([(0, 1), (1, 3), (2, 500), (3, 7), (4, 9)]) == pytest.approx(2)
 
 
 def test_counts() -> None:
-    assert flat.count_is_flat([]) and flat.count_is_flat([10, 30, 10]) and flat.count_is_flat([10, 10 + flat.COUNT])
-    assert not flat.count_is_flat([10, 12, 15])
+    for counts in ([], [10, 30, 10], [10, 10 + drift_check.COUNT]):
+        assert drift_check.count_is_flat(counts)
+    assert not drift_check.count_is_flat([10, 12, 15])
 
 
-def asked(start: float, end: float, outcome: str = "failed") -> Request:
+def request_of(start: float, end: float, outcome: str = "failed") -> Request:
     return Request(start, end, "chat", outcome, "" if outcome == "ok" else "APIConnectionError", 0)
 
 
 def record(*requests: Request, endpoint: str = "struck") -> Record:
     """A fault from 100 to 150, of which requests that begin before 110 may fail, and a gentle one from 200 to 230."""
     strikes = [Strike("engine SIGKILLed", 100, 110, 150), Strike("pod deleted", 200, None, 230)]
-    told = Record(seed=0, struck="struck", began=0, strikes=strikes)
-    told.requests[endpoint] = list(requests)
-    told.judge()
-    return told
+    result = Record(seed=0, struck="struck", began=0, strikes=strikes)
+    result.requests[endpoint] = list(requests)
+    result.judge()
+    return result
 
 
 def test_only_a_harsh_fault_excuses() -> None:
-    assert not record(asked(98, 100), asked(109, 140), asked(98, 130, "cut"), asked(10, 11, "ok")).problems
-    for request in (asked(90, 98), asked(111, 112), asked(120, 121, "cut"), asked(201, 202)):
+    assert not record(
+        request_of(98, 100), request_of(109, 140), request_of(98, 130, "cut"), request_of(10, 11, "ok")
+    ).problems
+    for request in (request_of(90, 98), request_of(111, 112), request_of(120, 121, "cut"), request_of(201, 202)):
         (problem,) = record(request).problems
         assert "after" in problem and "APIConnectionError" in problem
-    assert record(asked(98, 100), endpoint="steady").problems
+    assert record(request_of(98, 100), endpoint="steady").problems
 
 
 def test_the_page_tells_leaks_and_the_picture_draws_them() -> None:
-    told = record(asked(98, 100), asked(10, 11, "ok"))
+    result = record(request_of(98, 100), request_of(10, 11, "ok"))
     samples = [Sample(when, int(value), 10 + int(when) // 100, 4, when % 300 == 0) for when, value in memory(100)]
-    told.lives.append(Life("steady", "steady-1", "engine", samples))
-    told.judge()
-    assert [problem.partition(":")[2].split()[0] for problem in told.problems] == ["memory", "open"]
-    page = told.page("picture.svg")
-    assert all(problem in page for problem in told.problems)
+    result.lives.append(Life("steady", "steady-1", "engine", samples))
+    result.judge()
+    assert [problem.partition(":")[2].split()[0] for problem in result.problems] == ["memory", "open"]
+    page = result.page("picture.svg")
+    assert all(problem in page for problem in result.problems)
     assert "| chat | 2 | 1 | 1 | 0 | 0 |" in page
     assert "| 1.7 min | engine SIGKILLed | 50 s | 1 |" in page
-    picture = told.picture()
+    picture = result.picture()
     assert picture.count("<polyline") == 2 and "engine SIGKILLed" in picture
 
 

@@ -59,21 +59,23 @@ def ended(endpoint: Endpoint, replicas: int) -> None:
 @pytest.mark.further
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("what", "engine", "argument"),
+    ("change_name", "engine", "argument"),
     [
         ("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8"),
         # Longer, not shorter: prompts go up to the length that the first pods take.
         ("maxModelLen", {"maxModelLen": 2304}, "--max-model-len=2304"),
     ],
 )
-def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, engine: dict, argument: str) -> None:  # type: ignore[type-arg]
+def test_rolling_update(
+    endpoint: Endpoint, undisturbed: Disturbed, change_name: str, engine: dict, argument: str
+) -> None:  # type: ignore[type-arg]
     def change(flow: Flow) -> None:
         before = set(endpoint.lives())
         endpoint.patch(engine=engine)
         rolled_out(endpoint, before)
         assert all(argument in pod["spec"]["containers"][0]["args"] for pod in endpoint.pods())
 
-    undisturbed(f"rolling update: {what}", change)
+    undisturbed(f"rolling update: {change_name}", change)
 
 
 @pytest.mark.further
@@ -81,14 +83,14 @@ def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, e
 def test_rolling_update_of_the_image(
     cluster: Cluster, images: Images, endpoint: Endpoint, undisturbed: Disturbed
 ) -> None:
-    other = f"{images.engine}-other"
-    cluster.tag(images.engine, other)
+    other_image = f"{images.engine}-other"
+    cluster.tag(images.engine, other_image)
 
     def change(flow: Flow) -> None:
         before = set(endpoint.lives())
-        endpoint.patch(engine={"image": other})
+        endpoint.patch(engine={"image": other_image})
         rolled_out(endpoint, before)
-        assert endpoint.get()["status"]["workloads"][0]["image"] == other
+        assert endpoint.get()["status"]["workloads"][0]["image"] == other_image
 
     undisturbed("rolling update: image", change)
 
@@ -148,7 +150,7 @@ def next_release(cluster: Cluster, images: Images, tmp_path: Path) -> Iterator[I
     later = Images(f"{images.operator}-next", f"{images.engine}-next", images.gateway, images.client)
     cluster.tag(images.engine, later.engine)
     subprocess.run(
-        [release.CHART.parents[1] / "e2e/cluster/next-operator", images.operator, later.operator], check=True
+        [release.CHART.parents[1] / "e2e/cluster/build-next-operator", images.operator, later.operator], check=True
     )
     yield later
     release.install(cluster, images)
@@ -163,8 +165,8 @@ def test_helm_upgrade(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturb
 
     def upgrade(flow: Flow) -> None:
         release.install(cluster, next_release)
-        told = endpoint.wait_reason("NewerImageWaiting", kind="Progressing", timeout=120)
-        assert next_release.engine in told["message"]
+        condition = endpoint.wait_reason("NewerImageWaiting", kind="Progressing", timeout=120)
+        assert next_release.engine in condition["message"]
         assert endpoint.ready()
         flow.wait_for(20)
         assert endpoint.lives() == before

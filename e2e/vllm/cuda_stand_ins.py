@@ -27,19 +27,19 @@ _UNDEFINED = re.compile(r"(?:FUNC|NOTYPE|OBJECT) +GLOBAL +DEFAULT +UND ([^@\s]+)
 
 def stand_ins(torch: Path) -> dict[str, dict[str, set[str]]]:
     """What is required of each of NVIDIA's libraries: its symbols, by version ("" for those without)."""
-    asked: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    symbols: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
     for library in libraries:
         needed = [name for name in _NEEDED.findall(_readelf("-d", library)) if _NVIDIA.fullmatch(name)]
         of_version = {version: name for name, version in _versions(library) if name in needed}
         for name in needed:
-            asked[name].update({version: asked[name][version] for version, of in of_version.items() if of == name})
+            symbols[name].update({version: symbols[name][version] for version, of in of_version.items() if of == name})
         for symbol, version in _UNDEFINED.findall(_readelf("--dyn-syms", library)):
             if version in of_version:
-                asked[of_version[version]][version].add(symbol)
+                symbols[of_version[version]][version].add(symbol)
             elif needed and not version and _THEIRS.fullmatch(symbol):
-                asked[needed[0]][""].add(symbol)
-    return asked
+                symbols[needed[0]][""].add(symbol)
+    return symbols
 
 
 def _versions(library: Path) -> Iterator[tuple[str, str]]:
@@ -52,8 +52,8 @@ def _versions(library: Path) -> Iterator[tuple[str, str]]:
             yield of, version
 
 
-def _readelf(what: str, library: Path) -> str:
-    return subprocess.run(["readelf", "-W", what, library], check=True, stdout=subprocess.PIPE, text=True).stdout
+def _readelf(option: str, library: Path) -> str:
+    return subprocess.run(["readelf", "-W", option, library], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def build(folder: Path, name: str, versions: dict[str, set[str]]) -> None:
@@ -65,12 +65,13 @@ def build(folder: Path, name: str, versions: dict[str, set[str]]) -> None:
         source, map_ = Path(scratch, "stand_in.s"), Path(scratch, "versions.map")
         source.write_text("\n".join([*code, '.section .note.GNU-stack,"",@progbits', ""]))
         map_.write_text("\n".join(line for line in script if not line.startswith(" ")))
-        wanted = [f"-Wl,--version-script={map_}"] if map_.stat().st_size else []
+        linker_options = [f"-Wl,--version-script={map_}"] if map_.stat().st_size else []
         subprocess.run(
-            ["gcc", "-shared", "-nostdlib", f"-Wl,-soname={name}", *wanted, "-o", folder / name, source], check=True
+            ["gcc", "-shared", "-nostdlib", f"-Wl,-soname={name}", *linker_options, "-o", folder / name, source],
+            check=True,
         )
 
 
 if __name__ == "__main__":
-    for library_name, what in stand_ins(Path(sys.argv[1])).items():
-        build(Path(sys.argv[2]), library_name, what)
+    for library_name, symbols in stand_ins(Path(sys.argv[1])).items():
+        build(Path(sys.argv[2]), library_name, symbols)

@@ -140,11 +140,11 @@ def test_a_move_loses_no_request(
     placed: Object,
     model: dict[str, bytes],
 ) -> None:
-    here = ("--namespace", namespace)
+    in_namespace = ("--namespace", namespace)
     hub = hubs.start(cluster, namespace, images.client, model).url
     cluster.apply(namespace, secret(), *plain(hub, placed))
     began = time.monotonic()
-    cluster.kubectl("rollout", "status", "deployment/plain", *here, f"--timeout={_START_S}s")
+    cluster.kubectl("rollout", "status", "deployment/plain", *in_namespace, f"--timeout={_START_S}s")
     results.add("vLLM: start of a plain Deployment", recovery=time.monotonic() - began)
     endpoint = Endpoint(cluster, namespace)
 
@@ -155,18 +155,18 @@ def test_a_move_loses_no_request(
         results.add("vLLM: start of an endpoint beside it", recovery=time.monotonic() - began)
         selector = {"app.kubernetes.io/instance": "demo"}
         replace = [{"op": "replace", "path": "/spec/selector", "value": selector}]
-        cluster.kubectl("patch", "service", "llm", *here, "--type=json", "-p", json.dumps(replace))
+        cluster.kubectl("patch", "service", "llm", *in_namespace, "--type=json", "-p", json.dumps(replace))
         wait_for(lambda: rests(cluster, namespace), "the old pod has no more to do", 300, every=5)
-        cluster.kubectl("delete", "deployment", "plain", *here)
-        gone = ("pods", *here, "-l", "app=plain")
-        wait_for(lambda: not cluster.get(*gone)["items"], "the plain pods have ended", 300)
+        cluster.kubectl("delete", "deployment", "plain", *in_namespace)
+        plain_pods = ("pods", *in_namespace, "-l", "app=plain")
+        wait_for(lambda: not cluster.get(*plain_pods)["items"], "the plain pods have ended", 300)
         flow.wait_for(5)
     results.add("vLLM: move from a plain Deployment to runtime vllm", flow.result)
     flow.result.unbroken()
 
     like_any_other_pod(endpoint, status)
-    assert asked(endpoint, "wrong") == 401
-    assert asked(endpoint, _KEY) == 200
+    assert status_code(endpoint, "wrong") == 401
+    assert status_code(endpoint, _KEY) == 200
 
     with traffic(cluster, namespace, images.client, f"http://llm.{namespace}.svc:8000/v1", api_key=_KEY) as flow:
         old = {pod["metadata"]["name"] for pod in endpoint.pods()}
@@ -175,7 +175,7 @@ def test_a_move_loses_no_request(
         endpoint.wait_ready(_START_S)
 
         def ended() -> bool:
-            names = {pod["metadata"]["name"] for pod in cluster.get("pods", *here)["items"]}
+            names = {pod["metadata"]["name"] for pod in cluster.get("pods", *in_namespace)["items"]}
             return not old & names
 
         wait_for(ended, "vLLM's pods have ended", 300)
@@ -192,14 +192,14 @@ def rests(cluster: Cluster, namespace: str) -> bool:
     (pod,) = cluster.get("pods", "--namespace", namespace, "-l", "app=plain")["items"]
     metrics = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8000/proxy/metrics"
 
-    def told(metric: str) -> float:
+    def metric_value(metric: str) -> float:
         text = cluster.kubectl("get", "--raw", metrics)
         return sum(map(float, re.findall(rf"^{metric}\{{.*\}} (.*)$", text, re.MULTILINE)))
 
-    before = told("vllm:request_success_total")
+    before = metric_value("vllm:request_success_total")
     time.sleep(5)  # sleeps: that nothing is answered has no event
-    busy = told("vllm:num_requests_running") + told("vllm:num_requests_waiting")
-    return not busy and told("vllm:request_success_total") == before
+    busy = metric_value("vllm:num_requests_running") + metric_value("vllm:num_requests_waiting")
+    return not busy and metric_value("vllm:request_success_total") == before
 
 
 def like_any_other_pod(endpoint: Endpoint, status: Object) -> None:
@@ -228,7 +228,7 @@ print(os.getuid(), writes("/opt"), writes("/var/tmp"), writes(os.environ["HOME"]
     assert _KEY not in json.dumps(endpoint.get()) + json.dumps(pod)
 
 
-def asked(endpoint: Endpoint, key: str) -> int:
+def status_code(endpoint: Endpoint, key: str) -> int:
     """The status of an answer to a request with this key."""
     (pod,) = endpoint.pods()
     code = f"""

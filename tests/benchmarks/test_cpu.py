@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from cpu import __main__ as bench
-from cpu import history, rounds
+from cpu import current, history, rounds
 from cpu.engines.engine import Finished, check_counts
 from cpu.environments import CannotRunError, once
 from cpu.models import Model, bytes_of, bytes_read, parameters
-from cpu.quiet import Quiet
 from cpu.report import report
 from cpu.results import Results, Row
 from cpu.roofline import least
+from cpu.wait_idle import IdleWaiter
 from cpu.workloads import by_room, counted_tokens, expand, workload
 from machine import Machine
 from workloads import Workload
@@ -172,7 +172,7 @@ def test_engines_take_turns_with_the_same_tokens(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Machine, "measure", classmethod(lambda cls: MACHINE))
     good, same, short = Pretended(), Pretended(), Pretended(short=1)
     found = results()
-    still = Quiet(1, ticks=lambda: (0, 1), sleep=lambda _: None)
+    still = IdleWaiter(1, ticks=lambda: (0, 1), sleep=lambda _: None)
     running = {"stoker": good, "same": same, "short": short}
     rounds.measure(MODEL, running, ["W1", "decode-2"], 3, still, found)
     assert good.seen == same.seen and len(good.seen) == 2 + 2 * 3
@@ -187,7 +187,7 @@ def test_engines_take_turns_with_the_same_tokens(monkeypatch: pytest.MonkeyPatch
 def test_waiting_for_a_quiet_machine_ends() -> None:
     now = iter(range(1000))
     waited = list[float]()
-    busy = Quiet(2, ticks=lambda: (next(now),) * 2, sleep=waited.append)
+    busy = IdleWaiter(2, ticks=lambda: (next(now),) * 2, sleep=waited.append)
     assert [busy.wait() for _ in range(20)] == [False] * 20
     assert len(waited) == 15 * 2 + 5  # and then a single look each time
 
@@ -204,7 +204,7 @@ def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--workloads", "W1,W9"], "no workload 'W9'; there are W1, W2, W3, decode, prefill, long, or one of decode-1"),
         (["--peers", "tgi"], "no peer 'tgi'; there are openvino, llama.cpp, vllm, transformers"),
@@ -213,14 +213,35 @@ def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_arguments_name_what_there_is(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(arguments)
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_parts_are_asked_for_by_spaces_or_commas() -> None:
     options = bench.parse(["--workloads", "W2 decode-8", "--peers", "none", "--models", "gemma,A"])
     assert (options.workloads, options.peers, options.models) == (["W2", "decode-8"], [], ["gemma", "A"])
+
+
+def test_current_report_has_the_newest_run_of_each_workload(tmp_path: Path) -> None:
+    old = results(row("stoker", 10), row("openvino", 5), replace(row("stoker", 7), workload="decode-16"))
+    old.rows.append(replace(row("stoker", 6), workload="decode-2"))
+    new = replace(results(row("stoker", 20), row("vllm", 8)), date="2026-01-02 00:00", commit="def")
+    for name, run in (("old", old), ("new", new)):
+        run.write(tmp_path / f"{name}.json")
+    current.main(tmp_path / "cpu", [tmp_path / "new.json"])
+    current.main(tmp_path / "cpu", [tmp_path / "old.json"])  # an older run replaces nothing
+    merged = Results.read(tmp_path / "cpu.json")
+    assert [(r.workload, r.engine, r.speed, r.run) for r in merged.rows] == [
+        ("W1", "stoker", 20, "2026-01-02 00:00, def"),
+        ("W1", "vllm", 8, "2026-01-02 00:00, def"),
+        ("decode-2", "stoker", 6, "2026-01-01 00:00, abc"),
+        ("decode-16", "stoker", 7, "2026-01-01 00:00, abc"),
+    ]
+    text = (tmp_path / "cpu.md").read_text()
+    assert "| 2.50 (vllm) | 50% of memory | 2026-01-02 00:00, def |" in text and "change" not in text
+    with pytest.raises(ValueError, match="one processor"):
+        current.merge([old, replace(new, processor="another")])

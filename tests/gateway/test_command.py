@@ -32,7 +32,7 @@ from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.usage.metrics import UsageMetrics
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "gateway.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "gateway.md"
 SERVER = "--endpoint=a=http://127.0.0.1:1"
 
 

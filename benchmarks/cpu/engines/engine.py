@@ -56,13 +56,13 @@ class Engine(Protocol):
 
 def check_counts(workload: Workload, finished: Finished) -> None:
     """Raises `CannotRunError` unless every request got all of its tokens: fewer would look like speed."""
-    wanted = [out for _, out in workload.requests]
-    if finished.counts != wanted:
-        wrong = [i for i, out in enumerate(wanted) if i >= len(finished.counts) or finished.counts[i] != out]
+    requested = [out for _, out in workload.requests]
+    if finished.counts != requested:
+        wrong = [i for i, out in enumerate(requested) if i >= len(finished.counts) or finished.counts[i] != out]
         got = finished.counts[wrong[0]] if wrong and wrong[0] < len(finished.counts) else None
         raise CannotRunError(
-            f"{workload.name}: {len(wrong)} of {len(wanted)} requests got a wrong number of tokens, "
-            f"the first of them {got} instead of {wanted[wrong[0]]}"
+            f"{workload.name}: {len(wrong)} of {len(requested)} requests got a wrong number of tokens, "
+            f"the first of them {got} instead of {requested[wrong[0]]}"
             if wrong
-            else f"{workload.name}: {len(finished.counts)} answers to {len(wanted)} requests"
+            else f"{workload.name}: {len(finished.counts)} answers to {len(requested)} requests"
         )

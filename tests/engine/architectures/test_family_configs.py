@@ -483,7 +483,7 @@ def test_every_family_is_spelled_and_named() -> None:
 
 
 def test_the_documentation_names_every_architecture() -> None:
-    table = (Path(__file__).parents[3] / "docs" / "models.md").read_text().split("Any other decoder")[0]
+    table = (Path(__file__).parents[3] / "docs" / "guides" / "models.md").read_text().split("Any other decoder")[0]
     assert set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel|ForConditionalGeneration))`", table)) == set(FAMILY_CONFIGS)
 
 

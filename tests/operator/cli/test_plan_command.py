@@ -279,7 +279,7 @@ def test_a_cluster_that_is_not_there_is_said(run: Any, monkeypatch: pytest.Monke
 
 
 def test_the_documentation_shows_what_is_printed(run: Any) -> None:
-    text = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/guides/planning.md").read_text(encoding="utf-8")
     shown = text.split("```")[1].strip("\n")
     command, _, printed = shown.partition("\n")
     _, out, _ = run(*command.removeprefix("$ stoker plan ").split())
@@ -294,7 +294,7 @@ def test_every_reason_is_documented() -> None:
     pattern = r"reason=\"(\w+)\"|(?:Problem|Objection)\(\s*\"(\w+)\"|, \"(Unsupported\w+)\"\)"
     named = set(re.findall(pattern, sources))
     reasons = {name for names in named for name in names if name}
-    text = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/guides/planning.md").read_text(encoding="utf-8")
     assert {"DoesNotFit", "HeadsNotDivisible", "UnsupportedDtype", "NoImage"} <= reasons
     assert not {reason for reason in reasons if f"`{reason}`" not in text}
 

@@ -1,0 +1,61 @@
+"""The current report of a machine: of each model and workload the newest run that measured it.
+
+    cd benchmarks && python -m cpu.current results/cpu-amx results/2026-11-27-1640-cpu.json...
+
+It writes STEM.json and STEM.md. An earlier STEM.json is merged too, so that the files of runs can be deleted: what
+they measured stays in the report until it is measured again, and in the history for good.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cpu.report import report
+from cpu.results import Results, Row
+
+
+def merge(runs: Sequence[Results]) -> Results:
+    """One result: all rows of a model and workload are those of the newest run that has any.
+
+    Raises:
+        ValueError: no runs, or runs of several processors.
+    """
+    if len({run.processor for run in runs}) != 1:
+        raise ValueError(f"runs of one processor are needed, not of {sorted({run.processor for run in runs})}")
+    by_date = sorted(runs, key=lambda run: run.date)
+    rows: dict[tuple[str, str], list[Row]] = {}
+    for run in by_date:
+        measured = [replace(row, run=row.run or f"{run.date}, {run.commit}") for row in run.rows]
+        for kind in dict.fromkeys((row.model, row.workload) for row in measured):
+            found = [row for row in measured if (row.model, row.workload) == kind]
+            if kind not in rows or found[0].run >= rows[kind][0].run:
+                rows[kind] = found
+    newest = by_date[-1]
+    return replace(
+        newest,
+        read_bytes=max(run.read_bytes for run in runs),
+        gemm_flops=max(run.gemm_flops for run in runs),
+        rows=[row for kind in sorted(rows, key=_natural) for row in rows[kind]],
+        left_out={},
+    )
+
+
+def _natural(kind: tuple[str, str]) -> list[tuple[str, int]]:
+    """Orders decode-2 before decode-16."""
+    return [(text, int(number or 0)) for name in kind for text, number in re.findall(r"(\D+)(\d*)", name)]
+
+
+def main(stem: Path, runs: Sequence[Path]) -> None:
+    """Writes the report of these runs, and of the report that is there."""
+    current = stem.with_suffix(".json")
+    merged = merge([Results.read(path) for path in ([current] if current.is_file() else []) + list(runs)])
+    merged.write(current)
+    stem.with_suffix(".md").write_text(report(merged, [], None))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]])

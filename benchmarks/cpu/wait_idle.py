@@ -1,0 +1,41 @@
+"""Waiting until nobody else uses the machine: what shares it would be measured too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+#: So much of the processors' time may go to others, or be taken by other virtual machines.
+QUIET: Final = 0.10
+
+
+def used_and_all() -> tuple[int, int]:
+    """Ticks of all processors since the start: those that were used, by whomever, and all."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = [int(field) for field in fields]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and idle with the disk at work
+
+
+class IdleWaiter:
+    """Waits, but not for ever: no longer than `each_s` seconds at a time, and 15 times that in total."""
+
+    def __init__(
+        self,
+        each_s: int,
+        ticks: Callable[[], tuple[int, int]] = used_and_all,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._each_s, self._left_s, self._ticks, self._sleep = each_s, 15 * each_s, ticks, sleep
+
+    def wait(self) -> bool:
+        """Until a second passes in which the machine is quiet; False: it was not in all the time there was."""
+        for _ in range(max(1, min(self._each_s, self._left_s))):
+            used, of_all = self._ticks()
+            self._sleep(1)
+            used_then, of_all_then = self._ticks()
+            if used_then - used <= QUIET * max(1, of_all_then - of_all):
+                return True
+            self._left_s -= 1
+        return False

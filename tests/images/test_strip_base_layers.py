@@ -1,0 +1,119 @@
+"""An image's archive loses what a node has and nothing else, and says all that containerd must know of the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import runpy
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "e2e/cluster/strip_base_layers.py"
+strip_base_layers = runpy.run_path(str(SCRIPT))["strip_base_layers"]
+
+OLD, NEW = b"a big layer", b"a layer that changed"
+TAG = "stoker/engine-cpu:dev"
+
+
+def digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+CONFIG = json.dumps({"rootfs": {"type": "layers", "diff_ids": [digest(OLD), digest(NEW)]}}).encode()
+BLOB = "blobs/sha256/" + "c" * 64
+#: As Docker wrote it before 25, as it writes it since then, and where it keeps images in containerd's store: there
+#: layers are compressed, and their names are not what the configuration calls them.
+BEFORE_25 = {"1/layer.tar": OLD, "2/layer.tar": NEW, "ab.json": CONFIG}
+SINCE_25 = {digest(each).replace("sha256:", "blobs/sha256/"): each for each in (OLD, NEW, CONFIG)}
+CONTAINERD = {digest(OLD).replace("sha256:", "blobs/sha256/"): OLD, BLOB: NEW, "blobs/sha256/ab": CONFIG}
+
+
+def chain(*layers: bytes) -> str:
+    """The chain ID of the last of these layers, of which each lies on those before it."""
+    *below, last = layers
+    return digest(f"{chain(*below)} {digest(last)}".encode()) if below else digest(last)
+
+
+def saved(folder: Path, files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> Path:
+    """What `docker save` wrote: two layers and a configuration, in this order, beside other files."""
+    old, new, config = files
+    manifest = [{"Config": config, "RepoTags": [TAG], "Layers": [old, new, *(links or ())]}]
+    path = folder / "image.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, content in {**files, "repositories": b"{}", "manifest.json": json.dumps(manifest).encode()}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+        for name, target in (links or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
+    return path
+
+
+def thinned(archive: Path, *has: str) -> dict[str, bytes]:
+    """The files of the archive that a node would get."""
+    out = io.BytesIO()
+    strip_base_layers(archive, has, out)
+    out.seek(0)
+    with tarfile.open(fileobj=out) as layout:
+        return {name: layout.extractfile(name).read() for name in layout.getnames()}  # type: ignore[union-attr]
+
+
+def manifest_of(layout: dict[str, bytes]) -> Any:
+    (described,) = json.loads(layout["index.json"])["manifests"]
+    assert described["annotations"] == {"io.containerd.image.name": f"docker.io/{TAG}"}
+    return json.loads(layout["blobs/sha256/" + described["digest"].removeprefix("sha256:")])
+
+
+@pytest.mark.parametrize("files", [BEFORE_25, SINCE_25])
+def test_only_what_is_missing_travels(tmp_path: Path, files: dict[str, bytes]) -> None:
+    # What the node has of the changed layer lies on another image's layers, or on none.
+    layout = thinned(saved(tmp_path, files), digest(OLD), chain(b"of another image", NEW), digest(NEW))
+    manifest = manifest_of(layout)
+    assert manifest["config"]["digest"] == digest(CONFIG)
+    assert [(each["digest"], each["size"]) for each in manifest["layers"]] == [
+        (digest(OLD), len(OLD)),
+        (digest(NEW), len(NEW)),
+    ]
+    assert set(layout.values()) >= {CONFIG, NEW}
+    assert OLD not in layout.values()
+
+
+def test_a_node_without_anything_gets_all(tmp_path: Path) -> None:
+    layout = thinned(saved(tmp_path, BEFORE_25))
+    assert set(layout.values()) >= {CONFIG, OLD, NEW}
+    blobs = {name: content for name, content in layout.items() if name.startswith("blobs/")}
+    assert {name.removeprefix("blobs/") for name in blobs} == {
+        digest(content).replace(":", "/") for content in blobs.values()
+    }
+
+
+def test_a_compressed_layer_goes_by_its_own_digest(tmp_path: Path) -> None:
+    archive = saved(tmp_path, CONTAINERD)
+    layout = thinned(archive, digest(OLD))
+    assert layout[BLOB] == NEW
+    assert OLD not in layout.values()
+    has_it = thinned(archive, digest(OLD), chain(OLD, NEW))
+    assert BLOB not in has_it
+    for each in layout, has_it:
+        assert manifest_of(each)["layers"][1] == {
+            "mediaType": "application/vnd.docker.image.rootfs.diff.tar",
+            "digest": BLOB.replace("blobs/sha256/", "sha256:"),
+            "size": len(NEW),
+        }
+
+
+def test_a_layer_that_comes_twice_travels_once(tmp_path: Path) -> None:
+    config = json.dumps({"rootfs": {"diff_ids": [digest(OLD), digest(NEW), digest(NEW)]}}).encode()
+    archive = saved(tmp_path, {**BEFORE_25, "ab.json": config}, links={"3/layer.tar": "../2/layer.tar"})
+    for has in [], [digest(OLD)], [digest(OLD), chain(OLD, NEW)]:
+        layout = thinned(archive, *has)
+        assert [each["size"] for each in manifest_of(layout)["layers"]] == [len(OLD), len(NEW), len(NEW)]
+        assert list(layout.values()).count(NEW) == 1
+    assert NEW not in thinned(archive, digest(OLD), chain(OLD, NEW), chain(OLD, NEW, NEW)).values()
