@@ -73,9 +73,9 @@ class Store:
     def newest(self, kind: str, namespace: str) -> int:
         """The newest version that was seen of a kind in a namespace (empty: in all)."""
         with self._lock:
-            there = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
-            gone = {id: tombstone.version for id, tombstone in self._deleted.items() if id.kind == kind}
-            versions = (*there.items(), *gone.items())
+            present = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
+            deleted = {id: tombstone.version for id, tombstone in self._deleted.items() if id.kind == kind}
+            versions = (*present.items(), *deleted.items())
             return max((version for id, version in versions if namespace in ("", id.namespace)), default=0)
 
     def replace(self, kind: str, namespace: str, items: Iterable[Object], version: str, since: int = 0) -> list[Object]:
@@ -93,8 +93,8 @@ class Store:
         at, news = int(version), []
         with self._lock:
             if at < since:
-                here = [id for id in self._deleted if id.kind == kind and namespace in ("", id.namespace)]
-                for id in here:
+                forgotten = [id for id in self._deleted if id.kind == kind and namespace in ("", id.namespace)]
+                for id in forgotten:
                     del self._deleted[id]
             # What is newer than the list was seen while it was under way, and stays.
             until = at if at >= since else since
@@ -113,9 +113,9 @@ class Store:
                     news.append(seen)
                 older.discard(id)
             for id in older:
-                gone = self._objects[kind][id]
-                news.append(gone)
-                self._remove(id, at, _uid(gone))
+                removed = self._objects[kind][id]
+                news.append(removed)
+                self._remove(id, at, _uid(removed))
             self._listed[kind] = at
         return news
 
@@ -146,8 +146,8 @@ class Store:
     def _put(self, seen: Object) -> bool:
         id, version = _id(seen), _version(seen)
         there = self._find(id)
-        gone = self._deleted.get(id)
-        if gone is not None and (version <= gone.version or _is_before_deletion(seen, gone.uid)):
+        tombstone = self._deleted.get(id)
+        if tombstone is not None and (version <= tombstone.version or _is_before_deletion(seen, tombstone.uid)):
             return False
         if there is not None and version <= _version(there):
             return False

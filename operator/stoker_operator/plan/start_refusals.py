@@ -34,12 +34,12 @@ def refused_at_start(
     if why:
         yield Refusal("spec.model.source", why, "NotSupported", elsewhere, "use another model")
     if isinstance(shape, Shape) and (why := _dtype(spec, shape)):
-        asked = ("bfloat16", "float16", "float32")
+        dtypes = ("bfloat16", "float16", "float32")
         yield Refusal(
             "spec.engine.dtype",
             why.partition("; ")[0],
             "UnsupportedDtype",
-            lambda: [Proposal(f"use {name}", {"engine": {"dtype": name}}, also=name) for name in asked],
+            lambda: [Proposal(f"use {name}", {"engine": {"dtype": name}}, also=name) for name in dtypes],
             "use another model",
         )
 

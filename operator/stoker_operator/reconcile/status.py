@@ -184,8 +184,8 @@ def _where(decision: Decision, seen: Observed) -> dict[str, Any]:
         return {"addresses": routed} if routed else {}
     internal = url(decision.owner, parsed.spec)
     addresses = [{"name": "cluster", "url": internal}]
-    scheme, _, rest = internal.partition("://")
-    port = rest.partition("/")[0].rpartition(":")[2]
+    scheme, _, after_scheme = internal.partition("://")
+    port = after_scheme.partition("/")[0].rpartition(":")[2]
     balancer: Any = (service.get("status") or {}).get("loadBalancer") or {}
     for ingress in balancer.get("ingress") or ():
         host = ingress.get("hostname") or ingress.get("ip")
@@ -227,25 +227,31 @@ def _workloads(endpoint: Endpoint, decision: Decision, seen: Observed) -> dict[s
     runtime = evaluation.parsed.spec.engine.runtime
     reported = []
     for name, pinned in decision.pinned.items():
-        told: dict[str, Any] = {"args": reported_args(engine(pinned.deployment))}
+        engine_status: dict[str, Any] = {"args": reported_args(engine(pinned.deployment))}
         found = seen.workloads[name].reported if name in seen.workloads else None
         if found is not None:
             facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
-            told |= {field: value for field, value in facts.items() if value != ""}
+            engine_status |= {field: value for field, value in facts.items() if value != ""}
         if name in seen.workloads:
-            told |= _engines(seen.workloads[name].engines)
+            engine_status |= _engines(seen.workloads[name].engines)
         earlier = reported_workload(endpoint, name)
         # Where other pods run than would be made today, the numbers are theirs.
         numbers = earlier["plan"] if pinned.differs and earlier else _plan(evaluation.plan)
         reported.append(
-            {"name": name, "runtime": runtime, "image": image(pinned.deployment), "plan": numbers, "engine": told}
+            {
+                "name": name,
+                "runtime": runtime,
+                "image": image(pinned.deployment),
+                "plan": numbers,
+                "engine": engine_status,
+            }
         )
     return {"workloads": reported}
 
 
 def _engines(pods: Mapping[str, EngineStates]) -> dict[str, Any]:
     """Which engines serve; those that do not are listed first."""
-    every = [(pod, engine) for pod, engines in sorted(pods.items()) for engine in engines.each]
+    every = [(pod, engine) for pod, states in sorted(pods.items()) for engine in states.engines]
     if not every:
         return {}
     listed = [
@@ -384,14 +390,16 @@ def _stalled(trouble: Diagnosis | None) -> ConditionStatus:
 def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
     # Of a pod with one engine, or where none serves, readiness says it.
-    pods = [(pod, engines) for pod, engines in every if len(engines.each) > 1 and len(engines.down) < len(engines.each)]
+    pods = [
+        (pod, states) for pod, states in every if len(states.engines) > 1 and len(states.down) < len(states.engines)
+    ]
     if not pods:
         return {}
     down = [
-        f"pod {pod}: {len(engines.down)} of {len(engines.each)} engines {'does' if len(engines.down) == 1 else 'do'} "
-        f"not serve: {_reported_text(engines)}"
-        for pod, engines in pods
-        if engines.down
+        f"pod {pod}: {len(states.down)} of {len(states.engines)} engines {'does' if len(states.down) == 1 else 'do'} "
+        f"not serve: {_reported_text(states)}"
+        for pod, states in pods
+        if states.down
     ]
     if not down:
         return {"Degraded": ConditionStatus("False", "EveryCopyServes", "every engine of the model serves")}
@@ -400,14 +408,14 @@ def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     return {"Degraded": ConditionStatus("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
 
 
-def _reported_text(engines: EngineStates) -> str:
+def _reported_text(states: EngineStates) -> str:
     """What a pod says of its engines that do not serve."""
-    told = [
+    texts = [
         f"engine {engine.number}{_lacks(engine)}{f': {engine.message[:_MESSAGE_LIMIT]}' if engine.message else ''}"
-        for engine in engines.down
+        for engine in states.down
     ]
-    more = f"; and {len(told) - _COPIES} more" if len(told) > _COPIES else ""
-    return "; ".join(told[:_COPIES]) + more
+    more = f"; and {len(texts) - _COPIES} more" if len(texts) > _COPIES else ""
+    return "; ".join(texts[:_COPIES]) + more
 
 
 def _lacks(engine: EngineState) -> str:
@@ -420,10 +428,10 @@ def _lacks(engine: EngineState) -> str:
 def _waited_for(seen: Observed) -> str:
     """What pods say of which no engine serves."""
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
-    told = [
-        f"; pod {pod}: {_reported_text(engines)}" for pod, engines in every if len(engines.down) == len(engines.each)
+    texts = [
+        f"; pod {pod}: {_reported_text(states)}" for pod, states in every if len(states.down) == len(states.engines)
     ]
-    return "".join(told[:_PODS])
+    return "".join(texts[:_PODS])
 
 
 def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus:
@@ -445,13 +453,13 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
 def older_objects(decision: Decision, seen: Observed) -> list[str]:
     """What is said of Secrets and ConfigMaps of which pods run with an earlier state: one sentence each, and what
     renews them."""
-    owner, said = decision.owner, []
+    owner, sentences = decision.owner, []
     for name, workload in seen.workloads.items():
         restart = f"kubectl rollout restart deployment/{owner.of(name).object_name} --namespace {owner.namespace}"
         for each in workload.older:
-            what = f"{each.kind} {each.name} ({each.field}) as it was before {each.changed:%Y-%m-%dT%H:%M:%SZ}"
-            said.append(f"{_named(each.pods)} with {what}: {restart} renews them")
-    return said
+            subject = f"{each.kind} {each.name} ({each.field}) as it was before {each.changed:%Y-%m-%dT%H:%M:%SZ}"
+            sentences.append(f"{_named(each.pods)} with {subject}: {restart} renews them")
+    return sentences
 
 
 def _named(pods: tuple[str, ...]) -> str:

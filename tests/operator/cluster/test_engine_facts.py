@@ -210,7 +210,7 @@ def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeyp
     assert facts.reported(KEY, "main", "pod-2", honest.url) is None, "another pod is asked again"
     assert facts.reported(KEY, "prefill", "pod-9", honest.url) is None, "and another workload for itself"
     facts.forget(KEY)
-    assert KEY not in facts._asked
+    assert KEY not in facts._requests
 
 
 def test_one_that_does_not_tell_is_asked_again_after_a_pause(serve: Any) -> None:
@@ -219,9 +219,9 @@ def test_one_that_does_not_tell_is_asked_again_after_a_pause(serve: Any) -> None
     server = serve(answer(b""))
     for attempts in (1, 2):
         facts.reported(KEY, "main", "pod", server.url)
-        until(lambda: not facts._asked[KEY]["main"].asking, "it has been asked")
+        until(lambda: not facts._requests[KEY]["main"].is_pending, "it has been asked")
         facts.reported(KEY, "main", "pod", server.url)
-        assert not facts._asked[KEY]["main"].asking
+        assert not facts._requests[KEY]["main"].is_pending
         assert len(server.requests) == attempts
         clock += 2
 

@@ -102,7 +102,7 @@ def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
 def test_an_engine_may_be_known_by_less(pod: Pod) -> None:
     pod.answers["/copies"] = b'[{"number": 1, "serves": false}, {"number": 0, "serves": true}, {"number": 2}]'
     found = ask(pod)
-    assert found is not None and found.each == (EngineState(0, True), EngineState(1, False))
+    assert found is not None and found.engines == (EngineState(0, True), EngineState(1, False))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_a_liar_costs_little(pod: Pod) -> None:
     states = [EngineState(number, False, 4, (3, 99, 3), "\u202e \x00<b>" + "word " * 100) for number in range(80)]
     pod.answers["/copies"] = json.dumps([state.to_dict() for state in states]).encode()
     found = ask(pod)
-    assert found is not None and len(found.each) == 64
-    for state in found.each:
+    assert found is not None and len(found.engines) == 64
+    for state in found.engines:
         assert state.missing_ranks == (3,)
         assert len(state.message) <= 400 and state.message.isprintable()
 
@@ -151,7 +151,7 @@ def test_somebody_is_told_when_an_engine_goes_and_when_it_comes(pod: Pod, watch_
         before = len(told)
         pod.answers["/copies"] = answer(*up)
         until(lambda before=before: len(told) > before)
-        assert [engine.serves for engine in seen()["a"].each] == [bool(each) for each in up]
+        assert [engine.serves for engine in seen()["a"].engines] == [bool(each) for each in up]
     quiet, asked = len(told), len(pod.asked)
     until(lambda: len(pod.asked) > asked + 3)
     assert len(told) == quiet, "nothing is new"

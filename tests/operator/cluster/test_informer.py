@@ -42,11 +42,11 @@ def informer(*objects: Any, **options: Any) -> tuple[Informer, Store, FakeKube]:
 def test_news_is_told_once() -> None:
     watching, _, _ = informer()
     label = {INSTANCE: "demo"}
-    assert watching.saw(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
-    assert watching.saw(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the echo of what we wrote ourselves
-    assert watching.saw("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == {Key("ns", "demo")}
-    assert watching.saw("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == {Key("ns", "demo")}
-    assert watching.saw("Service", "ADDED", seen("Service", 4, "other")) == set()  # nobody's
+    assert watching.on_event(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
+    assert watching.on_event(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the echo of what we wrote ourselves
+    assert watching.on_event("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.on_event("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.on_event("Service", "ADDED", seen("Service", 4, "other")) == set()  # nobody's
 
 
 def test_a_list_finds_what_a_watch_missed() -> None:
@@ -85,5 +85,5 @@ def test_what_a_gateway_needs_is_looked_at_where_there_is_one() -> None:
     both = {Key("ns", "demo"), Key("ns", "other")}
     assert watching.news() == both
     labelled = {**namespace, "metadata": {**namespace["metadata"], "resourceVersion": "60", "annotations": {"a": "b"}}}
-    assert watching.saw("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == both
+    assert watching.on_event("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == both
     assert "spec" not in (store.get("Namespace", "", "ns") or {})
