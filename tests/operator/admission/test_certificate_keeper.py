@@ -269,7 +269,7 @@ def test_who_begins_to_lead_sees_to_it_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_configuration_it_is_served_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> int:
+    def num_warnings() -> int:
         return sum("there is no ValidatingWebhookConfiguration stoker" in line for line in caplog.messages)
 
     async def main() -> None:
@@ -278,16 +278,16 @@ def test_without_a_configuration_it_is_served_all_the_same(caplog: pytest.LogCap
         ours = keeper(kube)
         await ours.start()
         await until_async(lambda: ours.loaded)
-        await until_async(told)
+        await until_async(num_warnings)
         await kube.looked_at_again()
         await ours.stop()
 
     asyncio.run(main())
-    assert told() == 1
+    assert num_warnings() == 1
 
 
 def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> int:
+    def num_warnings() -> int:
         return sum("there is no Secret stoker-system/stoker-webhook" in line for line in caplog.messages)
 
     async def main() -> None:
@@ -295,14 +295,14 @@ def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> 
         secret = kube.objects.pop("Secret")
         ours = keeper(kube)
         await ours.start()
-        await until_async(told)
+        await until_async(num_warnings)
         await kube.looked_at_again()
         kube.objects["Secret"] = secret
         await until_async(lambda: ours.loaded)
         await ours.stop()
 
     asyncio.run(main())
-    assert told() == 1
+    assert num_warnings() == 1
     assert "make it again with helm upgrade" in caplog.text and "replicas that run" not in caplog.text
 
 

@@ -61,12 +61,12 @@ def labelled_claim(metadata: Any) -> Spec:
 
 #: What has labels and annotations: its name, its path, and a spec in which it has such a field.
 METADATA: tuple[tuple[str, str, Callable[[str, Any], Spec]], ...] = (
-    ("the pods", "spec.template.metadata", lambda field, given: spec(template={"metadata": {field: given}})),
-    ("the Service", "spec.service", lambda field, given: spec(service={field: given})),
+    ("the pods", "spec.template.metadata", lambda field, keys: spec(template={"metadata": {field: keys}})),
+    ("the Service", "spec.service", lambda field, keys: spec(service={field: keys})),
     (
         "the claim",
         "spec.storage.cache.volumeClaimTemplate.metadata",
-        lambda field, given: spec(storage=labelled_claim({field: given})),
+        lambda field, keys: spec(storage=labelled_claim({field: keys})),
     ),
 )
 #: Keys that there cannot be: a label's and an annotation's for each of them.
@@ -796,8 +796,8 @@ def _add(name: str) -> Any:
 def _faults(node: Schema, value: Any) -> Iterator[tuple[str, Any]]:
     """Every way to put a field wrong that holds `value`."""
     for kind, other in _OTHER_TYPES.items():
-        wanted = node.get("type") or ("integer", "string")
-        if kind not in wanted and not (kind == "integer" and wanted == "number"):
+        types = node.get("type") or ("integer", "string")
+        if kind not in types and not (kind == "integer" and types == "number"):
             yield f"is {kind}", _put(other)
     if "minimum" in node:
         yield "is too small", _put(node["minimum"] - 1)

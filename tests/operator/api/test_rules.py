@@ -142,13 +142,13 @@ def test_absence_means_something(endpoint: Any) -> None:
     assert (spec.engine.gpu_memory_utilization, spec.engine.runtime, spec.monitoring.mode) == (0.92, "stoker", "Auto")
     assert (spec.hardware.accelerators, spec.hardware.pods_per_replica, spec.hardware.gpus) == (1, 1, 1)
     assert spec.sizes == (1, 1, 1)
-    given = endpoint(
+    explicit = endpoint(
         rollout={"maxSurge": 0, "maxUnavailable": "50%", "drainSeconds": 0, "imageUpdates": "Always"},
         engine={"gpuMemoryUtilizationPercent": 50},
     ).spec
-    assert (given.rollout.surge, given.rollout.unavailable, given.rollout.drain) == (0, "50%", 0)
-    assert given.rollout.follows_images
-    assert given.engine.gpu_memory_utilization == 0.5
+    assert (explicit.rollout.surge, explicit.rollout.unavailable, explicit.rollout.drain) == (0, "50%", 0)
+    assert explicit.rollout.follows_images
+    assert explicit.engine.gpu_memory_utilization == 0.5
 
 
 sizes = st.one_of(st.none(), st.integers(1, 64))

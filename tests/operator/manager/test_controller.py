@@ -107,19 +107,19 @@ def test_a_review_waits_a_little_for_a_description(
         monkeypatch.setattr(controller._configs, "get", lambda *_, **__: None)
         monkeypatch.setattr(controller._configs, "pending", lambda *_: pending)
         document: Any = {**ENDPOINT, "apiVersion": "stoker.dev/v1alpha1"}
-        await controller._learn(document)
+        await controller._await_config(document)
         document["spec"] = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
-        await controller._learn(document)
+        await controller._await_config(document)
         assert loop.time() == 0
         document["spec"]["model"] = {"source": "hf://org/model"}
-        waiting = asyncio.create_task(controller._learn(document))
+        waiting = asyncio.create_task(controller._await_config(document))
         await elapse(1)
         assert not waiting.done()
         pending = not comes
         controller._on_hub_attempt(Model("org/model", None), set())
         await waiting
         assert loop.time() == (1 if comes else 2)
-        await controller._learn({"spec": {"model": 5}})
+        await controller._await_config({"spec": {"model": 5}})
 
     virtual_time(main)
 
@@ -205,10 +205,10 @@ def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.Mon
         await kube.listed_again()
         ((watched, on_event, ended),) = started
         assert [each.kind for each in watched] == ["PodMonitor"]
-        told: list[Any] = []
-        monkeypatch.setattr(controller, "on_event", lambda *words: told.append(words))
+        events: list[Any] = []
+        monkeypatch.setattr(controller, "on_event", lambda *words: events.append(words))
         await asyncio.to_thread(on_event, "PodMonitor", "ADDED", {})
-        await until_async(lambda: told == [("PodMonitor", "ADDED", {})])
+        await until_async(lambda: events == [("PodMonitor", "ADDED", {})])
         await asyncio.to_thread(ended)
         await until_async(lambda: len(started) == 2)
         await controller.stop()

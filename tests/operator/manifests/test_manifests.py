@@ -129,8 +129,8 @@ def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
 
 
 def test_the_administrator_says_how_endpoints_are_scraped(endpoint: Any) -> None:
-    def monitor(said: dict[str, Any], **spec: Any) -> Any:
-        policy = Policy.model_validate(said)
+    def monitor(chart_policy: dict[str, Any], **spec: Any) -> Any:
+        policy = Policy.model_validate(chart_policy)
         objects = render(endpoint(**spec), Catalogue.load(), True, policy)
         return next((each for each in objects if each["kind"] == "PodMonitor"), None)
 

@@ -62,20 +62,20 @@ HANDLERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", ["livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop"])
-@pytest.mark.parametrize("own", HANDLERS)
-@pytest.mark.parametrize("given", HANDLERS)
-def test_a_probe_or_hook_is_of_one_kind(field: str, own: str, given: str) -> None:
+@pytest.mark.parametrize("old_kind", HANDLERS)
+@pytest.mark.parametrize("new_kind", HANDLERS)
+def test_a_probe_or_hook_is_of_one_kind(field: str, old_kind: str, new_kind: str) -> None:
     times = {"failureThreshold": 2}
     ours = copy.deepcopy(OURS)
-    theirs: Any = {field: {given: HANDLERS[given], "periodSeconds": 3}}
-    mine: Any = {field: {own: {**HANDLERS[own], "mine": 1}, **times}}
+    theirs: Any = {field: {new_kind: HANDLERS[new_kind], "periodSeconds": 3}}
+    mine: Any = {field: {old_kind: {**HANDLERS[old_kind], "mine": 1}, **times}}
     hook = field in ("postStart", "preStop")
     ours["containers"][0] |= {"lifecycle": mine} if hook else mine
     both = merge_pod_spec(ours, {"containers": [{"name": "engine", **({"lifecycle": theirs} if hook else theirs)}]})
     container = both["containers"][0]
     result = (container["lifecycle"] if hook else container)[field]
-    kept = {"mine": 1} if own == given else {}
-    assert result == {given: {**HANDLERS[given], **kept}, **times, "periodSeconds": 3}
+    kept = {"mine": 1} if old_kind == new_kind else {}
+    assert result == {new_kind: {**HANDLERS[new_kind], **kept}, **times, "periodSeconds": 3}
     assert ours["containers"][0]["image"] == container["image"]
 
 
@@ -152,9 +152,9 @@ def test_ids_may_be_left_to_the_cluster(document: Any, catalogue: Catalogue, run
 
     ours = context(Policy())
     assert ours["fsGroup"] == 65532
-    left = {key: value for key, value in ours.items() if key not in ("fsGroup", "runAsUser")}
-    assert context(Policy.of({"podIds": "Cluster"}, "policy")) == left
-    assert context(Policy(), securityContext={"fsGroup": None, "runAsUser": None}) == left
+    without_ids = {key: value for key, value in ours.items() if key not in ("fsGroup", "runAsUser")}
+    assert context(Policy.of({"podIds": "Cluster"}, "policy")) == without_ids
+    assert context(Policy(), securityContext={"fsGroup": None, "runAsUser": None}) == without_ids
 
 
 def test_maps_are_merged_and_theirs_wins() -> None:
@@ -346,9 +346,9 @@ def test_nonsense_in_a_sidecar_too(theirs: Any) -> None:
 
 @given(theirs=anything)
 def test_nonsense_in_the_engines_container_too(theirs: Any) -> None:
-    given = {"name": "engine", "ports": theirs, "volumeMounts": theirs, "readinessProbe": theirs}
+    container = {"name": "engine", "ports": theirs, "volumeMounts": theirs, "readinessProbe": theirs}
     try:
-        merge_pod_spec(OURS, {"containers": [given]})
+        merge_pod_spec(OURS, {"containers": [container]})
     except Refused as refused:
         assert all(violation.field.startswith("spec.template.spec.containers") for violation in refused.violations)
 

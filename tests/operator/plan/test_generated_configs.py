@@ -221,5 +221,5 @@ def test_sizes_are_those_of_transformers(seed: int) -> None:
         assert isinstance(shape, Shape), (shape, generated.config)
         assert sum(layer.attention.cache.numbers_per_token for layer in shape.config.layers) == cached
         # Our engine gives each row of a block, or of a matrix, scales of its own.
-        most = 0.01 if runtime == "vllm" else 0.035
-        assert weight_bytes(shape.config, 2, formats=shape.formats) == pytest.approx(weights, rel=most), runtime
+        tolerance = 0.01 if runtime == "vllm" else 0.035
+        assert weight_bytes(shape.config, 2, formats=shape.formats) == pytest.approx(weights, rel=tolerance), runtime

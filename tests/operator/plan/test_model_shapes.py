@@ -179,10 +179,14 @@ def test_a_checkpoint_that_is_quantized_says_so(name: str, method: str, bits: in
 
 def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
-    other = shape_of(source("org/model"), config, "vllm")
-    assert isinstance(other, str) and other.startswith("how large weights are that torchao quantizes is not known")
-    told = shape_of(source("org/model"), config)
-    assert isinstance(told, str) and told.startswith("the checkpoint is quantized by 'torchao', which is not computed")
+    vllm_shape = shape_of(source("org/model"), config, "vllm")
+    assert isinstance(vllm_shape, str) and vllm_shape.startswith(
+        "how large weights are that torchao quantizes is not known"
+    )
+    reason = shape_of(source("org/model"), config)
+    assert isinstance(reason, str) and reason.startswith(
+        "the checkpoint is quantized by 'torchao', which is not computed"
+    )
 
 
 @pytest.mark.parametrize("runtime", ["stoker", "vllm"])

@@ -38,7 +38,7 @@ class FakeKube:
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.version = 100
         self.refuse: dict[str, str] = {}
 
@@ -52,13 +52,13 @@ class FakeKube:
         return copy.deepcopy(live)
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        self.asked.append(f"get {kind}")
+        self.requests.append(f"get {kind}")
         return copy.deepcopy(self.objects.get((kind, name)))
 
     def list(self, kind: str, namespace: str = "", labels: Any = None, fields: str = "") -> Listing:
-        self.asked.append(f"list {kind}")
-        wanted = fields.removeprefix("metadata.name=")
-        found = [copy.deepcopy(live) for id, live in self.objects.items() if id[0] == kind and wanted in ("", id[1])]
+        self.requests.append(f"list {kind}")
+        name = fields.removeprefix("metadata.name=")
+        found = [copy.deepcopy(live) for id, live in self.objects.items() if id[0] == kind and name in ("", id[1])]
         return Listing(found, str(self.version))
 
     def serves(self, kind: str) -> bool:
@@ -66,7 +66,7 @@ class FakeKube:
 
     def apply(self, body: Any, manager: str, subresource: str = "", *, dry_run: bool = False) -> dict[str, Any]:
         kind = body["kind"]
-        self.asked.append(f"{'check' if dry_run else 'apply'} {kind}{f'/{subresource}' if subresource else ''}")
+        self.requests.append(f"{'check' if dry_run else 'apply'} {kind}{f'/{subresource}' if subresource else ''}")
         if kind in self.refuse and not subresource:
             raise KubeError(422, self.refuse[kind])
         before = self.objects.get((kind, body["metadata"]["name"]), {})
@@ -85,11 +85,11 @@ class FakeKube:
         return self.seen({**body, "metadata": metadata, "status": before.get("status", {})})
 
     def create(self, body: Any) -> dict[str, Any]:
-        self.asked.append(f"create {body['kind']} {body.get('reason', '')}".rstrip())
+        self.requests.append(f"create {body['kind']} {body.get('reason', '')}".rstrip())
         return dict(body)
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        self.asked.append(f"delete {kind}")
+        self.requests.append(f"delete {kind}")
         del self.objects[kind, name]
 
 
@@ -117,16 +117,16 @@ class World:
         Informer(self.kube, self.store).relist()
         writer = Writer(self.kube, self.store, lambda: self.leading)
 
-        def engines(*asked: Any) -> dict[str, EngineStates]:
-            self.asked_for_engines.append(asked)
+        def engines(*pod_key: Any) -> dict[str, EngineStates]:
+            self.asked_for_engines.append(pod_key)
             return self.engines
 
         self.cluster = Cluster(self.kube, self.store, writer, reported=lambda *_: self.reported, engines=engines)
-        self.kube.asked.clear()
+        self.kube.requests.clear()
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
-        self.kube.asked.clear()
-        return reconcile(self.cluster, self.context, KEY, self.now), list(self.kube.asked)
+        self.kube.requests.clear()
+        return reconcile(self.cluster, self.context, KEY, self.now), list(self.kube.requests)
 
     def change(self, kind: str, **parts: Any) -> None:
         live = self.kube.objects[kind, "demo"]
@@ -166,17 +166,17 @@ def world(document: Any) -> World:
 
 
 def test_it_is_made_once_and_then_nothing_is_asked(world: World) -> None:
-    outcome, asked = world.reconcile()
+    outcome, requests = world.reconcile()
     assert outcome is Outcome.MOVING
-    assert [each for each in asked if each.startswith("apply")] == [
+    assert [each for each in requests if each.startswith("apply")] == [
         "apply ServiceAccount", "apply Service", "apply NetworkPolicy", "apply Deployment",
         f"apply {KIND}/status",
     ]  # fmt: skip
-    assert asked[-1] == "create Event RollingOut"
+    assert requests[-1] == "create Event RollingOut"
     assert world.reconcile() == (Outcome.MOVING, [])
     world.serve()
-    outcome, asked = world.reconcile()
-    assert (outcome, asked) == (Outcome.SETTLED, [f"apply {KIND}/status", "create Event Ready"])
+    outcome, requests = world.reconcile()
+    assert (outcome, requests) == (Outcome.SETTLED, [f"apply {KIND}/status", "create Event Ready"])
     assert world.reconcile() == (Outcome.SETTLED, [])
     world.restart()
     assert world.reconcile() == (Outcome.SETTLED, [])
@@ -192,8 +192,12 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
     world.reported = Reported(1234, "fp8_e4m3", "Q8_0, F16")
     for _ in range(2):
         assert world.reconcile()[0] is Outcome.SETTLED
-        told = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
-        assert (told["kvBlocks"], told["kvCacheDtype"], told["weights"]) == (1234, "fp8_e4m3", "Q8_0, F16")
+        engine_status = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
+        assert (engine_status["kvBlocks"], engine_status["kvCacheDtype"], engine_status["weights"]) == (
+            1234,
+            "fp8_e4m3",
+            "Q8_0, F16",
+        )
         world.restart()
         world.reported = None  # what was reported once stays in the status
 
@@ -223,7 +227,7 @@ def test_pods_with_several_ranks_are_watched(document: Any) -> None:
 
 
 def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:
-    def told() -> dict[str, Any]:
+    def engine_status() -> dict[str, Any]:
         world.reconcile()
         found: dict[str, Any] = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
         return {name: value for name, value in found.items() if name != "args"}
@@ -232,18 +236,18 @@ def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:
     world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
     world.serve()
     world.reported = Reported(1234)
-    assert told() == {"kvBlocks": 1234}  # all that an earlier operator asked for
+    assert engine_status() == {"kvBlocks": 1234}  # all that an earlier operator asked for
     world.restart()
     world.reported = None
-    assert told() == {"kvBlocks": 1234}
+    assert engine_status() == {"kvBlocks": 1234}
     world.reported = Reported(1234, "float32", "F16")
-    assert told() == {"kvBlocks": 1234, "kvCacheDtype": "float32", "weights": "F16"}
+    assert engine_status() == {"kvBlocks": 1234, "kvCacheDtype": "float32", "weights": "F16"}
     world.reported = Reported(99, "bfloat16", "Q8_0")
-    assert told()["kvBlocks"] == 1234
+    assert engine_status()["kvBlocks"] == 1234
     world.spec(engine={"image": "another:1"})  # the same words for another engine
     world.reconcile()
     world.serve()
-    assert told() == {"kvBlocks": 99, "kvCacheDtype": "bfloat16", "weights": "Q8_0"}
+    assert engine_status() == {"kvBlocks": 99, "kvCacheDtype": "bfloat16", "weights": "Q8_0"}
 
 
 def test_other_runtimes_do_not_tell_their_weights(document: Any) -> None:
@@ -255,8 +259,8 @@ def test_other_runtimes_do_not_tell_their_weights(document: Any) -> None:
     world.reported = Reported(1234, "auto")
     for _ in range(2):
         world.reconcile()
-        told = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
-        assert (told["kvBlocks"], told["kvCacheDtype"]) == (1234, "auto")
+        engine_status = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
+        assert (engine_status["kvBlocks"], engine_status["kvCacheDtype"]) == (1234, "auto")
         world.reported = Reported(99)  # it is not asked again
 
 
@@ -284,8 +288,8 @@ def test_a_newer_operator_writes_nothing(world: World) -> None:
     runtimes = {**catalogue.runtimes, "stoker": {"cpu": "stoker/engine-cpu:99"}}
     world.context = PlanningContext(catalogue.model_copy(update={"runtimes": runtimes}))
     world.restart()
-    _, asked = world.reconcile()
-    assert asked == [f"apply {KIND}/status"]  # which says that a newer image waits
+    _, requests = world.reconcile()
+    assert requests == [f"apply {KIND}/status"]  # which says that a newer image waits
     assert world.reconcile() == (Outcome.SETTLED, [])
     world.spec(engine={"maxNumSeqs": 4})
     world.reconcile()
@@ -299,21 +303,21 @@ def test_scaling_does_not_take_the_newer_image(world: World) -> None:
         world.context.catalogue.model_copy(update={"runtimes": {"stoker": {"cpu": "stoker/engine-cpu:99"}}})
     )
     world.spec(replicas=3)
-    _, asked = world.reconcile()
-    assert "apply PodDisruptionBudget" in asked
+    _, requests = world.reconcile()
+    assert "apply PodDisruptionBudget" in requests
     deployment = world.kube.objects["Deployment", "demo"]
     assert deployment["spec"]["replicas"] == 3
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "stoker/engine-cpu:0.1.0"
     world.spec(replicas=1)
-    _, asked = world.reconcile()
-    assert "delete PodDisruptionBudget" in asked
+    _, requests = world.reconcile()
+    assert "delete PodDisruptionBudget" in requests
 
 
 def test_who_lost_the_lead_writes_nothing(world: World) -> None:
     world.leading = False
     with pytest.raises(NotLeading):
         world.reconcile()
-    assert not [each for each in world.kube.asked if not each.startswith("get")]
+    assert not [each for each in world.kube.requests if not each.startswith("get")]
 
 
 @pytest.mark.parametrize("use", ["Restricted", "None"])
@@ -324,38 +328,38 @@ def test_a_stricter_policy_stops_nothing_that_runs(document: Any, use: Any) -> N
     assert world.reconcile()[0] is Outcome.SETTLED
     world.context = dataclasses.replace(world.context, policy=Policy(template=use))
     world.restart()
-    _, asked = world.reconcile()
-    assert asked == [f"apply {KIND}/status", "create Event TemplateNotPermitted"]
+    _, requests = world.reconcile()
+    assert requests == [f"apply {KIND}/status", "create Event TemplateNotPermitted"]
     assert world.ready()["message"].startswith("spec.template.spec")
     assert world.kube.objects["Deployment", "demo"]["spec"]["template"]["spec"]["hostPID"] is True
     world.spec(template={})
-    _, asked = world.reconcile()
-    assert "apply Deployment" in asked
+    _, requests = world.reconcile()
+    assert "apply Deployment" in requests
     assert "hostPID" not in world.kube.objects["Deployment", "demo"]["spec"]["template"]["spec"]
 
 
 def test_the_networks_policy_comes_and_goes_and_pods_do_not(world: World) -> None:
     world.reconcile()
     world.spec(networkPolicy={"mode": "None"}, service={"type": "NodePort"})
-    _, asked = world.reconcile()
-    assert [each for each in asked if "NetworkPolicy" in each] == ["delete NetworkPolicy"]
-    assert "apply Deployment" not in asked
+    _, requests = world.reconcile()
+    assert [each for each in requests if "NetworkPolicy" in each] == ["delete NetworkPolicy"]
+    assert "apply Deployment" not in requests
     world.spec(networkPolicy={"mode": "Open"})
-    _, asked = world.reconcile()
-    assert "apply NetworkPolicy" in asked and "apply Deployment" not in asked
+    _, requests = world.reconcile()
+    assert "apply NetworkPolicy" in requests and "apply Deployment" not in requests
     world.spec(networkPolicy={})  # a node's port, and nobody from outside may come
-    _, asked = world.reconcile()
-    assert asked == [f"apply {KIND}/status", "create Event Invalid"]
+    _, requests = world.reconcile()
+    assert requests == [f"apply {KIND}/status", "create Event Invalid"]
     assert "from" not in world.kube.objects["NetworkPolicy", "demo"]["spec"]["ingress"][0]
 
 
 def test_pods_that_the_api_server_refuses_are_the_templates_fault(document: Any) -> None:
     world = World(document(template={"spec": {"nodeSelectr": {}}}))
     world.kube.refuse["Deployment"] = ".spec.template.spec.nodeSelectr: field not declared in schema"
-    outcome, asked = world.reconcile()
+    outcome, requests = world.reconcile()
     assert outcome is Outcome.REFUSED
-    assert "check Deployment" in asked
-    assert not [each for each in asked if each.startswith("apply") and "status" not in each]  # nothing by halves
+    assert "check Deployment" in requests
+    assert not [each for each in requests if each.startswith("apply") and "status" not in each]  # nothing by halves
     assert world.ready()["reason"] == "InvalidTemplate"
     assert "spec.template: " in world.ready()["message"] and "nodeSelectr" in world.ready()["message"]
     world.kube.refuse.clear()
@@ -367,10 +371,10 @@ def test_pods_that_the_api_server_refuses_are_the_templates_fault(document: Any)
 def test_an_unlabelled_object_of_the_name_is_somebody_elses(world: World) -> None:
     theirs = {"kind": "Service", "metadata": {"name": "demo", "namespace": "default"}, "spec": {"selector": {"a": "b"}}}
     world.kube.seen(theirs)
-    outcome, asked = world.reconcile()
+    outcome, requests = world.reconcile()
     assert outcome is Outcome.MOVING  # it is looked at again
     assert world.ready()["reason"] == "NameConflict"
-    assert not [each for each in asked if each.startswith("apply") and "status" not in each]
+    assert not [each for each in requests if each.startswith("apply") and "status" not in each]
     assert world.kube.objects["Service", "demo"]["spec"] == {"selector": {"a": "b"}}
 
 
@@ -414,8 +418,8 @@ def test_what_somebody_changed_is_put_back(world: World) -> None:
     changed = copy.deepcopy(live["spec"])
     changed["template"]["spec"]["containers"][0]["image"] = "theirs"
     world.change("Deployment", spec=changed)
-    _, asked = world.reconcile()
-    assert asked == ["apply Deployment"]
+    _, requests = world.reconcile()
+    assert requests == ["apply Deployment"]
 
 
 def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
@@ -444,16 +448,16 @@ def test_why_there_is_no_room_counts_everybodys_pods_and_asks_only_then(document
     world = World(document(hardware=hardware, engine={"image": "x"}))
     node = {"metadata": {"name": "big"}, "spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "4"}}}
     node["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    asked = []
+    requests = []
     cluster = world.cluster
     world.cluster = dataclasses.replace(
-        cluster, holders=lambda: asked.append(1) or [Holder("other/job", "big", {"nvidia.com/gpu": 3})]
+        cluster, holders=lambda: requests.append(1) or [Holder("other/job", "big", {"nvidia.com/gpu": 3})]
     )
     world.store.put(world.kube.seen({**node, "kind": "Node"}))
     world.reconcile()
     world.change("Deployment", status={"observedGeneration": 9, "replicas": 1, "updatedReplicas": 1})
     world.reconcile()
-    assert not asked
+    assert not requests
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     world.pod(conditions=[scheduled])
     # Somebody's who has put our label onto it.
@@ -481,9 +485,9 @@ def test_who_sees_an_older_spec_than_the_deployment_was_made_of_renders_none_of_
     for live in world.kube.objects.values():
         world.store.put(live if live["kind"] != KIND else stale)
     world.cluster = Cluster(world.kube, world.store, Writer(world.kube, world.store))
-    _, asked = world.reconcile()
-    assert asked[0] == f"list {KIND}"
-    assert not [each for each in asked if each.startswith("apply") and "status" not in each]
+    _, requests = world.reconcile()
+    assert requests[0] == f"list {KIND}"
+    assert not [each for each in requests if each.startswith("apply") and "status" not in each]
     assert world.kube.objects["Deployment", "demo"] == before
     del world.kube.objects[KIND, "demo"]
     world.store.put(stale)
@@ -535,8 +539,8 @@ def test_a_generation_that_somebody_made_up_stops_nothing(world: World) -> None:
 def test_a_generation_that_changes_nothing_of_the_deployment_writes_none(world: World) -> None:
     world.reconcile()
     world.spec(service={"port": 9000})
-    _, asked = world.reconcile()
-    assert "apply Service" in asked and "apply Deployment" not in asked
+    _, requests = world.reconcile()
+    assert "apply Service" in requests and "apply Deployment" not in requests
 
 
 # ---- a hub model, whose description may come late
@@ -565,8 +569,8 @@ class Hub:
 def test_first_pods_wait_for_the_first_attempt(document: Any, config: Any) -> None:
     hub = Hub()
     world = hub.world(document)
-    outcome, asked = world.reconcile()
-    assert (outcome, asked[:1]) == (Outcome.HELD, [f"apply {KIND}/status"])
+    outcome, requests = world.reconcile()
+    assert (outcome, requests[:1]) == (Outcome.HELD, [f"apply {KIND}/status"])
     assert world.reconcile() == (Outcome.HELD, []), "waiting costs no request"
     assert world.ready()["reason"] == "RollingOut"
     hub.config, hub.pending = config, False
@@ -590,13 +594,13 @@ def test_a_change_waits_too_and_what_runs_goes_on(document: Any) -> None:
     world.serve()
     world.reconcile()
     world.spec(model={"source": "hf://org/other"})
-    outcome, asked = world.reconcile()
-    assert (outcome, "apply Deployment" in asked) == (Outcome.HELD, False)
+    outcome, requests = world.reconcile()
+    assert (outcome, "apply Deployment" in requests) == (Outcome.HELD, False)
     assert world.ready()["status"] == "False"
     hub.config = LARGE
-    _, asked = world.reconcile()
+    _, requests = world.reconcile()
     assert world.ready()["reason"] == "DoesNotFit"
-    assert not [each for each in asked if each.startswith("delete")], "what served stays"
+    assert not [each for each in requests if each.startswith("delete")], "what served stays"
 
 
 def test_what_waited_in_vain_and_cannot_fit_holds_no_accelerator(document: Any) -> None:
@@ -605,8 +609,8 @@ def test_what_waited_in_vain_and_cannot_fit_holds_no_accelerator(document: Any) 
     hub.pending = False
     world.reconcile()
     hub.config = LARGE
-    _, asked = world.reconcile()
-    assert [each for each in asked if each.startswith(("delete", "apply"))] == [
+    _, requests = world.reconcile()
+    assert [each for each in requests if each.startswith(("delete", "apply"))] == [
         "delete Deployment",
         f"apply {KIND}/status",
     ]
@@ -635,9 +639,9 @@ def test_what_once_served_is_never_removed(document: Any, evidence: str) -> None
     else:
         world.spec(model={"source": "hf://org/other"})
     hub.config = LARGE
-    _, asked = world.reconcile()
+    _, requests = world.reconcile()
     assert world.ready()["reason"] == "DoesNotFit"
-    assert not [each for each in asked if each.startswith("delete")]
+    assert not [each for each in requests if each.startswith("delete")]
 
 
 def test_an_endpoint_on_its_way_out_is_left_to_its_owner_references(world: World) -> None:
