@@ -31,7 +31,7 @@ GROUP, VERSION, PLURAL = "stoker.dev", "v1alpha1", "inferenceendpoints"
 Object = dict[str, Any]
 
 
-def wait_for(look: Callable[[], Any], what: str, timeout: float = waiting.HANGING_S) -> Any:
+def wait_for(look: Callable[[], Any], description: str, timeout: float = waiting.HANGING_S) -> Any:
     """What `look` returns as soon as that is something; errors of objects that are not there yet do not count."""
 
     def found() -> Any:
@@ -42,7 +42,7 @@ def wait_for(look: Callable[[], Any], what: str, timeout: float = waiting.HANGIN
                 raise
             return None
 
-    return waiting.wait_for(found, what, max(timeout, waiting.HANGING_S), every=0.1)
+    return waiting.wait_for(found, description, max(timeout, waiting.HANGING_S), every=0.1)
 
 
 class Cluster:
@@ -185,14 +185,14 @@ def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
         crd = kube.extensions.read_custom_resource_definition(name)
         return kube.get(f"/apis/{crd.spec.group}/{crd.spec.versions[0].name}/{crd.spec.names.plural}")
 
-    def gone() -> bool:
+    def are_removed() -> bool:
         there = {each.metadata.name for each in kube.extensions.list_custom_resource_definition().items}
         return not there & defined
 
     yield make
     for name in defined:
         kube.extensions.delete_custom_resource_definition(name)
-    wait_for(gone, "the definitions are gone")
+    wait_for(are_removed, "the definitions are gone")
 
 
 @pytest.fixture
@@ -329,9 +329,11 @@ def operator(sleeping_operator: Operator) -> Operator:
 
 def check_log(log: Path) -> None:
     """What an operator logged reports no bug and nothing forbidden."""
-    said = log.read_text()
-    assert "Traceback" not in said, f"{log}: {said}"
-    assert '" cannot ' not in said, f"{log}: {said}"  # as in: User "system:serviceaccount:..." cannot patch resource
+    logged = log.read_text()
+    assert "Traceback" not in logged, f"{log}: {logged}"
+    assert '" cannot ' not in logged, (
+        f"{log}: {logged}"
+    )  # as in: User "system:serviceaccount:..." cannot patch resource
 
 
 @pytest.fixture
@@ -361,7 +363,7 @@ class Replica:
 
     def __init__(self, environment: dict[str, str], log: Path) -> None:
         self.health, self.webhook = free_ports(2)
-        self.log, self.left = log, False
+        self.log, self.is_leaving = log, False
         command = [
             sys.executable, "-m", "stoker", "operator",
             f"--operator-namespace={SYSTEM}", "--leader-elect", "--lease-name=stoker",
@@ -391,8 +393,8 @@ class Replica:
 
     def leave(self) -> None:
         """Tells it to end, as Kubernetes does: once. It answers reviews some seconds more."""
-        if not self.left:
-            self.left = True
+        if not self.is_leaving:
+            self.is_leaving = True
             self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> int:
@@ -473,9 +475,11 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
 
     before = admission.read_validating_webhook_configuration("stoker").webhooks[0]
     service = before.client_config.service.to_dict()
-    here = Configuration()
-    yield here
-    restored = {"service": service} | ({"caBundle": here.bundle()} if here.bundle() else {})
+    webhook_configuration = Configuration()
+    yield webhook_configuration
+    restored = {"service": service} | (
+        {"caBundle": webhook_configuration.bundle()} if webhook_configuration.bundle() else {}
+    )
     change = [
         {"op": "replace", "path": "/webhooks/0/clientConfig", "value": restored},
         {"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": before.timeout_seconds},

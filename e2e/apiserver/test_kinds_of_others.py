@@ -129,8 +129,8 @@ def test_an_operator_outlives_a_kind_that_goes(
 
     def is_watched() -> bool:
         # Not how often: while the kind goes, the API server may still name it to the next look.
-        said = log.read_text()
-        return said.rfind("podmonitors, which is watched") > said.rfind("podmonitors is no longer watched")
+        logged = log.read_text()
+        return logged.rfind("podmonitors, which is watched") > logged.rfind("podmonitors is no longer watched")
 
     sleeping_operator.stop()
     define_pod_monitors()
