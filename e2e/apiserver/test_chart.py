@@ -372,13 +372,15 @@ def demo() -> InferenceEndpoint:
     return parse_endpoint({**kind, "metadata": {"name": "demo"}, "spec": spec})
 
 
-@pytest.mark.parametrize("name", ["default", "confined", "cert-manager"])
+@pytest.mark.parametrize("name", ["default", "confined", "cert-manager", "gateway"])
 def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
-    """STOKER_GOLDEN=write writes the files again."""
+    """STOKER_GOLDEN=write writes the files again. The gateway's Secrets are named, since the certificate and the token
+    that the chart makes otherwise are random."""
     values = {
         "default": [],
         "confined": ["watchNamespaces={one}"],
         "cert-manager": ["webhook.certificate=cert-manager"],
+        "gateway": ["gateway.enabled=true", "gateway.tls.secretName=tls", "gateway.peers.secretName=peers"],
     }
     documents = lasting(template(helm, "crds.install=false", *values[name]))
     rendered = yaml.safe_dump_all(documents, sort_keys=False, width=120)
