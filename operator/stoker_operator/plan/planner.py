@@ -13,27 +13,19 @@ from typing import Any
 
 from stoker_common.errors import ModelError
 from stoker_common.model_source import ModelSource
-from stoker_engine.architectures.compute_dtype import compute_dtype
 from stoker_engine.architectures.own_modules import own_modules
-from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.quantization.stated import quantization_method
-from stoker_engine.sizing.dtype_sizes import element_bytes
-from stoker_engine.sizing.kv_format import kv_format
-from stoker_engine.sizing.memory import Numbers
-from stoker_engine.sizing.planned_formats import on_load_formats
-from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_engine.sizing.sharding import not_split
-from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
-from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan import devices, remedies, ways_out
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
-from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
+from stoker_operator.plan.estimate import Estimate
+from stoker_operator.plan.layout import bench_of, layout_of, memory_bytes_of
 from stoker_operator.plan.model_shapes import Shape, Shapes, shape_of, table
-from stoker_operator.plan.options import MIN_CONCURRENCY, Option, ParallelLayout, advise, evaluate_option, options
+from stoker_operator.plan.options import Option, advise, evaluate_option, options
 from stoker_operator.plan.placement import Placement, placement_of
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
 from stoker_operator.plan.start_refusals import refused_at_start
@@ -49,10 +41,6 @@ from stoker_operator.plan.support import (
     warnings,
 )
 from stoker_operator.plan.unplannable import Unplannable as Unplannable
-
-_MIB = 1024**2
-#: More than any machine has; a limit may say more.
-_MAX_MEMORY = 1 << 60
 
 
 def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Plan:
@@ -157,13 +145,13 @@ def _study(
         except Refused as no_image:
             refused = no_image.violations
     shape = shapes.of(ModelSource.parse(spec.model.source), config, spec.engine.runtime)
-    memory = _memory_bytes(spec, placement)
+    memory = memory_bytes_of(spec, placement)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
     unknown, bench = shape, None
     if isinstance(shape, Shape):
-        unknown, bench = _bench(spec, shape, settings, memory, placement)
+        unknown, bench = bench_of(spec, shape, settings, memory, placement)
     method = shape.method if isinstance(shape, Shape) else _method_of(config or {})
-    layout = _layout(spec, placement, shape, bench)
+    layout = layout_of(spec, placement, shape, bench)
     chosen = evaluate_option(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
     ways: tuple[Option, ...] = ()
@@ -273,95 +261,12 @@ def _quantization(
         yield from not_read(spec, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}))
 
 
-def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> ParallelLayout:
-    """What the ways share. vLLM's engines of a mixture share its experts whether whole experts are dealt or each is
-    split; those of runtime stoker share nothing."""
-    mixture = isinstance(shape, Shape) and shape.experts > 0
-    parallelism = spec.parallelism
-    is_stoker, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
-    return ParallelLayout(
-        placement.sizes.used if on_cpu else placement.count,
-        placement.nodes,
-        bench,
-        joint_experts=mixture and not is_stoker,
-        whole_experts=placement.expert and (mixture or isinstance(shape, str)),
-        can_deal_experts=mixture,
-        min_concurrency=(parallelism.min_concurrency if parallelism else None) or MIN_CONCURRENCY,
-        max_per_pod=placement.accelerator.max_per_pod,
-        divisible=placement.accelerator.topology_label is None and spec.can_share_its_cache,
-        is_stoker=is_stoker,
-        counted=not on_cpu,
-    )
-
-
-def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
-    """The memory of one device. On CPU the ranks of all engines share the container's limit equally; without one the
-    engine takes what the machine has, which is not known beforehand."""
-    if placement.accelerator.memory_mib is not None:
-        return placement.accelerator.memory_mib * _MIB
-    limits = spec.hardware.resources.limits if spec.hardware.resources else None
-    limit = (limits or {}).get("memory")
-    if limit is None:
-        return None
-    return min(max(int(amount(limit)), 0), _MAX_MEMORY) // placement.sizes.used
-
-
-def _bench(
-    spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
-) -> tuple[str, Bench | None]:
-    """What an engine is measured on; or why it cannot be measured."""
-    engine = spec.engine
-    on_cpu = spec.hardware.accelerator == CPU
-    is_stoker = engine.runtime == "stoker"
-    quantized = None
-    if engine.quantization and not shape.method and not is_stoker:
-        quantized = usual_weights(engine.quantization)
-        if quantized is None:
-            return f"how large weights are that {engine.quantization} quantizes is not known", None
-    is_quantized = bool(shape.method or engine.quantization) and is_stoker
-    dtype = compute_dtype(engine.dtype, shape.config.dtype or "bfloat16", quantized=is_quantized, on_cpu=on_cpu)
-    if not is_stoker and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
-        dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
-    try:
-        formats = _formats(engine.quantization, shape, dtype, on_cpu) if is_stoker else _files_formats(shape)
-    except ModelError as error:
-        return str(error), None
-    numbers = Numbers(
-        element_bytes=element_bytes(dtype),
-        kv=kv_format(engine.kv_cache_dtype or "auto", dtype),
-        block_size=settings.block_size,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        quantized=quantized,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        num_blocks=settings.num_blocks,
-        formats=formats,
-        fused=is_stoker and not on_cpu,
-    )
-    sharers = placement.sizes.used if on_cpu else 1
-    return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if is_stoker else FOREIGN_MARGIN, sharers)
-
-
-def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
-    """How our engine stores the weights of a model that it computes in `dtype`."""
-    if shape.is_gguf:
-        return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
-    if not shape.method and quantization in ON_LOAD:
-        return on_load_formats(shape.config, quantization)
-    return shape.formats
-
-
 def _method_of(config: Mapping[str, Any]) -> str:
     """How a checkpoint is quantized of which nothing else is known."""
     try:
         return quantization_method(config)
     except ModelError:
         return ""  # said where the model's shape is read
-
-
-def _files_formats(shape: Shape) -> WeightFormats:
-    """How other engines store the weights of a model; a GGUF file's they dequantize, as far as is known."""
-    return ALL_NUMBERS if shape.is_gguf else shape.formats
 
 
 def _own_modules(config: Mapping[str, Any]) -> str:
@@ -448,10 +353,10 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
     if shape.method:
         return  # transformers' own modules are given no quantized weights
     placed = replace(placement, **alone._asdict(), idle=0)
-    memory = _memory_bytes(spec, placed)
+    memory = memory_bytes_of(spec, placed)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
-    _, bench = _bench(spec, shape, settings, memory, placed)
-    if evaluate_option(_layout(spec, placed, shape, bench), alone).problem is None:
+    _, bench = bench_of(spec, shape, settings, memory, placed)
+    if evaluate_option(layout_of(spec, placed, shape, bench), alone).problem is None:
         yield remedy
 
 

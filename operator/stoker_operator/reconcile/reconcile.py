@@ -31,21 +31,16 @@ from stoker_operator.objects.facts import (
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.reconcile.apply import MANAGER, Writer
+from stoker_operator.reconcile.conditions import older_objects
 from stoker_operator.reconcile.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.reconcile.diagnosis import Diagnosis, diagnose
 from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
+from stoker_operator.reconcile.observed import Observed, ObservedWorkload
 from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.pinning import engine, image, is_behind
 from stoker_operator.reconcile.referenced_objects import Reference, Version, older, references
-from stoker_operator.reconcile.status import (
-    Observed,
-    ObservedWorkload,
-    failed,
-    older_objects,
-    reported_args,
-    reported_workload,
-    status,
-)
+from stoker_operator.reconcile.status import failed, status
+from stoker_operator.reconcile.workload_status import reported_args, reported_workload
 
 #: How long requests go to the engine of an endpoint that has become ready, while it has not reported its blocks.
 _ASK_FOR: Final = timedelta(minutes=2)

@@ -16,7 +16,8 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.decide import Decision, decide
 from stoker_operator.reconcile.diagnosis import Diagnosis
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
-from stoker_operator.reconcile.status import Observed, ObservedWorkload, status
+from stoker_operator.reconcile.observed import Observed, ObservedWorkload
+from stoker_operator.reconcile.status import status
 
 OWNER = Owner("demo", "default", "uid-1")
 PREFILL = OWNER.of("prefill")

@@ -148,9 +148,7 @@ def test_changing_it_restarts_no_pod(document: Any) -> None:
     container = {"name": "engine", "image": "newer"}
     newer = {**today, "spec": {**today["spec"], "template": {"spec": {"containers": [container]}}}}
     for policy in ({"mode": "Open"}, {"mode": "None"}, {"from": FROM}):
-        assert (
-            pinned(newer, live, document(networkPolicy=policy))["spec"]["template"] == today["spec"]["template"]
-        )
+        assert pinned(newer, live, document(networkPolicy=policy))["spec"]["template"] == today["spec"]["template"]
     assert pinned(newer, live, document(engine={"maxNumSeqs": 3}))["spec"]["template"] != today["spec"]["template"]
 
 

@@ -15,8 +15,9 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.decide import Decision, decide
 from stoker_operator.reconcile.diagnosis import Diagnosis
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
+from stoker_operator.reconcile.observed import Observed, ObservedWorkload
 from stoker_operator.reconcile.routing import Route
-from stoker_operator.reconcile.status import Observed, ObservedWorkload, status
+from stoker_operator.reconcile.status import status
 from stoker_operator.settings import GatewaySettings
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
