@@ -18,9 +18,12 @@ from stoker_operator.api.manifest import parse
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.api.violation import Refused
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spec_cases import CHANGES, GPUS, RIGHT, RULE_BREAKERS, Change, Wrong, generated
+from tests.operator.api.rule_breakers import RULE_BREAKERS
+from tests.operator.api.schema_faults import generated
+from tests.operator.api.spec_cases import GPUS, RIGHT, Wrong
+from tests.operator.api.spec_changes import CHANGES, Change
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 ENDPOINTS = ("stoker.dev", "v1alpha1", "inferenceendpoints")

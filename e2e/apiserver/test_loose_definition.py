@@ -20,10 +20,11 @@ from kubernetes import client, config
 
 from stoker_operator.api.v1alpha1.crd import crd
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from kit.waiting import wait_for
-from spec_cases import RULE_BREAKERS, generated
+from tests.operator.api.rule_breakers import RULE_BREAKERS
+from tests.operator.api.schema_faults import generated
 
 WRONG = (
     *RULE_BREAKERS,

@@ -20,7 +20,8 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.drift import differs
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
-from .spec_cases import RIGHT, at, dotted, fields
+from .schema_faults import at, dotted, fields
+from .spec_cases import RIGHT
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 OWNER = Owner("a", "default", "uid")

@@ -1,6 +1,6 @@
 """What is said of a manifest that is wrong, word for word, and what a right one means.
 
-`api/spec_cases.py` has many more wrong ones, which a real API server judges as well.
+`rule_breakers.py` and `schema_faults.py` have many more wrong ones, which a real API server judges as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker_operator.api.manifest import parse, read
 from stoker_operator.api.v1alpha1.parallelism import Parallelism, options, resolve
 from stoker_operator.api.violation import Refused
 
-from .spec_cases import CHANGES, Change
+from .spec_changes import CHANGES, Change
 
 GPUS = {"accelerator": "nvidia-h100-80gb", "count": 4}
 CLAIM = {"persistentVolumeClaim": {"claimName": "weights"}}

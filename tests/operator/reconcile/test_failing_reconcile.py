@@ -19,7 +19,7 @@ from stoker_operator.reconcile import reconcile as reconcile_module
 from stoker_operator.reconcile.reconcile import Outcome, reconcile
 from stoker_operator.settings import Settings
 
-from .test_reconcile import KEY, World
+from .fake_cluster import KEY, World
 
 OTHER = Key("default", "other")
 

@@ -20,7 +20,7 @@ from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.settings import GatewaySettings
 
-from .test_reconcile import KEY, NOON, FakeKube, World
+from .fake_cluster import KEY, NOON, FakeKube, World
 
 LABELS = {"app.kubernetes.io/name": "stoker-operator"}
 
@@ -68,7 +68,7 @@ def installed(replicas: int = 2, labels: dict[str, str] = LABELS) -> dict[str, A
 
 @pytest.fixture
 def world(document: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("tests.operator.reconcile.test_reconcile.FakeKube", Namespaces)
+    monkeypatch.setattr("tests.operator.reconcile.fake_cluster.FakeKube", Namespaces)
     return World(document())
 
 

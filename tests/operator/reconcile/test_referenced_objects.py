@@ -17,7 +17,7 @@ from stoker_operator.reconcile.object_versions import ObjectVersions
 from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.reconcile.referenced_objects import Reference, Version, older, references
 
-from .test_reconcile import NOON, World
+from .fake_cluster import NOON, World
 
 KEYS = Reference("spec.auth.apiKeysSecretRef", "Secret", "keys")
 AUTH = {"apiKeysSecretRef": {"name": "keys"}}

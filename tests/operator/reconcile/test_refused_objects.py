@@ -11,7 +11,7 @@ from stoker_operator.manager.controller import Controller
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.settings import Settings
 
-from .test_reconcile import World
+from .fake_cluster import World
 
 KINDS = ("ServiceAccount", "PersistentVolumeClaim", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
