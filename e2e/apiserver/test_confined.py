@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import Operator
+from .operator_process import Operator
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 NAME = "confined-stoker"

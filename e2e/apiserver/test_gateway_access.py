@@ -17,7 +17,7 @@ from kubernetes import client, config
 
 from stoker_operator.cluster.kube import Kube, KubeError
 
-from .conftest import Operator, check_log
+from .operator_process import Operator, check_log
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -19,7 +19,7 @@ from stoker_operator.cluster.informer import Watched
 from stoker_operator.manager.handlers import OptionalWatches
 from stoker_operator.settings import Settings
 
-from .conftest import Operator
+from .operator_process import Operator
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 CERT_MANAGER = "v1.21.2"

@@ -13,7 +13,7 @@ import pytest
 
 from stoker_operator.plan.model_shapes import table
 
-from .conftest import Operator
+from .operator_process import Operator
 
 CONFIGS = {
     "/org/large/resolve/main/config.json": table()["meta-llama/Llama-3.1-70B-Instruct"],

@@ -15,7 +15,7 @@ from kubernetes import client, config
 
 from stoker_operator.api.v1alpha1.crd import crd
 
-from .conftest import Operator, get
+from .operator_process import Operator, get
 
 
 def command(*options: str) -> list[str]:

@@ -11,7 +11,8 @@ from kubernetes import client, config
 
 from stoker_operator.cluster.kube import Kube
 
-from .conftest import SYSTEM, Operator
+from .cluster_client import SYSTEM
+from .operator_process import Operator
 
 SPEC = {
     "model": {"source": "file:///models/a"},

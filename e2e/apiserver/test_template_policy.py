@@ -18,7 +18,8 @@ from stoker_operator.cli.render import render
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.template_policy import forbidden
 
-from .conftest import Operator, wait_for
+from .cluster_client import wait_for
+from .operator_process import Operator
 
 #: The standard as the oldest Kubernetes has it that the chart installs on, and as this one has.
 VERSIONS = ("v1.31", "latest")
