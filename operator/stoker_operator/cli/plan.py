@@ -53,7 +53,11 @@ def main(argv: list[str]) -> int:
         parser.error("give either -f FILE or --model MODEL")
     if options.filename and spec_flags:
         parser.error(f"{spec_flags[0]} stands in for a manifest; put it into {options.filename}")
-    answer = _anywhere(options) if options.cluster and options.model and not options.accelerator else consider(options)
+    answer = (
+        _report_on_cluster(options)
+        if options.cluster and options.model and not options.accelerator
+        else consider(options)
+    )
     print(_formatted(answer, options.output), end="")
     for violation in answer.errors:
         print(f"stoker plan: {violation}", file=sys.stderr)
@@ -80,10 +84,10 @@ def consider(options: argparse.Namespace) -> PlanReport:
         return answer
     seen = plan_cluster.ask()
     kinds = plan_cluster.rows(seen, manifest, catalogue)
-    return replace(answer, cluster=_room(seen, found.placement), kinds=kinds)
+    return replace(answer, cluster=_room_text(seen, found.placement), kinds=kinds)
 
 
-def _anywhere(options: argparse.Namespace) -> PlanReport:
+def _report_on_cluster(options: argparse.Namespace) -> PlanReport:
     """The answer for a model, and whatever accelerators the cluster has."""
     try:
         catalogue = Catalogue.load(options.catalogue)
@@ -107,18 +111,18 @@ def _answer(
     options: argparse.Namespace, manifest: Mapping[str, Any], spec: Spec, found: Study, catalogue: Catalogue
 ) -> PlanReport:
     """What is said of a spec that was considered."""
-    fate = _fate(manifest, spec, catalogue)
+    objections = _manifest_objections(manifest, spec, catalogue)
     if options.filename:
-        return PlanReport(spec, found, True, fate)
+        return PlanReport(spec, found, True, objections)
     # Sums are also shown of what this release cannot run: other runtimes' images, pods that nothing connects yet.
     kind = found.placement.accelerator.images
     served = any(kind in images for images in catalogue.runtimes.values())
     errors = (*(() if served else found.refused), *found.unplannable)
-    more = [f"a manifest that says so is refused: {each}" for each in fate if each not in errors]
+    more = [f"a manifest that says so is refused: {each}" for each in objections if each not in errors]
     return PlanReport(spec, replace(found, warnings=(*found.warnings, *more)), True, errors)
 
 
-def _fate(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:
+def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:
     """What the operator would say against the manifest."""
     try:
         decided = plan(spec, catalogue, local_config(spec))
@@ -159,7 +163,7 @@ def _manifest(filename: str) -> Mapping[str, Any]:
     return dict(found[0])
 
 
-def _room(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
+def _room_text(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
     """Whether the cluster's nodes have room for the pods."""
     if seen.unknown:
         return seen.unknown if seen.nodes else f"not known: {seen.unknown}"
