@@ -151,11 +151,11 @@ def _still_trusted(older: bytes, now: datetime) -> bytes:
     return _pem(first) if now < first.not_valid_after_utc else b""
 
 
-def _certificates(pem: bytes, where: str) -> list[x509.Certificate]:
+def _certificates(pem: bytes, source: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise UnusableCertificate(f"{where} holds no certificate: {error}") from None
+        raise UnusableCertificate(f"{source} holds no certificate: {error}") from None
 
 
 def _builder(

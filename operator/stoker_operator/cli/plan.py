@@ -118,8 +118,8 @@ def _answer(
     kind = found.placement.accelerator.images
     served = any(kind in images for images in catalogue.runtimes.values())
     errors = (*(() if served else found.refused), *found.unplannable)
-    more = [f"a manifest that says so is refused: {each}" for each in objections if each not in errors]
-    return PlanReport(spec, replace(found, warnings=(*found.warnings, *more)), True, errors)
+    manifest_warnings = [f"a manifest that says so is refused: {each}" for each in objections if each not in errors]
+    return PlanReport(spec, replace(found, warnings=(*found.warnings, *manifest_warnings)), True, errors)
 
 
 def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:

@@ -169,13 +169,13 @@ def _row(stock: Stock, manifest: Document, catalogue: Catalogue) -> StockRow:
         return StockRow(stock, 0, None, stock.why_unknown)
     count = manifest["spec"]["hardware"].get("count")
     counts = [count] if count else [size for size in NODE_COUNTS if size < stock.largest] + [stock.largest]
-    best, why = None, ""
+    best, reason = None, ""
     for size in counts:
         if size > stock.largest:
             return StockRow(stock, size, None, f"no node has {size}")
         found = _study(stock, manifest, size, catalogue)
         if isinstance(found, str):
-            why = why or found
+            reason = reason or found
             continue
         option = found.advice.option if found.advice else found.chosen
         row = StockRow(stock, size, option, "; ".join(filter(None, (_short(found, option), _no_image(found)))))
@@ -183,7 +183,7 @@ def _row(stock: Stock, manifest: Document, catalogue: Catalogue) -> StockRow:
             return row
         if best is None or best.option is None or option.reach > best.option.reach:
             best = row
-    return best or StockRow(stock, 0, None, why)
+    return best or StockRow(stock, 0, None, reason)
 
 
 def _study(stock: Stock, manifest: Document, count: int, catalogue: Catalogue) -> Study | str:

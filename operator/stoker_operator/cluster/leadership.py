@@ -201,12 +201,12 @@ class Leadership:
             logger.info("%s leads, by the Lease %s/%s", self._identity, self._namespace, self._name)
             self._on_gain()
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, reason: str) -> None:
         """We do not lead, if we did."""
         if self._renewed is None:
             return
         self._renewed = None
-        logger.warning("%s no longer leads: %s", self._identity, why)
+        logger.warning("%s no longer leads: %s", self._identity, reason)
         self._on_loss()
 
     async def _create(self) -> None:

@@ -86,9 +86,9 @@ def merge_pod_spec(base: Manifest, patch: Mapping[str, Any]) -> Manifest:
             engine = container
             engine_path = f"{PATH}.containers[{index}]"
             _refuse(container, _ENGINE_FIELDS, engine_path)
-            for field, why in _ENGINE_FIXED.items():
+            for field, reason in _ENGINE_FIXED.items():
                 if field in container:
-                    raise _refused(f"{engine_path}.{field}", why, "remove it")
+                    raise _refused(f"{engine_path}.{field}", reason, "remove it")
     merged = _merge_maps(base, raw_patch, PATH)
     _keeps_port(base, engine)
     for kind in ("containers", "initContainers"):

@@ -44,8 +44,8 @@ def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Acce
     demand = f"{count} × {resource}"
     if largest == 0:
         exists_elsewhere = any(node.allocatable.get(resource, 0) for node in nodes)
-        why = _other_kind(nodes, resource) if exists_elsewhere else "none has any"
-        return f"no node can ever hold {demand}: {why}"
+        reason = _other_kind(nodes, resource) if exists_elsewhere else "none has any"
+        return f"no node can ever hold {demand}: {reason}"
     if largest < count:
         return f"no node can ever hold {demand}: the largest has {largest}"
     large = [node for node in fit if node.allocatable[resource] >= count]
@@ -79,7 +79,7 @@ def _held(holders: Sequence[Holder], node: str, resource: str) -> int:
 
 
 def _holder_names(holders: Sequence[Holder], node: str, resource: str) -> str:
-    there = [holder for holder in holders if holder.node == node and holder.requests.get(resource, 0)]
-    there.sort(key=lambda holder: (-holder.requests[resource], holder.name))
-    names = [f"{holder.name} ({holder.requests[resource]})" for holder in there[:_NAMED]]
-    return ", ".join(names) + (f" and {len(there) - _NAMED} more" if len(there) > _NAMED else "")
+    on_node = [holder for holder in holders if holder.node == node and holder.requests.get(resource, 0)]
+    on_node.sort(key=lambda holder: (-holder.requests[resource], holder.name))
+    names = [f"{holder.name} ({holder.requests[resource]})" for holder in on_node[:_NAMED]]
+    return ", ".join(names) + (f" and {len(on_node) - _NAMED} more" if len(on_node) > _NAMED else "")

@@ -145,15 +145,15 @@ class ParallelLayout:
 
 def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
     """The verdict on one way."""
-    whole = layout.whole_experts
+    whole_experts = layout.whole_experts
     problem = _structure(layout, sizes)
     if layout.bench is None or (problem and problem.reason != "TensorSpansNodes"):
-        return Option(sizes, problem=problem, whole_experts=whole)
+        return Option(sizes, problem=problem, whole_experts=whole_experts)
     found, shortage = estimate(layout.bench, layout.sharding(sizes))
     target = (layout.bench.wanted_len, layout.min_concurrency)
     reach = tuple(limit if each is None else min(each, limit) for each, limit in zip(_held(found), target, strict=True))
     possible = problem is None and shortage is None
-    return Option(sizes, found, problem or shortage, whole, (reach[0], reach[1]), possible and reach == target)
+    return Option(sizes, found, problem or shortage, whole_experts, (reach[0], reach[1]), possible and reach == target)
 
 
 def _held(found: Estimate) -> tuple[int | None, int | None]:
@@ -257,14 +257,16 @@ def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"
         return Problem("TensorSpansNodes", message)
-    whole = layout.whole_experts
-    if layout.is_stoker and whole and sizes.data > 1:
+    whole_experts = layout.whole_experts
+    if layout.is_stoker and whole_experts and sizes.data > 1:
         return Problem("ExpertsNotShared", ENGINES_SHARE_NO_EXPERTS)
     if layout.bench is None:
         return None
     shape, numbers = layout.bench.shape, layout.bench.numbers
     if layout.is_stoker:
-        found = objection(shape.config, sizes.tensor, sizes.pipeline, whole_experts=whole, formats=numbers.formats)
+        found = objection(
+            shape.config, sizes.tensor, sizes.pipeline, whole_experts=whole_experts, formats=numbers.formats
+        )
         return None if found is None else Problem(*found)
     uneven_heads = heads_problem(shape.heads, shape.kv_heads, sizes.tensor)
     if uneven_heads is not None:
@@ -272,7 +274,7 @@ def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     layers = shape.config.num_hidden_layers
     if sizes.pipeline > layers:
         return Problem("TooFewLayers", f"pipeline {sizes.pipeline} is more than the model's {layers} layers")
-    experts = 1 if whole else sizes.tensor * (sizes.data if layout.joint_experts else 1)
+    experts = 1 if whole_experts else sizes.tensor * (sizes.data if layout.joint_experts else 1)
     split = uneven(shape, numbers.formats, sizes.tensor, experts)
     return None if split is None else _parted(split, sizes, layout.bench)
 
@@ -288,8 +290,8 @@ def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
         message += f" of {size:,}, which are not whole blocks of {split.block} as {split.stored} stores them"
     else:
         message += " that are not whole"
-    whole = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]
-    message += f" ({' or '.join(map(str, whole))} would be)"
+    even_shards = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]
+    message += f" ({' or '.join(map(str, even_shards))} would be)"
     if split.of_experts:
         return Problem("ExpertsNotDivisible", message)
     return Problem("ShardsNotDivisible", message)

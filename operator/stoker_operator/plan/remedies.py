@@ -153,9 +153,9 @@ def _more_room(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
         return "give spec.hardware.resources.limits.memory more, or set spec.engine.maxModelLen to what is needed"
     if advice is not None and advice.option.way != chosen.way and advice.option.serves:
         return f"use {option_text(advice.option)}, or set spec.engine.maxModelLen to what is needed"
-    more = smallest(layout, serving=True)
-    if more is not None and more.copy_size > layout.count:
-        return f"use {more.copy_size} × {spec.hardware.accelerator} an engine, or set spec.engine.maxModelLen"
+    wider = smallest(layout, serving=True)
+    if wider is not None and wider.copy_size > layout.count:
+        return f"use {wider.copy_size} × {spec.hardware.accelerator} an engine, or set spec.engine.maxModelLen"
     return "set spec.engine.maxModelLen to what is needed"
 
 

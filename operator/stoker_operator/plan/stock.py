@@ -94,8 +94,8 @@ def _stock(
             for node in nodes
         )
         free = tuple(max(each, 0) for each in unheld)
-    why = "" if key else _why_unknown(nodes, resource, catalogue)
-    return Stock(key, resource, sizes, free, topology, why)
+    reason = "" if key else _why_unknown(nodes, resource, catalogue)
+    return Stock(key, resource, sizes, free, topology, reason)
 
 
 def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> str:

@@ -152,7 +152,7 @@ def not_read(
     """
     try:
         names = own_modules(config)
-        why, _, remedy = (why_not_loaded(config), "", UNQUANTIZED_ONE) if names else _unread(config).rpartition("; ")
+        reason, _, remedy = (why_not_loaded(config), "", UNQUANTIZED_ONE) if names else _unread(config).rpartition("; ")
     except ModelError:
         return  # said where the model's shape is read
     if names and workload.engine.quantization:
@@ -163,10 +163,10 @@ def not_read(
             lambda: (Proposal("remove it", {"engine": {"quantization": None}}), *elsewhere()),
             "use another model",
         )
-    if why:
+    if reason:
         yield Refusal(
             "spec.model.source",
-            why,
+            reason,
             "UnsupportedQuantization",
             lambda: (*_instead(config, remedy), *elsewhere()),
             "use another model",

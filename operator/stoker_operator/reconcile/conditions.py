@@ -105,8 +105,8 @@ def _planned(decision: Decision) -> ConditionStatus:
         spread += f", expert {placement.tensor * placement.data}"
     if evaluation.plan.chosen_by:
         unknown = evaluation.plan.estimate is None
-        why = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
-        spread += f", as {evaluation.plan.chosen_by} Auto {why}"
+        choice = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
+        spread += f", as {evaluation.plan.chosen_by} Auto {choice}"
     spread = "; ".join((spread, *evaluation.plan.warnings))
     if decision.held:
         return ConditionStatus("Unknown", "ModelUnknown", f"{spread}; {_HELD}")
@@ -171,9 +171,9 @@ def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     ]
     if not down:
         return {"Degraded": ConditionStatus("False", "EveryCopyServes", "every engine of the model serves")}
-    more = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
+    rest_text = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
     remedy = "the others of its pod serve; one that does not come back says why in the pod's log"
-    return {"Degraded": ConditionStatus("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
+    return {"Degraded": ConditionStatus("True", "CopyDown", f"{'; '.join(down[:_PODS])}{rest_text}; {remedy}")}
 
 
 def _reported_text(states: EngineStates) -> str:
@@ -182,8 +182,8 @@ def _reported_text(states: EngineStates) -> str:
         f"engine {engine.number}{_lacks(engine)}{f': {engine.message[:_MESSAGE_LIMIT]}' if engine.message else ''}"
         for engine in states.down
     ]
-    more = f"; and {len(texts) - _COPIES} more" if len(texts) > _COPIES else ""
-    return "; ".join(texts[:_COPIES]) + more
+    rest_text = f"; and {len(texts) - _COPIES} more" if len(texts) > _COPIES else ""
+    return "; ".join(texts[:_COPIES]) + rest_text
 
 
 def _lacks(engine: EngineState) -> str:
@@ -231,8 +231,8 @@ def older_objects(decision: Decision, seen: Observed) -> list[str]:
 
 
 def _named(pods: tuple[str, ...]) -> str:
-    more = f" and {len(pods) - _PODS} more" if len(pods) > _PODS else ""
-    return f"pod{'s' if len(pods) > 1 else ''} {', '.join(pods[:_PODS])}{more} run{'' if len(pods) > 1 else 's'}"
+    rest_text = f" and {len(pods) - _PODS} more" if len(pods) > _PODS else ""
+    return f"pod{'s' if len(pods) > 1 else ''} {', '.join(pods[:_PODS])}{rest_text} run{'' if len(pods) > 1 else 's'}"
 
 
 def _progress(rollout: Rollout) -> str:

@@ -125,8 +125,8 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
             "it needs, or give it a volume that holds the model (spec.storage.cache)",
         )
     if pod.failed[0]:
-        where = f"node {pod.node} does not keep pod {pod.name}" if pod.node else f"pod {pod.name} has failed"
-        return _platform_error(where, *pod.failed)
+        subject = f"node {pod.node} does not keep pod {pod.name}" if pod.node else f"pod {pod.name} has failed"
+        return _platform_error(subject, *pod.failed)
     if pod.unscheduled[0] == "Unschedulable":
         return _unschedulable(pod, pods, capacity)
     if pod.unscheduled[0]:
@@ -198,15 +198,15 @@ def _unschedulable(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis:
             "NodePressure",
             f"nodes run short of memory, disk or processes: {message}; free or add nodes for pod {pod.name}",
         )
-    where = f"{message}{f'; {capacity}' if capacity else ''}"
+    reason = f"{message}{f'; {capacity}' if capacity else ''}"
     if any(other.ready and other.version != pod.version for other in pods):
         return Diagnosis(
             "SurgeUnschedulable",
-            f"no node takes pod {pod.name}, which is to replace one that still serves: {where}; set "
+            f"no node takes pod {pod.name}, which is to replace one that still serves: {reason}; set "
             "spec.rollout.maxSurge to 0 and maxUnavailable to 1, so that the old pod makes room first",
         )
     return Diagnosis(
-        "Unschedulable", f"no node takes pod {pod.name}: {where}; free or add nodes, or ask for less in spec.hardware"
+        "Unschedulable", f"no node takes pod {pod.name}: {reason}; free or add nodes, or ask for less in spec.hardware"
     )
 
 
@@ -246,9 +246,9 @@ def _ended(pod: Pod, engine: Container) -> Diagnosis:
     if reason in (Reason.MODEL_UNSUPPORTED, Reason.START_ERROR):
         return Diagnosis("StartError", f"the engine of pod {pod.name} will not start: {_end(message)}", lasting=True)
     last_words = _end(message) or "it said nothing"
-    more = "" if words else f"; its log may have more: kubectl logs {pod.name} --previous"
+    log_hint = "" if words else f"; its log may have more: kubectl logs {pod.name} --previous"
     return Diagnosis(
-        "CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {engine.exit_code}: {last_words}{more}"
+        "CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {engine.exit_code}: {last_words}{log_hint}"
     )
 
 

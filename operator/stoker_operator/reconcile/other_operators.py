@@ -102,8 +102,8 @@ class OtherOperators:
         """The status has been written, since it was another one."""
         last_status, times, since = self._statuses.get(key, (None, 0, 0.0))
         now, same = self._clock(), _without_times(status)
-        again = last_status == same and now - since <= _STATUS_SECONDS
-        self._statuses[key] = (same, times + 1, since) if again else (same, 1, now)
+        is_repeated = last_status == same and now - since <= _STATUS_SECONDS
+        self._statuses[key] = (same, times + 1, since) if is_repeated else (same, 1, now)
 
     def forget(self, key: Key) -> None:
         """The endpoint is gone."""
@@ -113,9 +113,9 @@ class OtherOperators:
 
     def _is_there(self, operator: str) -> bool:
         """Whether the Deployment of an operator is seen that is to have pods."""
-        until, there = self._there.get(operator, (0.0, False))
+        until, is_installed = self._there.get(operator, (0.0, False))
         if self._clock() < until:
-            return there
+            return is_installed
         namespace, _, name = operator.partition("/")
         found = None
         if namespace and name:
@@ -124,14 +124,14 @@ class OtherOperators:
             except KubeError as error:
                 if error.status != 403:
                     raise
-        there = (
+        is_installed = (
             found is not None
             and (found["metadata"].get("labels") or {}).get(_LABEL[0]) == _LABEL[1]
             and "deletionTimestamp" not in found["metadata"]
             and found["spec"].get("replicas", 1) > 0
         )
-        self._there[operator] = (self._clock() + _APART, there)
-        return there
+        self._there[operator] = (self._clock() + _APART, is_installed)
+        return is_installed
 
 
 def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,11 +97,11 @@ def serve_args(
     }
     if api_keys is not None:
         decided["api_key_file"] = api_keys
-    more = _parse(spec)
-    for name, value in more.items():
+    user_arguments = _parse(spec)
+    for name, value in user_arguments.items():
         if name in decided and decided[name] != value:
             raise contradicts(flag_name(name), FIELDS[name], decided[name])
-    values = {**_DEFAULTS, **more, **decided, "host": host or listening_address(more), "port": port}
+    values = {**_DEFAULTS, **user_arguments, **decided, "host": host or listening_address(user_arguments), "port": port}
     try:
         return ServeArgs(_build(EngineArgs, values), _build(FrontendArgs, values))
     except ArgumentError as error:

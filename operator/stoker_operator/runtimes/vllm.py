@@ -81,8 +81,8 @@ class Vllm(Runtime):
         cache = _cpu_cache(plan)
         if cache and "kv_cache_memory_bytes" not in user_arguments:
             decided["kv_cache_memory_bytes"] = cache
-        more = spec.engine.args or []
-        words = [*_words(decided), f"--host={host or listening_address(user_arguments)}", f"--port={port}", *more]
+        user_words = spec.engine.args or []
+        words = [*_words(decided), f"--host={host or listening_address(user_arguments)}", f"--port={port}", *user_words]
         if host and "host" in user_arguments:  # the last one counts
             words.append(f"--host={host}")
         return Invocation(("serve", *words))
