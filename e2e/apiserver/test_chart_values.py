@@ -138,8 +138,8 @@ def test_drawn_values_make_valid_objects_and_the_same_ones_each_time(
     releases = [LONGEST, "1e3", "2024", "stoker", *(f"r{number}" for number in range(16))]
     cases = [(rng.choice(charts), release, ns, drawn(rng, ns)) for release in releases]
     with ThreadPoolExecutor(2) as pool:
-        texts, again = (list(pool.map(lambda case: render(helm, *case), cases)) for _ in range(2))
-    assert texts == again
+        texts, second_rendering = (list(pool.map(lambda case: render(helm, *case), cases)) for _ in range(2))
+    assert texts == second_rendering
     objects = [each for text in texts for each in parsed(text) if each["kind"] not in FOREIGN]
     accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
     for each in accounts:  # a pod is taken where its account is

@@ -138,8 +138,8 @@ def killed(server: ApiServer) -> Callable[[], None]:
 
     def start_again() -> None:
         quiet = subprocess.DEVNULL
-        again = subprocess.Popen(process.args, stdout=quiet, stderr=quiet, start_new_session=True)
-        server.processes["kube-apiserver"] = again
+        restarted = subprocess.Popen(process.args, stdout=quiet, stderr=quiet, start_new_session=True)
+        server.processes["kube-apiserver"] = restarted
         reached = config.new_client_from_config(str(server.kubeconfig))
 
         def answers() -> bool:

@@ -92,8 +92,8 @@ def test_a_changed_spec_is_judged_with_what_it_was(document: Callable[..., Docum
     old, new = document(), document(replicas=2)
     seen: list[Any] = []
 
-    def check(*both: Any) -> ReviewVerdict:
-        seen.append(both)
+    def check(*documents: Any) -> ReviewVerdict:
+        seen.append(documents)
         return ReviewVerdict([WRONG])
 
     assert respond(review(new, old), check)["allowed"] is False

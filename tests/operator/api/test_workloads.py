@@ -76,8 +76,8 @@ def test_each_workload_is_pinned_by_itself(document: Any) -> None:
     assert set(first.pinned) == {MAIN, "prefill"}
     live = {Child.of(each): each for each in first.objects}
     assert len(live) == len(first.objects)
-    again = decided(document(), live, PREFILL)
-    assert again.objects == first.objects and not again.unwanted
+    second_decision = decided(document(), live, PREFILL)
+    assert second_decision.objects == first.objects and not second_decision.unwanted
 
 
 def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: Any) -> None:

@@ -82,8 +82,8 @@ def test_what_a_gateway_needs_is_looked_at_where_there_is_one() -> None:
     watching, store, kube = informer(namespace, seen(KIND, 1), seen(KIND, 1, "other"), gateway=True)
     watching.relist()
     assert needed <= {kind for kind, _ in kube.requests}
-    both = {Key("ns", "demo"), Key("ns", "other")}
-    assert watching.news() == both
+    watched = {Key("ns", "demo"), Key("ns", "other")}
+    assert watching.news() == watched
     labelled = {**namespace, "metadata": {**namespace["metadata"], "resourceVersion": "60", "annotations": {"a": "b"}}}
-    assert watching.on_event("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == both
+    assert watching.on_event("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == watched
     assert "spec" not in (store.get("Namespace", "", "ns") or {})

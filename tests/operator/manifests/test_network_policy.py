@@ -154,13 +154,13 @@ def test_changing_it_restarts_no_pod(document: Any) -> None:
 
 def test_every_change_of_it_is_applied(document: Any) -> None:
     """What is left out of a rule or a peer lets more in, so a policy that has more is not as it should be."""
-    both = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
+    both_selectors = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
     specs = [
         {},
         {"mode": "Open"},
-        {"from": [both]},
-        {"from": [{"podSelector": both["podSelector"]}]},
-        {"from": [{"namespaceSelector": both["namespaceSelector"]}]},
+        {"from": [both_selectors]},
+        {"from": [{"podSelector": both_selectors["podSelector"]}]},
+        {"from": [{"namespaceSelector": both_selectors["namespaceSelector"]}]},
         {"from": [{"podSelector": {"matchLabels": {}}}, {"namespaceSelector": {}}]},
         {"from": ADDRESSES},
         {"from": [{"ipBlock": {"cidr": "203.0.113.0/24", "except": []}}]},

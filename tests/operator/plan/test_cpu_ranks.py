@@ -110,11 +110,11 @@ def test_experts_are_dealt_over_one_engine(spec: SpecOf) -> None:
     """Whole experts weigh what their columns weigh where both divide; vLLM's engines share them besides."""
     h100 = "nvidia-h100-80gb"
     dealt = {"tensor": 4, "expert": 4}
-    ours = plan(spec(MIXTURE, h100, 4, parallelism=dealt, runtime="stoker", image="mine:1"), Catalogue.load())
+    stoker_plan = plan(spec(MIXTURE, h100, 4, parallelism=dealt, runtime="stoker", image="mine:1"), Catalogue.load())
     split = plan(spec(MIXTURE, h100, 4, parallelism={"tensor": 4}, runtime="stoker", image="mine:1"), Catalogue.load())
-    assert ours.placement.expert and ours.estimate is not None and split.estimate is not None
-    assert ours.estimate.weight_bytes_per_gpu == split.estimate.weight_bytes_per_gpu
-    assert not any("will refuse to start" in warning for warning in ours.warnings)
+    assert stoker_plan.placement.expert and stoker_plan.estimate is not None and split.estimate is not None
+    assert stoker_plan.estimate.weight_bytes_per_gpu == split.estimate.weight_bytes_per_gpu
+    assert not any("will refuse to start" in warning for warning in stoker_plan.warnings)
 
 
 def test_nodes_are_refused_by_name(spec: SpecOf) -> None:

@@ -52,8 +52,8 @@ COUNTED = {
 def test_a_model_has_as_many_weights_as_in_transformers(kind: str) -> None:
     config: Any = CONFIG_MAPPING[kind]()
     with torch.device("meta"):
-        theirs = getattr(transformers, COUNTED[kind])(config)
-    numbers = sum(each.numel() for each in theirs.parameters())
+        transformers_model = getattr(transformers, COUNTED[kind])(config)
+    numbers = sum(each.numel() for each in transformers_model.parameters())
     found = foreign_config({**config.to_dict(), "architectures": [COUNTED[kind]]})
     assert sum(size.numbers for size in weight_sizes(found)) == pytest.approx(
         numbers, rel=0.01 if kind.startswith("qwen") else 0.035
@@ -69,8 +69,8 @@ def test_a_model_has_as_many_weights_as_in_transformers(kind: str) -> None:
 
 def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
     config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"]}
-    ours = plan(spec("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), Catalogue.load(), config)
-    assert ours.estimate is None and "Exaone4ForCausalLM is not supported" in ours.unknown
+    stoker_plan = plan(spec("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), Catalogue.load(), config)
+    assert stoker_plan.estimate is None and "Exaone4ForCausalLM is not supported" in stoker_plan.unknown
     assert plan(spec("hf://org/m", "nvidia-h200", 2), Catalogue.load(), config).estimate is not None
 
 

@@ -196,9 +196,9 @@ class Generated:
             config = whole = make(**self.fields)
             model = AutoModelForCausalLM
         with torch.device("meta"):
-            theirs = model.from_config(whole)
+            transformers_model = model.from_config(whole)
         total = 0.0
-        for name, each in theirs.named_parameters():
+        for name, each in transformers_model.named_parameters():
             matrix = ".layers." in name and each.dim() >= 2 and not name.endswith(("gate.weight", "router.weight"))
             if self.kind == "gpt_oss":
                 matrix = name.endswith(("experts.gate_up_proj", "experts.down_proj"))

@@ -229,8 +229,8 @@ def test_a_container_that_has_come_round_is_not_blamed() -> None:
     helper = container("helper", ready=True, state={"running": {}}, lastState=ENDED)
     assert diagnose([pod(containerStatuses=[engine, helper])], ROLLING) is None
     # An engine that is at it again is not blamed for what another container lacks.
-    again = engine | {"lastState": ENDED}
-    found = diagnose([pod(containerStatuses=[again, container("helper", state=PULLS)])], ROLLING)
+    restarted = engine | {"lastState": ENDED}
+    found = diagnose([pod(containerStatuses=[restarted, container("helper", state=PULLS)])], ROLLING)
     assert found and found.reason == "ImagePullError"
 
 
@@ -277,9 +277,9 @@ def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
     old = dataclasses.replace(crashed, name="demo-0", version="old", created="2026-01-01T11:00:00Z")
     fixed = Rollout(current=True, desired=1, total=1, updated=0, ready=0, available=0)
     assert diagnose([old], fixed) is None
-    both = dataclasses.replace(fixed, total=2, updated=1)
-    assert diagnose([pod(), old], both) is None
-    found = diagnose([crashed, old], both)
+    pods = dataclasses.replace(fixed, total=2, updated=1)
+    assert diagnose([pod(), old], pods) is None
+    found = diagnose([crashed, old], pods)
     assert found and "demo-1" in found.message
     # What nodes refuse is made again and again, and counted nowhere.
     refused = pod(phase="Failed", reason="OutOfcpu", message="m")

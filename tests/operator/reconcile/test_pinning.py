@@ -117,9 +117,9 @@ def test_what_others_change_of_the_pods_is_put_back(document: Any) -> None:
     live = applied(first)
     assert not differs(first, live, "stoker")
     live["spec"]["template"]["spec"]["containers"][0]["image"] = "theirs"
-    again = pinned(rendered("engine:2"), live, facts(document())).deployment
-    assert image(again) == "engine:1"
-    assert differs(again, live, "stoker")
+    repinned = pinned(rendered("engine:2"), live, facts(document())).deployment
+    assert image(repinned) == "engine:1"
+    assert differs(repinned, live, "stoker")
 
 
 def test_a_deployment_without_a_record_is_left_as_it_was_applied(document: Any) -> None:
