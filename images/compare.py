@@ -62,22 +62,22 @@ def read(stream: IO[bytes]) -> dict[str, Entry]:
 
 def differences(one: dict[str, Entry], other: dict[str, Entry]) -> list[str]:
     """What differs, a line each."""
-    said = []
+    lines = []
     for name in sorted(one.keys() | other.keys()):
         if name not in other:
-            said.append(f"only in the first: {name}")
+            lines.append(f"only in the first: {name}")
         elif name not in one:
-            said.append(f"only in the second: {name}")
+            lines.append(f"only in the second: {name}")
         elif one[name] != other[name]:
-            said.append(f"{name}: {one[name]} is not {other[name]}")
-    return said
+            lines.append(f"{name}: {one[name]} is not {other[name]}")
+    return lines
 
 
 def main() -> int:
     one, other = map(entries, sys.argv[1:])
-    said = differences(one, other)
-    print("\n".join(said) or f"the same: {len(one)} entries")
-    return 1 if said else 0
+    lines = differences(one, other)
+    print("\n".join(lines) or f"the same: {len(one)} entries")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

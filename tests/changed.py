@@ -62,7 +62,7 @@ def main() -> None:
     """Prints them on one line."""
     files = changed(*sys.argv[1:] or ["HEAD"])
     found = {each for file in files for each in tests_for(file) if (ROOT / each).exists()}
-    found -= {each for each in found for other in found if each.startswith(f"{other}/")}
+    found -= {each for each in found for folder in found if each.startswith(f"{folder}/")}
     ignored = [f"--ignore={each}" for each in sorted(COMPILES - set(files))]
     sys.stdout.write(" ".join([*sorted(found), *ignored]) + "\n" if found else "")
 

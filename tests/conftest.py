@@ -70,12 +70,12 @@ def _longest_first(items: list[pytest.Item]) -> None:
     for item in items:
         files[item.path].append(item)
 
-    def place(path: Any) -> tuple[bool, int]:
-        its = files[path]
-        takes_long = any(item.get_closest_marker(marker) for item in its for marker in ("slow", "timeout"))
-        return not takes_long, len(its) if takes_long else -len(its)
+    def sort_key(path: Any) -> tuple[bool, int]:
+        file_items = files[path]
+        takes_long = any(item.get_closest_marker(marker) for item in file_items for marker in ("slow", "timeout"))
+        return not takes_long, len(file_items) if takes_long else -len(file_items)
 
-    items[:] = [item for path in sorted(files, key=place) for item in files[path]]
+    items[:] = [item for path in sorted(files, key=sort_key) for item in files[path]]
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:

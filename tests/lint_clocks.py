@@ -139,15 +139,15 @@ def _limits(node: ast.AST, imported: dict[str, str]) -> Iterator[ast.expr]:
     """What limits a call in time, or the calls of a function that leave it unsaid."""
     if isinstance(node, ast.Call):
         name = _name(node.func, imported)
-        place = _LIMITS.get(name, _LIMITS.get(f".{name.rpartition('.')[2]}"))
-        yield from node.args[place : place + 1] if place is not None else ()
+        position = _LIMITS.get(name, _LIMITS.get(f".{name.rpartition('.')[2]}"))
+        yield from node.args[position : position + 1] if position is not None else ()
         yield from (each.value for each in node.keywords if each.arg == "timeout")
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        given = node.args
-        last = given.args[len(given.args) - len(given.defaults) :]
+        arguments = node.args
+        last = arguments.args[len(arguments.args) - len(arguments.defaults) :]
         for argument, default in (
-            *zip(last, given.defaults, strict=True),
-            *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+            *zip(last, arguments.defaults, strict=True),
+            *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
         ):
             if argument.arg == "timeout" and default is not None:
                 yield default
@@ -235,10 +235,10 @@ class _Clocks:
             sides = (test.left, *test.comparators)
             for left, operator, right in zip(sides, test.ops, sides[1:], strict=False):
                 if isinstance(operator, ast.Eq | ast.Is | ast.In):
-                    for side, other in ((left, right), (right, left)):
+                    for side, opposite in ((left, right), (right, left)):
                         if isinstance(side, ast.Compare):  # (a < b) == c: either way
                             yield from (*self.bounded(side, True), *self.bounded(side, False))
-                        elif self.reads(side) and not self.reads(other):
+                        elif self.reads(side) and not self.reads(opposite):
                             yield test
                 elif isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
                     less, more = (left, right) if isinstance(operator, ast.Lt | ast.LtE) else (right, left)

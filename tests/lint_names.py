@@ -1,16 +1,19 @@
-"""Finds retired names and archaic words, so that one concept keeps one word; exit code 1 if there are any.
+"""Finds retired names, archaic words, and names that do not say what they hold; exit code 1 if there are any.
 
 Usage: ``python tests/lint_names.py``.
 
 Retired names are those of docs/reference/glossary.md's column "formerly" that were names of one thing only; words are
-those of which plain English has a better one.
+those of which plain English has a better one. Names of variables, parameters, attributes and functions say what they
+hold or do: `limit` or `reported`, not `most` or `told`.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +30,8 @@ RETIRED = [
     "Judgement", "SeenWorkload", "told_args", "OwnLoop", "asked_endpoint", "_hopeless", "WaitingLine", "Decider",
     "stoker_engine.children", "stoker_engine.kernels.native", "stoker_engine.contract.errors",
     "stoker_engine.contract.sources", "stoker_gateway.picker", "stoker_gateway.picking", "stoker_operator.judge",
-    "stoker_operator.granting",
+    "stoker_operator.granting", "_told_length", "_as_told", "_became_ready", "_looked_at_hub", "_let_go",
+    "_engine_told", "_until_the_next_list", "_judgement",
 ]
 # fmt: on
 
@@ -49,6 +53,9 @@ ARCHAIC = {
     "as ever": "as always, as before",
 }
 
+#: What no variable, parameter, attribute or function is called, with or without leading underscores.
+VAGUE = {"told", "said", "wanted", "its", "most", "here", "whose", "who", "place", "places"}
+
 #: What keeps its words: history, fixtures of earlier releases, texts of others, and the names of public headers.
 LEFT = re.compile(
     r"CHANGELOG\.md|docs/reference/glossary\.md|tests/(test_)?lint_names\.py|tests/golden/|"
@@ -67,6 +74,29 @@ def findings(path: str, text: str) -> list[str]:
     return found
 
 
+def vague(path: str, text: str) -> list[str]:
+    """A line for each name that a Python file binds and that does not say what it holds."""
+    return [
+        f"{path}:{line}: {name!r} does not say what it holds"
+        for line, name in sorted(bound(ast.parse(text)))
+        if name.lstrip("_") in VAGUE
+    ]
+
+
+def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The lines and names of the variables, parameters, attributes and functions that are bound in a syntax tree."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
+
+
 def main() -> int:
     """Prints what was found."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
@@ -75,9 +105,12 @@ def main() -> int:
         if LEFT.match(path) or not (ROOT / path).is_file():
             continue
         try:
-            found += findings(path, (ROOT / path).read_text())
+            text = (ROOT / path).read_text()
         except UnicodeDecodeError:
             continue
+        found += findings(path, text)
+        if path.endswith(".py"):
+            found += vague(path, text)
     sys.stdout.writelines(f"{line}\n" for line in found)
     return 1 if found else 0
 

@@ -26,7 +26,7 @@ def wrong(source: str, *, program: bool) -> list[int]:
         node.lineno
         for statement in ast.walk(ast.parse(source))
         if isinstance(statement, ast.stmt)
-        for node in _own(statement)
+        for node in _own_nodes(statement)
         if isinstance(node, ast.Attribute)
         and (
             node.attr in ("iter_lines", "aiter_lines")
@@ -35,7 +35,7 @@ def wrong(source: str, *, program: bool) -> list[int]:
     )
 
 
-def _own(statement: ast.stmt) -> Iterator[ast.AST]:
+def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
     """The nodes of a statement, without those of statements within."""
     for child in ast.iter_child_nodes(statement):
         if not isinstance(child, ast.stmt):
@@ -43,7 +43,7 @@ def _own(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _reads_json(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "json" for node in _own(statement))
+    return any(isinstance(node, ast.Name) and node.id == "json" for node in _own_nodes(statement))
 
 
 def _may(node: ast.Attribute) -> bool:

@@ -4,128 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import ssl
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
 import yaml
-from apiserver import ApiServer, free_ports
-from kit import waiting
-from kubernetes import client, config
-from prometheus_client.parser import text_string_to_metric_families
+from apiserver import ApiServer
+from kubernetes import client
+
+from .cluster_client import GROUP, PLURAL, SYSTEM, VERSION, Cluster, Object, wait_for
+from .operator_process import Operator, Replica, check_log
 
 ROOT = Path(__file__).parents[2]
-SYSTEM = "stoker-system"
-GROUP, VERSION, PLURAL = "stoker.dev", "v1alpha1", "inferenceendpoints"
-
-Object = dict[str, Any]
-
-
-def wait_for(look: Callable[[], Any], what: str, timeout: float = waiting.HANGING_S) -> Any:
-    """What `look` returns as soon as that is something; errors of objects that are not there yet do not count."""
-
-    def found() -> Any:
-        try:
-            return look()
-        except client.ApiException as error:
-            if error.status != 404:
-                raise
-            return None
-
-    return waiting.wait_for(found, what, max(timeout, waiting.HANGING_S), every=0.1)
-
-
-class Cluster:
-    """The API server, as a user with all rights sees it."""
-
-    def __init__(self, server: ApiServer) -> None:
-        self.server = server
-        self.kubeconfig = kubeconfig = server.kubeconfig
-        self.api = config.new_client_from_config(str(kubeconfig))
-        self.core = client.CoreV1Api(self.api)
-        self.apps = client.AppsV1Api(self.api)
-        self.custom = client.CustomObjectsApi(self.api)
-        self.extensions = client.ApiextensionsV1Api(self.api)
-
-    def get(self, path: str) -> Object:
-        """An object as the API server writes it; managedFields and all."""
-        request = self.api.param_serialize("GET", path, header_params={"Accept": "application/json"})
-        response = self.api.call_api(*request)
-        text = response.read()
-        if response.status >= 400:
-            raise client.ApiException(status=response.status, reason=text)
-        found: Object = json.loads(text)
-        return found
-
-    def endpoint(self, namespace: str, name: str) -> Object:
-        """An InferenceEndpoint."""
-        return self.get(f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}")
-
-    def deployment(self, namespace: str, name: str) -> Object:
-        """A Deployment."""
-        return self.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
-
-    def condition(self, namespace: str, name: str, kind: str = "Ready") -> Object:
-        """A condition of an endpoint; empty where it is not reported, or about an older spec."""
-        endpoint = self.endpoint(namespace, name)
-        for each in endpoint.get("status", {}).get("conditions", ()):
-            if each["type"] == kind and each["observedGeneration"] == endpoint["metadata"]["generation"]:
-                found: Object = each
-                return found
-        return {}
-
-    def create(self, namespace: str, document: Object, **options: Any) -> Object:
-        """Creates an InferenceEndpoint."""
-        created: Object = self.custom.create_namespaced_custom_object(
-            GROUP, VERSION, namespace, PLURAL, document, **options
-        )
-        return created
-
-    def patch(self, namespace: str, name: str, spec: Object) -> None:
-        """Changes the spec of an endpoint; None removes a field."""
-        self.custom.patch_namespaced_custom_object(
-            GROUP, VERSION, namespace, PLURAL, name, {"spec": spec}, _content_type="application/merge-patch+json"
-        )
-
-    def delete(self, namespace: str, name: str) -> None:
-        """Deletes an endpoint."""
-        self.custom.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-
-    def pods(self, namespace: str, name: str) -> list[Any]:
-        """The pods of an endpoint that are there to stay."""
-        selector = f"app.kubernetes.io/instance={name}"
-        items = self.core.list_namespaced_pod(namespace, label_selector=selector).items
-        return [pod for pod in items if pod.metadata.deletion_timestamp is None]
-
-    def set_pod_status(self, namespace: str, pod: str, **status: Any) -> None:
-        """Reports of a pod what a kubelet would."""
-        self.core.patch_namespaced_pod_status(pod, namespace, {"status": status})
-
-    def mark_ready(self, namespace: str, pod: str) -> None:
-        """Reports that a pod serves."""
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
-        self.set_pod_status(namespace, pod, phase="Running", conditions=[ready])
-
-    def writes(self, namespace: str) -> dict[str, int]:
-        """How often the operator has sent a change of each kind of object in a namespace so far, whether that changed
-        anything or not."""
-        counts: dict[str, int] = {}
-        for event in self.server.requests():
-            about = event.get("objectRef", {})
-            if event["verb"] in ("create", "update", "patch", "delete") and about.get("namespace") == namespace:
-                counts[about["resource"]] = counts.get(about["resource"], 0) + 1
-        return counts
 
 
 @pytest.fixture(scope="session")
@@ -185,14 +78,14 @@ def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
         crd = kube.extensions.read_custom_resource_definition(name)
         return kube.get(f"/apis/{crd.spec.group}/{crd.spec.versions[0].name}/{crd.spec.names.plural}")
 
-    def gone() -> bool:
+    def are_removed() -> bool:
         there = {each.metadata.name for each in kube.extensions.list_custom_resource_definition().items}
         return not there & defined
 
     yield make
     for name in defined:
         kube.extensions.delete_custom_resource_definition(name)
-    wait_for(gone, "the definitions are gone")
+    wait_for(are_removed, "the definitions are gone")
 
 
 @pytest.fixture
@@ -230,86 +123,6 @@ def ns(kube: Cluster) -> Iterator[str]:
     kube.core.delete_namespace(name)
 
 
-def get(port: int, path: str) -> tuple[int, str]:
-    """Status and text of what is answered on a port of this machine; 0 where nothing answers."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError as error:
-        if not isinstance(getattr(error, "reason", error), ConnectionError):
-            raise  # it is there, and slow
-        return 0, ""
-
-
-class Operator:
-    """``stoker operator`` as a process of its own. As a context manager it runs until the end of the block, and what it
-    logged must then report no bug and nothing forbidden.
-
-    Args:
-        kubeconfig: the cluster, and who it is there.
-        log: what it says is added to this file.
-        options: more words of its command line.
-    """
-
-    def __init__(self, kubeconfig: Path, log: Path, *options: str) -> None:
-        self.kubeconfig, self.log, self.options = kubeconfig, log, options
-        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-        self.process: subprocess.Popen[bytes] | None = None
-        self.health = 0
-
-    def __enter__(self) -> Operator:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        code = self.stop()
-        check_log(self.log)
-        assert code == 0, self.log.read_text()
-
-    def start(self) -> None:
-        """Starts it, if it does not run, and waits until it is ready: what tests wait for begins then."""
-        if self.process is None:
-            (self.health,) = free_ports(1)
-            address = f"--health-address=127.0.0.1:{self.health}"
-            command = [sys.executable, "-m", "stoker", "operator", address, *self.options]
-            with self.log.open("ab") as log:
-                self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
-            try:
-                wait_for(self._is_ready, "the operator is ready", timeout=120)
-            except BaseException:
-                self.process.kill()
-                self.process.wait()
-                self.process = None
-                raise
-
-    def _is_ready(self) -> bool:
-        assert self.process and self.process.poll() is None, self.log.read_text()
-        return get(self.health, "/readyz")[0] == 200
-
-    def reconciles(self) -> float:
-        """How often it has looked at an endpoint since it was started."""
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(get(self.health, "/metrics")[1])
-            for sample in family.samples
-            if sample.name == "stoker_operator_reconciles_total"
-        )
-
-    def stop(self) -> int:
-        """Asks it to end, if it runs, as Kubernetes does; its exit code."""
-        if self.process is None:
-            return 0
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=120)
-        self.process = None
-        return code
-
-
 @pytest.fixture(scope="session")
 def sleeping_operator(operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """The operator, which runs when a test wants it to. What it logged must report no bug and nothing forbidden."""
@@ -325,13 +138,6 @@ def operator(sleeping_operator: Operator) -> Operator:
     """The operator, running with the chart's rights. A test that stops it need not start it again."""
     sleeping_operator.start()
     return sleeping_operator
-
-
-def check_log(log: Path) -> None:
-    """What an operator logged reports no bug and nothing forbidden."""
-    said = log.read_text()
-    assert "Traceback" not in said, f"{log}: {said}"
-    assert '" cannot ' not in said, f"{log}: {said}"  # as in: User "system:serviceaccount:..." cannot patch resource
 
 
 @pytest.fixture
@@ -354,56 +160,6 @@ def document() -> Callable[..., Object]:
 def eventually() -> Callable[..., Any]:
     """`wait_for`."""
     return wait_for
-
-
-class Replica:
-    """A replica as a process."""
-
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
-        self.health, self.webhook = free_ports(2)
-        self.log, self.left = log, False
-        command = [
-            sys.executable, "-m", "stoker", "operator",
-            f"--operator-namespace={SYSTEM}", "--leader-elect", "--lease-name=stoker",
-            f"--health-address=127.0.0.1:{self.health}",
-            f"--webhook-address=127.0.0.1:{self.webhook}", "--webhook-secret=stoker-webhook",
-            "--webhook-configuration=stoker", "--webhook-host=127.0.0.1", "--log-format=json",
-        ]  # fmt: skip
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
-
-    def get(self, path: str) -> tuple[int, str]:
-        """Status and text; 0 where nothing answers."""
-        return get(self.health, path)
-
-    def ready(self) -> bool:
-        return self.get("/readyz")[0] == 200
-
-    def leads(self) -> bool:
-        return "\nstoker_operator_leader 1.0\n" in self.get("/metrics")[1]
-
-    def review(self, authorities: str, review: Any) -> Any:
-        """Its answer to an AdmissionReview that is sent as the API server would send it."""
-        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authorities))
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
-        with opener.open(f"https://127.0.0.1:{self.webhook}/validate", json.dumps(review).encode(), 30) as answer:
-            return json.load(answer)
-
-    def leave(self) -> None:
-        """Tells it to end, as Kubernetes does: once. It answers reviews some seconds more."""
-        if not self.left:
-            self.left = True
-            self.process.send_signal(signal.SIGTERM)
-
-    def end(self) -> int:
-        """Ends as by Kubernetes; its exit code."""
-        self.leave()
-        return self.process.wait(timeout=60)
-
-    def check(self) -> None:
-        """What it logged is in order, line by line."""
-        check_log(self.log)
-        assert all(json.loads(line)["message"] for line in self.log.read_text().strip("\n").split("\n"))
 
 
 @pytest.fixture(scope="session")
@@ -473,9 +229,11 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
 
     before = admission.read_validating_webhook_configuration("stoker").webhooks[0]
     service = before.client_config.service.to_dict()
-    here = Configuration()
-    yield here
-    restored = {"service": service} | ({"caBundle": here.bundle()} if here.bundle() else {})
+    webhook_configuration = Configuration()
+    yield webhook_configuration
+    restored = {"service": service} | (
+        {"caBundle": webhook_configuration.bundle()} if webhook_configuration.bundle() else {}
+    )
     change = [
         {"op": "replace", "path": "/webhooks/0/clientConfig", "value": restored},
         {"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": before.timeout_seconds},

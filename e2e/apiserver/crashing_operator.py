@@ -80,9 +80,9 @@ def _written(log: Path) -> Path:
 
 
 def _live(kubeconfig: Path, words: list[str], log: Path, death: Death | None) -> None:
-    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    stderr = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
-        os.dup2(said, stream)
+        os.dup2(stderr, stream)
     from kubernetes import config
 
     for module in (config, config.kube_config):  # which read KUBECONFIG when they were imported

@@ -18,9 +18,12 @@ from stoker_operator.api.manifest import parse
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.api.violation import Refused
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spec_cases import CHANGES, GPUS, RIGHT, RULE_BREAKERS, Change, Wrong, generated
+from tests.operator.api.rule_breakers import RULE_BREAKERS
+from tests.operator.api.schema_faults import generated
+from tests.operator.api.spec_cases import GPUS, RIGHT, Wrong
+from tests.operator.api.spec_changes import CHANGES, Change
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 ENDPOINTS = ("stoker.dev", "v1alpha1", "inferenceendpoints")
@@ -31,11 +34,11 @@ def refusal(kube: Any, document: Any) -> str:
     try:
         kube.create("default", document, dry_run="All", field_validation="Strict")
     except client.ApiException as error:
-        return said(error)
+        return message_of(error)
     return ""
 
 
-def said(error: client.ApiException) -> str:
+def message_of(error: client.ApiException) -> str:
     message: str = json.loads(error.body)["message"]
     return message
 
@@ -55,18 +58,18 @@ def test_what_is_right_is_taken(kube: Any, document: Any, spec: Any) -> None:
 
 @pytest.mark.parametrize("wrong", RULE_BREAKERS, ids=lambda wrong: wrong.name)
 def test_what_breaks_a_rule_is_refused_in_the_same_words(kube: Any, document: Any, wrong: Wrong) -> None:
-    told = refusal(kube, document(**wrong.spec))
-    assert wrong.field in told
-    assert wrong.sentence in told
+    message = refusal(kube, document(**wrong.spec))
+    assert wrong.field in message
+    assert wrong.sentence in message
 
 
 def test_a_field_that_is_wrong_is_named(kube: Any, document: Any) -> None:
     """A thousand of them, each refused; in tests/operator Python refuses the same ones and blames the same fields."""
     wrongs = list(generated(SCHEMA))
     with ThreadPoolExecutor(8) as threads:
-        told = list(threads.map(lambda wrong: refusal(kube, {**document(), "spec": wrong.spec}), wrongs))
-    assert len(told) > 900
-    for wrong, refused in zip(wrongs, told, strict=True):
+        messages = list(threads.map(lambda wrong: refusal(kube, {**document(), "spec": wrong.spec}), wrongs))
+    assert len(messages) > 900
+    for wrong, refused in zip(wrongs, messages, strict=True):
         assert wrong.field in refused, wrong.name
 
 
@@ -98,10 +101,10 @@ def test_the_cache_stays_what_it_is(kube: Any, document: Any, ns: str, change: C
     now["spec"] |= {"storage": change.after} if change.after else {}
     try:
         kube.custom.replace_namespaced_custom_object(*ENDPOINTS[:2], ns, ENDPOINTS[2], "demo", now)
-        told = ""
+        message = ""
     except client.ApiException as refused:
-        told = said(refused)
-    assert (f"{change.field}: Invalid value: {change.sentence}" in told) if change.field else told == ""
+        message = message_of(refused)
+    assert (f"{change.field}: Invalid value: {change.sentence}" in message) if change.field else message == ""
 
 
 def test_everything_else_can_be_changed(kube: Any, document: Any, ns: str) -> None:
@@ -251,7 +254,7 @@ specs = st.fixed_dictionaries(
                         "emptyDir": st.sampled_from([{}, {"sizeLimit": "1Gi"}, {"sizeLimit": "much"}]),
                         "persistentVolumeClaim": st.just({"claimName": "a"}),
                         "volumeClaimTemplate": st.builds(
-                            lambda given, size: {"spec": {"accessModes": given, "resources": {"requests": size}}},
+                            lambda granted, size: {"spec": {"accessModes": granted, "resources": {"requests": size}}},
                             st.lists(modes, max_size=2),
                             st.sampled_from([{"storage": "1Gi"}, {"storage": 1}, {"cpu": 1}, {}]),
                         ),
@@ -284,15 +287,17 @@ specs = st.fixed_dictionaries(
 @given(spec=specs)
 def test_python_and_the_api_server_judge_alike(kube: Any, document: Any, spec: Any) -> None:
     manifest = document(**spec)
-    told = refusal(kube, copy.deepcopy(manifest))
+    api_server_message = refusal(kube, copy.deepcopy(manifest))
     try:
         parse(manifest)
-        ours: tuple[Any, ...] = ()
+        violations: tuple[Any, ...] = ()
     except Refused as refused:
-        ours = refused.violations
-    assert bool(told) == bool(ours), f"the API server: {told or 'fine'}; we: {ours or 'fine'}"
-    for violation in ours:
-        assert violation.field in told
+        violations = refused.violations
+    assert bool(api_server_message) == bool(violations), (
+        f"the API server: {api_server_message or 'fine'}; we: {violations or 'fine'}"
+    )
+    for violation in violations:
+        assert violation.field in api_server_message
         # A rule has the same message on both sides; messages about the schema itself are the API server's own.
         if violation.remedy and "this field is required" not in violation.message:
-            assert violation.sentence in told
+            assert violation.sentence in api_server_message

@@ -167,8 +167,8 @@ def test_the_operator_has_variables_of_the_values(helm: str) -> None:
 
 def test_images_may_be_named_by_their_digest(helm: str, tmp_path: Path) -> None:
     digest = "sha256:" + "a1" * 32
-    own = "registry.example.com:5000/mirror"
-    for registry in ("", own):
+    mirror = "registry.example.com:5000/mirror"
+    for registry in ("", mirror):
         documents = template(
             helm,
             f"images.registry={registry}",
@@ -271,19 +271,19 @@ def test_the_catalogue_reaches_the_operator(helm: str, tmp_path: Path) -> None:
 
 
 def test_without_the_internet_images_come_from_a_registry_of_ones_own(helm: str, tmp_path: Path) -> None:
-    own = "registry.example.com:5000/mirror"
+    registry = "registry.example.com:5000/mirror"
     documents = template(
-        helm, f"images.registry={own}", "images.tag=9.9", "catalogue.runtimes.vllm.rocm=other.example.com/vllm:1"
+        helm, f"images.registry={registry}", "images.tag=9.9", "catalogue.runtimes.vllm.rocm=other.example.com/vllm:1"
     )
     (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"{own}/stoker/operator:9.9"
+    assert container["image"] == f"{registry}/stoker/operator:9.9"
     file = tmp_path / "catalogue.yaml"
     file.write_text(only(documents, "ConfigMap")["data"]["catalogue.yaml"])
     catalogue = Catalogue.load(file)
-    assert catalogue.image("stoker", "cpu") == f"{own}/stoker/engine-cpu:9.9"
-    assert catalogue.image("vllm", "nvidia-l4") == f"{own}/{Catalogue.load().image('vllm', 'nvidia-l4')}"
+    assert catalogue.image("stoker", "cpu") == f"{registry}/stoker/engine-cpu:9.9"
+    assert catalogue.image("vllm", "nvidia-l4") == f"{registry}/{Catalogue.load().image('vllm', 'nvidia-l4')}"
     assert catalogue.image("vllm", "amd-mi300x") == "other.example.com/vllm:1"
-    named = template(helm, f"images.registry={own}", "images.operator=localhost/my/operator:1")
+    named = template(helm, f"images.registry={registry}", "images.operator=localhost/my/operator:1")
     (container,) = only(named, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "localhost/my/operator:1"
 
@@ -292,9 +292,9 @@ def test_the_definition_stays_unless_that_is_not_wanted(helm: str) -> None:
     policy = {"helm.sh/resource-policy": "keep"}
     kept = only(template(helm), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"] == policy
-    gone = only(template(helm, "crds.keep=false"), "CustomResourceDefinition")
-    assert "annotations" not in gone["metadata"]
-    assert gone["spec"] == kept["spec"]
+    unkept = only(template(helm, "crds.keep=false"), "CustomResourceDefinition")
+    assert "annotations" not in unkept["metadata"]
+    assert unkept["spec"] == kept["spec"]
     assert "CustomResourceDefinition" not in [each["kind"] for each in template(helm, "crds.install=false")]
 
 
@@ -350,12 +350,14 @@ def test_it_is_monitored_where_that_is_possible(helm: str) -> None:
     assert monitors("--set=monitoring.podMonitor=Enabled") == 1
     services = template(helm, "monitoring.podMonitor=Enabled", "monitoring.kind=ServiceMonitor", "watchNamespaces={a}")
     assert not [each for each in services if each["kind"] == "PodMonitor"]
-    own = only_named(services, "ServiceMonitor", "stoker")["spec"]
+    operator_monitor = only_named(services, "ServiceMonitor", "stoker")["spec"]
     service = only_named(services, "Service", "stoker-metrics")
-    assert own["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert operator_monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     webhook = only_named(services, "Service", "stoker-webhook")
-    assert not own["selector"]["matchLabels"].items() <= webhook["metadata"]["labels"].items()
-    assert [each["port"] for each in own["endpoints"]] == [each["name"] for each in service["spec"]["ports"]]
+    assert not operator_monitor["selector"]["matchLabels"].items() <= webhook["metadata"]["labels"].items()
+    assert [each["port"] for each in operator_monitor["endpoints"]] == [
+        each["name"] for each in service["spec"]["ports"]
+    ]
     # An endpoint's Service is found by what the operator calls it.
     found = only_named(services, "ServiceMonitor", "stoker-endpoints")["spec"]
     assert found["namespaceSelector"] == {"matchNames": ["a"]}
@@ -370,13 +372,15 @@ def demo() -> InferenceEndpoint:
     return parse_endpoint({**kind, "metadata": {"name": "demo"}, "spec": spec})
 
 
-@pytest.mark.parametrize("name", ["default", "confined", "cert-manager"])
+@pytest.mark.parametrize("name", ["default", "confined", "cert-manager", "gateway"])
 def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
-    """STOKER_GOLDEN=write writes the files again."""
+    """STOKER_GOLDEN=write writes the files again. The gateway's Secrets are named, since the certificate and the token
+    that the chart makes otherwise are random."""
     values = {
         "default": [],
         "confined": ["watchNamespaces={one}"],
         "cert-manager": ["webhook.certificate=cert-manager"],
+        "gateway": ["gateway.enabled=true", "gateway.tls.secretName=tls", "gateway.peers.secretName=peers"],
     }
     documents = lasting(template(helm, "crds.install=false", *values[name]))
     rendered = yaml.safe_dump_all(documents, sort_keys=False, width=120)

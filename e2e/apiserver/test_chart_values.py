@@ -138,8 +138,8 @@ def test_drawn_values_make_valid_objects_and_the_same_ones_each_time(
     releases = [LONGEST, "1e3", "2024", "stoker", *(f"r{number}" for number in range(16))]
     cases = [(rng.choice(charts), release, ns, drawn(rng, ns)) for release in releases]
     with ThreadPoolExecutor(2) as pool:
-        texts, again = (list(pool.map(lambda case: render(helm, *case), cases)) for _ in range(2))
-    assert texts == again
+        texts, second_rendering = (list(pool.map(lambda case: render(helm, *case), cases)) for _ in range(2))
+    assert texts == second_rendering
     objects = [each for text in texts for each in parsed(text) if each["kind"] not in FOREIGN]
     accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
     for each in accounts:  # a pod is taken where its account is
@@ -178,11 +178,11 @@ def test_values_left_empty_are_empty_or_refused_by_their_name(helm: str) -> None
     # None is the same as not enabled
     optional = ("monitoring", "alerts"), ("monitoring", "dashboards"), ("rbac", "readReferencedObjects")
     needed = [path for path in needed if path[:2] not in optional]
-    said = refusal(helm, CHART, emptied(needed, on=True))
-    assert "values don't meet the specifications of the schema" in said
+    message = refusal(helm, CHART, emptied(needed, on=True))
+    assert "values don't meet the specifications of the schema" in message
     for path in needed:
         line = next(
-            line for line in said.splitlines() if f"'{'/'.join(('', *path[:-1]))}'" in line and "missing" in line
+            line for line in message.splitlines() if f"'{'/'.join(('', *path[:-1]))}'" in line and "missing" in line
         )
         assert f"'{path[-1]}'" in line
     documents = parsed(
@@ -230,9 +230,9 @@ def test_all_pods_have_what_is_for_all_of_them(helm: str) -> None:
     }
     for (_, name), pod in pods.items():
         metadata, spec = pod["metadata"], pod["spec"]
-        own = name == "stoker-gateway"
-        assert {"a": "gateway" if own else "b", "c": "d"}.items() <= metadata["labels"].items()
-        assert {"x": "gateway" if own else "y", "z": "1"}.items() <= metadata["annotations"].items()
+        is_gateway = name == "stoker-gateway"
+        assert {"a": "gateway" if is_gateway else "b", "c": "d"}.items() <= metadata["labels"].items()
+        assert {"x": "gateway" if is_gateway else "y", "z": "1"}.items() <= metadata["annotations"].items()
         assert (spec["nodeSelector"], spec["tolerations"]) == ({"n": "1"}, [{"operator": "Exists"}])
         assert spec["priorityClassName"] == "system-cluster-critical"
         (found,) = spec["topologySpreadConstraints"]
@@ -241,7 +241,7 @@ def test_all_pods_have_what_is_for_all_of_them(helm: str) -> None:
         assert selected.items() <= metadata["labels"].items()
         assert selected["app.kubernetes.io/name"] == metadata["labels"]["app.kubernetes.io/name"]
         (container,) = spec["containers"]
-        assert own or container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
+        assert is_gateway or container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
 
 
 def test_a_quota_takes_all_pods_that_have_the_resources_of_the_values(
@@ -328,11 +328,11 @@ def test_services_have_names_that_every_cluster_takes(helm: str, release: str) -
     certificate = x509.load_pem_x509_certificate(base64.b64decode(tls["data"]["tls.crt"]))
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert url.removeprefix("https://") in names.get_values_for_type(x509.DNSName)
-    others = [each["metadata"]["name"] for each in documents if each["kind"] != "Service"]
+    other_names = [each["metadata"]["name"] for each in documents if each["kind"] != "Service"]
     name = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-    assert all(name.fullmatch(each) for each in others)
+    assert all(name.fullmatch(each) for each in other_names)
     if release in ("2024", "a"):  # what was valid keeps its name
-        assert {f"{release}-stoker", f"{release}-stoker-gateway", f"{release}-stoker-webhook"} <= set(others)
+        assert {f"{release}-stoker", f"{release}-stoker-gateway", f"{release}-stoker-webhook"} <= set(other_names)
 
 
 def test_null_removes_an_endpoint_of_another_values_file(helm: str, tmp_path: Path) -> None:
@@ -364,9 +364,9 @@ def test_manifests_reach_the_job_word_for_word(helm: str) -> None:
 
 
 def test_replicas_left_empty_are_the_default(helm: str) -> None:
-    given = {"replicas": None, "gateway": {"enabled": True, "replicas": None, **NAMED_SECRETS}}
+    values = {"replicas": None, "gateway": {"enabled": True, "replicas": None, **NAMED_SECRETS}}
     usual = {"gateway": {"enabled": True, **NAMED_SECRETS}}
-    rendered = render(helm, CHART, "stoker", "default", given)
+    rendered = render(helm, CHART, "stoker", "default", values)
     assert rendered == render(helm, CHART, "stoker", "default", usual)
     assert [each["spec"]["replicas"] for each in parsed(rendered) if each["kind"] == "Deployment"] == [2, 2]
 
@@ -378,16 +378,16 @@ def test_the_gateways_service_is_as_the_values_say(helm: str) -> None:
     assert (live["spec"]["type"], live["spec"]["loadBalancerClass"]) == ("LoadBalancer", "example.com/lb")
     assert live["metadata"]["labels"].items() >= {"pool": "a", "app.kubernetes.io/name": "stoker-gateway"}.items()
     service["type"] = "NodePort"
-    said = refusal(helm, CHART, values)
-    assert "set gateway.service.type to LoadBalancer, or remove loadBalancerClass" in said
+    message = refusal(helm, CHART, values)
+    assert "set gateway.service.type to LoadBalancer, or remove loadBalancerClass" in message
 
 
 @pytest.mark.parametrize(
     "registry", ["https://r.example.com", "http://r.example.com/a", "oci://r.example.com", "r/", "/r"]
 )
 def test_a_registry_is_no_url(helm: str, registry: str) -> None:
-    said = refusal(helm, CHART, {"images": {"registry": registry}})
-    assert "'/images/registry': value must be 'HOST[:PORT][/PATH], without https:// and without a slash" in said
+    message = refusal(helm, CHART, {"images": {"registry": registry}})
+    assert "'/images/registry': value must be 'HOST[:PORT][/PATH], without https:// and without a slash" in message
 
 
 def test_labels_and_annotations_that_no_cluster_takes_are_refused_by_their_field(helm: str) -> None:
@@ -409,10 +409,10 @@ def test_labels_and_annotations_that_no_cluster_takes_are_refused_by_their_field
         ("podLabels", {"app.kubernetes.io/name": "a"}),
     ]
     with ThreadPoolExecutor(2) as pool:
-        for (path, _), said in zip(
+        for (path, _), message in zip(
             cases, pool.map(lambda case: refusal(helm, CHART, nested(*case)), cases), strict=True
         ):
-            assert f"at '/{path}" in said
+            assert f"at '/{path}" in message
     fine = {"a.b-c.example.com/x_Y.z-0": "b_C.d-0", "0": "", "a" * 63: "b" * 63}
     values: Values = {"podAnnotations": {"Example.com/a": "any ä $"}, "gateway": {"service": {"labels": fine}}}
     render(helm, CHART, "stoker", "default", {**values, "podLabels": fine, "nodeSelector": fine})

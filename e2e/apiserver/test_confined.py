@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import Operator
+from .operator_process import Operator
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 NAME = "confined-stoker"
@@ -22,14 +22,14 @@ def confined(kube: Any, helm: str, ns: str, tmp_path: Path) -> Iterator[Path]:
     """The kubeconfig of a second operator, installed beside the first and confined to the test's namespace."""
     environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
     values = f"crds.install=false,webhook.enabled=false,watchNamespaces={{{ns}}}"
-    here = f"--namespace={ns}"
-    subprocess.run([helm, "install", "confined", CHART, here, "--set", values], env=environment, check=True)
+    namespace_flag = f"--namespace={ns}"
+    subprocess.run([helm, "install", "confined", CHART, namespace_flag, "--set", values], env=environment, check=True)
     token = kube.core.create_namespaced_service_account_token(NAME, ns, {"spec": {"expirationSeconds": 3600}})
     document = yaml.safe_load(kube.kubeconfig.read_text())
     document["users"] = [{"name": each["name"], "user": {"token": token.status.token}} for each in document["users"]]
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
     yield tmp_path / "kubeconfig"
-    subprocess.run([helm, "uninstall", "confined", here], env=environment, check=True)
+    subprocess.run([helm, "uninstall", "confined", namespace_flag], env=environment, check=True)
 
 
 def test_it_works_there_and_sees_nothing_else(

@@ -81,14 +81,14 @@ class Cast:
             "apply ServiceAccount", "apply PersistentVolumeClaim", "apply Service", "apply NetworkPolicy",
             "apply PodDisruptionBudget", "apply Deployment", "apply PodMonitor",
         }  # fmt: skip
-        told = {"apply InferenceEndpoint/status", "create Event"}
+        report_writes = {"apply InferenceEndpoint/status", "create Event"}
         port = {"containerPort": 9000, "name": "more", "protocol": "TCP"}
         other_pods = {"template": {"spec": {"containers": [{"name": "engine", "ports": [port]}]}}}
-        yield Phase("brought up", self.create, "RollingOut", up | told)
-        yield Phase("ready", self.serve, "Ready", told)
+        yield Phase("brought up", self.create, "RollingOut", up | report_writes)
+        yield Phase("ready", self.serve, "Ready", report_writes)
         changes = {"apply Service", "apply NetworkPolicy", "apply Deployment"}
         change = {"service": {"port": 9000}, "networkPolicy": {"mode": "Open"}, **other_pods}
-        yield Phase("changed", lambda ns: self.kube.patch(ns, "demo", change), "RollingOut", changes | told)
+        yield Phase("changed", lambda ns: self.kube.patch(ns, "demo", change), "RollingOut", changes | report_writes)
         less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "None"}}
         removals = {"apply Deployment", "delete PodDisruptionBudget", "delete PodMonitor", "delete NetworkPolicy"}
         status = {"apply InferenceEndpoint/status"}
@@ -123,8 +123,8 @@ class Cast:
         def is_done() -> bool:
             assert not life.died(), life.log.read_text()
             # What is written is noted down when it was answered, and may be seen before that.
-            told = self.kube.condition(ns, "demo").get("reason")
-            return bool(told == phase.reason and phase.writes <= set(life.writes))
+            reason = self.kube.condition(ns, "demo").get("reason")
+            return bool(reason == phase.reason and phase.writes <= set(life.writes))
 
         try:
             self.eventually(is_done, f"{ns} is {phase.name}", timeout=180)
@@ -172,8 +172,8 @@ class Cast:
 
     def alike(self) -> bool:
         """Whether there is the same in all namespaces."""
-        first, *others = self.state().values()
-        return all(each == first for each in others)
+        first, *rest = self.state().values()
+        return all(each == first for each in rest)
 
     def writes(self) -> dict[str, Counter[str]]:
         """How often each kind of object was written in each namespace, whether that changed anything or not; without
@@ -229,9 +229,9 @@ def cast(
     for ns in cast.namespaces:
         kube.core.delete_namespace(ns)
     for log in tmp_path.glob("*.log"):
-        said = log.read_text()
-        assert "Traceback" not in said, said
-        assert '" cannot ' not in said, said
+        logged = log.read_text()
+        assert "Traceback" not in logged, logged
+        assert '" cannot ' not in logged, logged
 
 
 @pytest.mark.timeout(600)
@@ -247,22 +247,22 @@ def test_afterwards_all_is_as_if_nobody_had_been_killed(cast: Cast, eventually: 
                 cast.fill(1 + len(deaths))
             else:
                 cast.keep(1 + MOST_LATER)
-            others = cast.namespaces[1:]
-            named = dict(zip(others, deaths, strict=False))
+            killed_namespaces = cast.namespaces[1:]
+            named = dict(zip(killed_namespaces, deaths, strict=False))
             assert len(named) == len(deaths)
             with ThreadPoolExecutor(TOGETHER) as threads:
-                list(threads.map(phase.act, others))
+                list(threads.map(phase.act, killed_namespaces))
             cast.die(named.items())
 
         cast.operator.start()
         with suppress(AssertionError):
             eventually(cast.alike, "all are alike", timeout=180)
         cast.operator.stop()
-        state, counts, told = cast.state(), cast.writes(), cast.events()
-        for ns in others:
+        state, counts, events = cast.state(), cast.writes(), cast.events()
+        for ns in killed_namespaces:
             assert not list(differences(state[alone], state[ns])), (phase.name, named.get(ns))
             assert counts[ns] == counts[alone], (phase.name, named.get(ns))
-            assert told[ns] <= told[alone], (phase.name, named.get(ns))
+            assert events[ns] <= events[alone], (phase.name, named.get(ns))
         print(f"{phase.name}: {len(deaths)} deaths, {time.monotonic() - began:.1f} s")
 
 

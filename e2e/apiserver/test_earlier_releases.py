@@ -20,7 +20,8 @@ from kubernetes import client, config
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.cluster.kube import Kube, KubeError
 
-from .conftest import Operator, wait_for
+from .cluster_client import wait_for
+from .operator_process import Operator
 
 ENDPOINTS = ("stoker.dev", "v1alpha1", "default", "inferenceendpoints")
 

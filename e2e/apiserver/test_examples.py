@@ -28,11 +28,11 @@ def test_an_example_is_taken(kube: Any, ns: str, example: Path) -> None:
         assert not changed(child, taken), child["kind"]
 
 
-def changed(written: Any, stored: Any, place: str = "") -> list[str]:
+def changed(written: Any, stored: Any, path: str = "") -> list[str]:
     """Where the API server stores another value than was written, or none though what was written says something."""
     if isinstance(written, dict) and isinstance(stored, dict):
-        return [each for key, value in written.items() for each in changed(value, stored.get(key), f"{place}.{key}")]
+        return [each for key, value in written.items() for each in changed(value, stored.get(key), f"{path}.{key}")]
     if isinstance(written, list) and isinstance(stored, list) and len(written) == len(stored):
         pairs = enumerate(zip(written, stored, strict=True))
-        return [each for index, (ours, theirs) in pairs for each in changed(ours, theirs, f"{place}[{index}]")]
-    return [] if written == stored or (stored is None and not written) else [f"{place}: {written!r} is {stored!r}"]
+        return [each for index, (ours, theirs) in pairs for each in changed(ours, theirs, f"{path}[{index}]")]
+    return [] if written == stored or (stored is None and not written) else [f"{path}: {written!r} is {stored!r}"]

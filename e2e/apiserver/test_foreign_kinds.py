@@ -19,7 +19,7 @@ from stoker_operator.cluster.informer import Watched
 from stoker_operator.manager.handlers import OptionalWatches
 from stoker_operator.settings import Settings
 
-from .conftest import Operator
+from .operator_process import Operator
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 CERT_MANAGER = "v1.21.2"
@@ -129,8 +129,8 @@ def test_an_operator_outlives_a_kind_that_goes(
 
     def is_watched() -> bool:
         # Not how often: while the kind goes, the API server may still name it to the next look.
-        said = log.read_text()
-        return said.rfind("podmonitors, which is watched") > said.rfind("podmonitors is no longer watched")
+        logged = log.read_text()
+        return logged.rfind("podmonitors, which is watched") > logged.rfind("podmonitors is no longer watched")
 
     sleeping_operator.stop()
     define_pod_monitors()

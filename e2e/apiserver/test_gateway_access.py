@@ -17,7 +17,7 @@ from kubernetes import client, config
 
 from stoker_operator.cluster.kube import Kube, KubeError
 
-from .conftest import Operator, check_log
+from .operator_process import Operator, check_log
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -53,7 +53,7 @@ def rendered(helm: str, *options: str) -> list[Any]:
 @pytest.fixture
 def routed(kube: Any, helm: str, sleeping_operator: Operator, tmp_path: Path) -> Iterator[Routed]:
     sleeping_operator.stop()
-    system, *tenants = (f"{what}-{uuid.uuid4().hex[:8]}" for what in ("system", "red", "blue"))
+    system, *tenants = (f"{prefix}-{uuid.uuid4().hex[:8]}" for prefix in ("system", "red", "blue"))
     for each in (system, *tenants):
         labels = {} if each == system else {"stoker.dev/gateway": "enabled"}
         kube.core.create_namespace({"metadata": {"name": each, "labels": labels}})
@@ -126,8 +126,8 @@ def test_who_is_served_and_what_may_be_read(
         pods = kube.deployment(red, "first")["spec"]["template"]
         kube.create(blue, document("second", model=names("gemma"), auth=keys("blue-keys")))
         eventually(lambda: reason(kube, blue, "second") == "NameTaken", "its name is taken")
-        said = kube.condition(blue, "second", "Routed")["message"]
-        assert "gemma" in said and red not in said and "first" not in said
+        message = kube.condition(blue, "second", "Routed")["message"]
+        assert "gemma" in message and red not in message and "first" not in message
         assert not has_address(kube, blue, "second")
 
         eventually(lambda: may(kube, gateway, "get", red, "red-keys"), "the gateway may read the keys")
@@ -205,10 +205,13 @@ def test_an_operator_that_dies_at_a_write_leaves_it_to_the_next(
             mortal.kill()
         heir = live(2 * number + 1, None)
         try:
-            wanted = (["red-keys"], True) if is_open else (None, False)
-            eventually(lambda wanted=wanted: (readable(kube, red), bound()) == wanted, f"all is well, {death}")
-            told = "Routed" if is_open else "Disabled"
-            eventually(lambda told=told: reason(kube, red, "first") == told, f"it is told, {death}")
+            expected = (["red-keys"], True) if is_open else (None, False)
+            eventually(lambda expected=expected: (readable(kube, red), bound()) == expected, f"all is well, {death}")
+            expected_reason = "Routed" if is_open else "Disabled"
+            eventually(
+                lambda expected_reason=expected_reason: reason(kube, red, "first") == expected_reason,
+                f"it is told, {death}",
+            )
         finally:
             heir.kill()
         for life in (mortal, heir):

@@ -84,8 +84,8 @@ def test_it_may_read_what_it_needs_and_no_more(helm: str) -> None:
         "endpointslices list",
         "endpointslices watch",
     }
-    own = only_named(documents, "Role", "stoker-gateway")
-    assert (granted(own["rules"]), own["metadata"]["namespace"]) == ({"secrets list", "secrets watch"}, "default")
+    role = only_named(documents, "Role", "stoker-gateway")
+    assert (granted(role["rules"]), role["metadata"]["namespace"]) == ({"secrets list", "secrets watch"}, "default")
 
 
 def test_its_own_certificate_is_for_its_names(helm: str) -> None:
@@ -98,9 +98,9 @@ def test_its_own_certificate_is_for_its_names(helm: str) -> None:
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     hosts = set(names.get_values_for_type(x509.DNSName))
     assert {"stoker-gateway.default.svc", "models.example.com"} <= hosts
-    given = template(helm, ON, "gateway.tls.secretName=mine")
-    assert not [each for each in given if each["metadata"]["name"] == "stoker-gateway-tls"]
-    assert {"name": "tls", "secret": {"secretName": "mine"}} in pods(given)["template"]["spec"]["volumes"]
+    with_secret = template(helm, ON, "gateway.tls.secretName=mine")
+    assert not [each for each in with_secret if each["metadata"]["name"] == "stoker-gateway-tls"]
+    assert {"name": "tls", "secret": {"secretName": "mine"}} in pods(with_secret)["template"]["spec"]["volumes"]
     bare = template(helm, ON, "gateway.tls.enabled=false")
     assert container(bare)["readinessProbe"]["httpGet"]["scheme"] == "HTTP"
     assert only_named(bare, "Service", "stoker-gateway")["spec"]["ports"][0]["port"] == 80
@@ -142,12 +142,12 @@ def test_the_certificate_follows_the_url_and_clients_trust_it_still(helm: str, k
 
     try:
         first = put("install", "")
-        own = names(first)
+        first_names = names(first)
         later = put("upgrade", "https://models.example.com")
-        assert names(later) == own | {"models.example.com"}
+        assert names(later) == first_names | {"models.example.com"}
         assert put("upgrade", "https://models.example.com:8443") == later  # the same name
         last = put("upgrade", "https://[fd00::1]")
-        assert names(last) == own | {"fd00::1"}
+        assert names(last) == first_names | {"fd00::1"}
         assert {each["ca.crt"] for each in (first, later, last)} == {first["ca.crt"]}
         # One that an earlier chart made does not say what it is for, and its authority's key was not kept.
         kube.core.delete_namespaced_secret("gw-stoker-gateway-authority", ns)
@@ -155,7 +155,7 @@ def test_the_certificate_follows_the_url_and_clients_trust_it_still(helm: str, k
         kube.core.patch_namespaced_secret("gw-stoker-gateway-tls", ns, earlier)
         assert put("upgrade", "https://other.example.com") == last
         kube.core.delete_namespaced_secret("gw-stoker-gateway-tls", ns)
-        assert names(put("upgrade", "https://other.example.com")) == own | {"other.example.com"}
+        assert names(put("upgrade", "https://other.example.com")) == first_names | {"other.example.com"}
     finally:
         subprocess.run([helm, "uninstall", "gw", f"--namespace={ns}"], env=environment, stdout=subprocess.DEVNULL)
 

@@ -62,26 +62,26 @@ def keyring(core: client.CoreV1Api, namespace: str) -> Keyring:
 
 
 def test_a_key_is_made_shown_and_revoked(core: client.CoreV1Api, namespace: str, keys: Command, tmp_path: Path) -> None:
-    place = ("--namespace", namespace)
+    namespace_flag = ("--namespace", namespace)
     words = ["--model", "org/*", "--model", "ü b", "--tokens-per-minute", "5", "--priority", "-3", "--expires-in", "1h"]
-    code, text, said = keys("create", *place, "--id", "team-a", *words)
-    assert code == 0 and "team-a" in said and text.strip() not in said
+    code, text, stderr = keys("create", *namespace_flag, "--id", "team-a", *words)
+    assert code == 0 and "team-a" in stderr and text.strip() not in stderr
     key = keyring(core, namespace).find(text.strip(), time.time())
     assert (key.id, key.models, key.limits, key.priority) == ("team-a", ("org/*", "ü b"), Limits(None, 5, None), -3)
-    assert keys("create", *place)[0] == 0
-    code, out, _ = keys("list", *place, "--output", "json")
+    assert keys("create", *namespace_flag)[0] == 0
+    code, out, _ = keys("list", *namespace_flag, "--output", "json")
     shown = {each["id"]: each for each in json.loads(out)}
     assert code == 0 and len(shown) == 2 and shown["team-a"]["models"] == ["org/*", "ü b"]
     assert all(each["created"] for each in shown.values()) and key.digest not in out
 
-    code, out, said = keys("create", *place, "--id", "team-a")
-    assert (code, out) == (2, "") and "--id" in said
+    code, out, stderr = keys("create", *namespace_flag, "--id", "team-a")
+    assert (code, out) == (2, "") and "--id" in stderr
     assert keyring(core, namespace).keys["team-a"] == key
 
-    assert keys("revoke", *place, "team-a")[0] == 0
+    assert keys("revoke", *namespace_flag, "team-a")[0] == 0
     assert "team-a" not in keyring(core, namespace).keys
-    code, _, said = keys("revoke", *place, "team-a")
-    assert code == 2 and "team-a" in said
+    code, _, stderr = keys("revoke", *namespace_flag, "team-a")
+    assert code == 2 and "team-a" in stderr
 
 
 def test_a_file_s_keys_can_be_applied(core: client.CoreV1Api, namespace: str, tmp_path: Path) -> None:
@@ -95,18 +95,18 @@ def test_a_file_s_keys_can_be_applied(core: client.CoreV1Api, namespace: str, tm
 
 def test_a_secret_that_is_no_key_s_stays(core: client.CoreV1Api, namespace: str, keys: Command) -> None:
     core.create_namespaced_secret(namespace, {"metadata": {"name": "stoker-key-mine"}, "stringData": {"a": "b"}})
-    code, _, said = keys("revoke", "--namespace", namespace, "mine")
-    assert code == 2 and "mine" in said
+    code, _, stderr = keys("revoke", "--namespace", namespace, "mine")
+    assert code == 2 and "mine" in stderr
     assert core.read_namespaced_secret("stoker-key-mine", namespace).data
-    code, out, said = keys("create", "--namespace", namespace, "--id", "mine")
+    code, out, stderr = keys("create", "--namespace", namespace, "--id", "mine")
     assert (code, out) == (2, "")
 
 
 def test_what_the_api_server_refuses_is_said(
     apiserver: ApiServer, core: client.CoreV1Api, namespace: str, keys: Command, tmp_path: Path
 ) -> None:
-    code, out, said = keys("create", "--namespace", "none-such")
-    assert (code, out) == (1, "") and '"none-such" not found' in said
+    code, out, stderr = keys("create", "--namespace", "none-such")
+    assert (code, out) == (1, "") and '"none-such" not found' in stderr
 
     core.create_namespaced_service_account(namespace, {"metadata": {"name": "nobody"}})
     token = core.create_namespaced_service_account_token("nobody", namespace, {"spec": {"expirationSeconds": 600}})
@@ -115,10 +115,10 @@ def test_what_the_api_server_refuses_is_said(
     path = tmp_path / "nobody.conf"
     path.write_text(yaml.safe_dump(document))
     for words in (["create"], ["list"], ["revoke", "a"]):
-        code, out, said = keys(words[0], "--namespace", namespace, *words[1:], kubeconfig=path)
-        assert (code, out) == (1, "") and "forbidden" in said
+        code, out, stderr = keys(words[0], "--namespace", namespace, *words[1:], kubeconfig=path)
+        assert (code, out) == (1, "") and "forbidden" in stderr
 
     document["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     path.write_text(yaml.safe_dump(document))
-    code, out, said = keys("list", "--namespace", namespace, kubeconfig=path)
-    assert (code, out) == (1, "") and "no answer from the API server" in said
+    code, out, stderr = keys("list", "--namespace", namespace, kubeconfig=path)
+    assert (code, out) == (1, "") and "no answer from the API server" in stderr

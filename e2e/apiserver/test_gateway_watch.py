@@ -36,7 +36,7 @@ Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[ApiServer]:
+def own_server() -> Iterator[ApiServer]:
     """An API server that may be restarted, with the resource."""
     with ApiServer() as server:
         api = config.new_client_from_config(str(server.kubeconfig))
@@ -103,7 +103,7 @@ class Admin:
         self.core.create_namespaced_secret(KEYS, manifests.write(Key(name, digest_of(name))))
 
 
-class Told:
+class ReceivedState:
     """What the gateway was told last."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -138,8 +138,8 @@ def killed(server: ApiServer) -> Callable[[], None]:
 
     def start_again() -> None:
         quiet = subprocess.DEVNULL
-        again = subprocess.Popen(process.args, stdout=quiet, stderr=quiet, start_new_session=True)
-        server.processes["kube-apiserver"] = again
+        restarted = subprocess.Popen(process.args, stdout=quiet, stderr=quiet, start_new_session=True)
+        server.processes["kube-apiserver"] = restarted
         reached = config.new_client_from_config(str(server.kubeconfig))
 
         def answers() -> bool:
@@ -155,29 +155,29 @@ def killed(server: ApiServer) -> Callable[[], None]:
 
 
 @asynccontextmanager
-async def watching(server: ApiServer) -> AsyncIterator[Told]:
-    told = Told(CollectorRegistry())
-    watch = ClusterWatch(Api(config.new_client_from_config(str(server.kubeconfig))), KEYS, told.registry)
-    task = asyncio.create_task(watch.watch(told.take, told.set_keyring))
+async def watching(server: ApiServer) -> AsyncIterator[ReceivedState]:
+    received = ReceivedState(CollectorRegistry())
+    watch = ClusterWatch(Api(config.new_client_from_config(str(server.kubeconfig))), KEYS, received.registry)
+    task = asyncio.create_task(watch.watch(received.take, received.set_keyring))
     try:
-        yield told
+        yield received
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(holds: Callable[[], bool], what: str) -> None:
-    await wait_for_async(holds, what, 120)
+async def until(holds: Callable[[], bool], description: str) -> None:
+    await wait_for_async(holds, description, 120)
 
 
-def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own: ApiServer) -> None:
-    admin = Admin(own)
+def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own_server: ApiServer) -> None:
+    admin = Admin(own_server)
 
     async def run() -> None:
-        async with watching(own) as told:
+        async with watching(own_server) as received:
             await asyncio.to_thread(admin.endpoint, "a", auth={"apiKeysSecretRef": {"name": "s"}})
-            await until(lambda: told.servers("org/a") == (), "the endpoint is known")
-            assert told.directory.endpoints["org/a"].refusal is not None
+            await until(lambda: received.servers("org/a") == (), "the endpoint is known")
+            assert received.directory.endpoints["org/a"].refusal is not None
             secret = {"metadata": {"name": "s"}, "stringData": {"alice": "k1\nk2"}}
             await asyncio.to_thread(admin.core.create_namespaced_secret, NAMESPACE, secret)
             ports = [{"name": "http", "port": 80, "targetPort": "http"}]
@@ -185,26 +185,26 @@ def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own: ApiServe
             await asyncio.to_thread(admin.core.create_namespaced_service, NAMESPACE, body)
             await asyncio.to_thread(admin.pod, "p1", "10.1.0.1")
             await asyncio.to_thread(admin.pod, "p2", "10.1.0.2", ready=False)
-            await until(lambda: told.servers("org/a") == ("10.1.0.1:8000",), "a pod that is ready")
-            await until(lambda: told.directory.endpoints["org/a"].authorization == "Bearer k1", "its servers' key")
-            assert told.directory.endpoints["org/a"].refusal is None
+            await until(lambda: received.servers("org/a") == ("10.1.0.1:8000",), "a pod that is ready")
+            await until(lambda: received.directory.endpoints["org/a"].authorization == "Bearer k1", "its servers' key")
+            assert received.directory.endpoints["org/a"].refusal is None
 
             await asyncio.to_thread(admin.key, "one")
-            await until(lambda: list(told.keyring.keys) == ["one"], "a key in force")
+            await until(lambda: list(received.keyring.keys) == ["one"], "a key in force")
             await asyncio.to_thread(admin.pod, "p2", "10.1.0.2")
-            await until(lambda: told.servers("org/a") == ("10.1.0.1:8000", "10.1.0.2:8000"), "both pods")
+            await until(lambda: received.servers("org/a") == ("10.1.0.1:8000", "10.1.0.2:8000"), "both pods")
 
-            start_again = await asyncio.to_thread(killed, own)
-            await until(lambda: told.age_s > 0, "the loss of the API server")
-            assert told.servers("org/a") == ("10.1.0.1:8000", "10.1.0.2:8000")
+            start_again = await asyncio.to_thread(killed, own_server)
+            await until(lambda: received.age_s > 0, "the loss of the API server")
+            assert received.servers("org/a") == ("10.1.0.1:8000", "10.1.0.2:8000")
             await asyncio.to_thread(start_again)
-            await until(lambda: told.age_s == 0, "the API server is watched again")
+            await until(lambda: received.age_s == 0, "the API server is watched again")
             await asyncio.to_thread(admin.core.delete_namespaced_secret, "stoker-key-one", KEYS)
-            await until(lambda: not told.keyring.keys, "a key revoked")
+            await until(lambda: not received.keyring.keys, "a key revoked")
             await asyncio.to_thread(admin.endpoint, "b", routing={"sessionHeader": "X-Session"})
-            await until(lambda: told.servers("org/b") == (), "another endpoint")
-            assert told.directory.endpoints["org/b"].session_header == "x-session"
+            await until(lambda: received.servers("org/b") == (), "another endpoint")
+            assert received.directory.endpoints["org/b"].session_header == "x-session"
             await asyncio.to_thread(admin.status, "a", [])
-            await until(lambda: told.servers("org/a") is None, "an endpoint that is no longer admitted")
+            await until(lambda: received.servers("org/a") is None, "an endpoint that is no longer admitted")
 
     asyncio.run(run())

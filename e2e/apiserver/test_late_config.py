@@ -13,7 +13,7 @@ import pytest
 
 from stoker_operator.plan.model_shapes import table
 
-from .conftest import Operator
+from .operator_process import Operator
 
 CONFIGS = {
     "/org/large/resolve/main/config.json": table()["meta-llama/Llama-3.1-70B-Instruct"],
@@ -25,12 +25,12 @@ class Hub:
     """A hub that answers when it is let."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.answers = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(handler) -> None:  # noqa: N805 - the names are http.server's
-                self.asked.append(handler.path)
+                self.requests.append(handler.path)
                 self.answers.wait(120)
                 handler.send_response(200 if handler.path in CONFIGS else 404)
                 handler.end_headers()
@@ -64,7 +64,7 @@ def test_pods_wait_for_the_models_description(
         for name in ("large", "small", "missing"):
             model = {"source": f"hf://org/{name}"}
             kube.create(ns, document(name, model=model, hardware=hardware, engine=engine))
-            eventually(lambda: hub.asked, "the hub gets a request")
+            eventually(lambda: hub.requests, "the hub gets a request")
             hub.answers.set()
         for name in ("small", "missing"):
             eventually(lambda name=name: kube.deployment(ns, name), "its pods are made")

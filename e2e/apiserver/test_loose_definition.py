@@ -20,10 +20,11 @@ from kubernetes import client, config
 
 from stoker_operator.api.v1alpha1.crd import crd
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from kit.waiting import wait_for
-from spec_cases import RULE_BREAKERS, generated
+from tests.operator.api.rule_breakers import RULE_BREAKERS
+from tests.operator.api.schema_faults import generated
 
 WRONG = (
     *RULE_BREAKERS,
@@ -66,9 +67,9 @@ def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Pat
         list(threads.map(lambda body: _created(custom, body), bodies[1:]))
     log = tmp_path / "log"
     command = [sys.executable, "-m", "stoker", "operator", "--health-address=127.0.0.1:0"]
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         environment = {**os.environ, "KUBECONFIG": str(loose.kubeconfig)}
-        operator = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+        operator = subprocess.Popen(command, env=environment, stdout=log_file, stderr=log_file)
     try:
         verdicts = wait_for(lambda: _verdicts(custom), f"all of {len(WRONG)} are reported", 600, every=3)
     finally:

@@ -15,7 +15,7 @@ from kubernetes import client, config
 
 from stoker_operator.api.v1alpha1.crd import crd
 
-from .conftest import Operator, get
+from .operator_process import Operator, get
 
 
 def command(*options: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_kind_that_goes_ends_it_with_the_remedy(tmp_path: Path) -> None:
             code = process.wait(timeout=60)
         finally:
             process.kill()
-    said = log.read_text()
-    assert code == 1, said
-    assert "Traceback" not in said, said
-    assert "the cluster no longer has inferenceendpoints" in said and "Helm chart" in said
+    logged = log.read_text()
+    assert code == 1, logged
+    assert "Traceback" not in logged, logged
+    assert "the cluster no longer has inferenceendpoints" in logged and "Helm chart" in logged

@@ -19,7 +19,7 @@ from stoker_operator.manifests.pod_template_merge import merge_pod_spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.drift import differs
 
-from .conftest import wait_for
+from .cluster_client import wait_for
 
 ENDPOINT: dict[str, Any] = {
     "apiVersion": "stoker.dev/v1alpha1",

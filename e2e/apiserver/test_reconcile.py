@@ -22,8 +22,8 @@ def ready(kube: Any, ns: str, reason: str, status: str = "False") -> Any:
 
 def events(kube: Any, ns: str) -> list[Any]:
     """The Events about the endpoint, the oldest first."""
-    told = kube.core.list_namespaced_event(ns).items
-    found = [each for each in told if each.involved_object.kind == "InferenceEndpoint"]
+    listed = kube.core.list_namespaced_event(ns).items
+    found = [each for each in listed if each.involved_object.kind == "InferenceEndpoint"]
     return sorted(found, key=lambda each: int(each.metadata.resource_version))
 
 
@@ -91,8 +91,8 @@ def test_an_endpoint_becomes_objects_and_reports(kube: Any, ns: str, document: A
         "Ready": "True",
     }  # fmt: skip
     eventually(lambda: len(events(kube, ns)) == 2, "both are emitted")  # an Event follows the status
-    told = [(event.type, event.reason) for event in events(kube, ns)]
-    assert told == [("Normal", "RollingOut"), ("Normal", "Ready")]
+    reported_events = [(event.type, event.reason) for event in events(kube, ns)]
+    assert reported_events == [("Normal", "RollingOut"), ("Normal", "Ready")]
 
 
 def test_the_users_object_stays_the_users(kube: Any, ns: str, document: Any, eventually: Any) -> None:
@@ -233,8 +233,8 @@ def test_trouble_with_a_pod_is_named(
     kube.set_pod_status(ns, pod.metadata.name, phase="Pending", containerStatuses=[container])
     condition = eventually(lambda: ready(kube, ns, reason), "reported")
     assert words in condition["message"]
-    (told,) = eventually(lambda: [event for event in events(kube, ns) if event.reason == reason], "an Event")
-    assert (told.type, words in told.message) == ("Warning", True)
+    (reported,) = eventually(lambda: [event for event in events(kube, ns) if event.reason == reason], "an Event")
+    assert (reported.type, words in reported.message) == ("Warning", True)
     wait_until_ready(kube, ns, eventually)  # and it heals
 
 
@@ -257,10 +257,10 @@ def test_what_only_several_replicas_need_comes_and_goes(kube: Any, ns: str, docu
     assert eventually(lambda: kube.get(budget), "the budget")["spec"]["maxUnavailable"] == 1
     kube.patch(ns, "demo", {"replicas": 1})
 
-    def gone() -> bool:
+    def is_deleted() -> bool:
         return not kube.get(budget.rpartition("/")[0])["items"]
 
-    eventually(gone, "the budget is gone")
+    eventually(is_deleted, "the budget is gone")
     policy = kube.get(f"/apis/networking.k8s.io/v1/namespaces/{ns}/networkpolicies/demo")
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 
@@ -357,17 +357,17 @@ def test_deletion_leaves_nothing(kube: Any, ns: str, document: Any, eventually: 
     eventually(lambda: kube.pods(ns, "demo"), "a pod")
     kube.delete(ns, "demo")
 
-    def gone() -> bool:
-        left = (
+    def is_deleted() -> bool:
+        remaining = (
             kube.apps.list_namespaced_deployment(ns).items
             + kube.apps.list_namespaced_replica_set(ns).items
             + kube.core.list_namespaced_service(ns).items
             + kube.core.list_namespaced_pod(ns).items
             + [each for each in kube.core.list_namespaced_service_account(ns).items if each.metadata.name == "demo"]
         )
-        return not left
+        return not remaining
 
-    eventually(gone, "all objects are gone")
+    eventually(is_deleted, "all objects are gone")
 
 
 def test_deletion_needs_no_operator_and_a_restart_writes_nothing(

@@ -11,7 +11,8 @@ from kubernetes import client, config
 
 from stoker_operator.cluster.kube import Kube
 
-from .conftest import SYSTEM, Operator
+from .cluster_client import SYSTEM
+from .operator_process import Operator
 
 SPEC = {
     "model": {"source": "file:///models/a"},
@@ -71,9 +72,9 @@ def test_status_names_pods_with_an_earlier_key(
         # The API server writes whole seconds, and what changes in the pod's first one may be what it has.
         eventually(lambda: time.time() > created.timestamp() + 1, "the second in which the pod was made is over")
         kube.core.patch_namespaced_secret("keys", ns, {"stringData": {"api-key": "second"}})
-        said = eventually(lambda: ready() if "Secret" in ready() else "", "it is said")
-        assert f"pod {pod} runs with Secret keys (spec.auth.apiKeysSecretRef) as it was before 2" in said
-        assert said.endswith(f"kubectl rollout restart deployment/demo --namespace {ns} renews them")
+        message = eventually(lambda: ready() if "Secret" in ready() else "", "it is said")
+        assert f"pod {pod} runs with Secret keys (spec.auth.apiKeysSecretRef) as it was before 2" in message
+        assert message.endswith(f"kubectl rollout restart deployment/demo --namespace {ns} renews them")
         (event,) = (each for each in kube.core.list_namespaced_event(ns).items if "as it was before" in each.message)
         assert (event.reason, event.type) == ("Ready", "Normal")
 

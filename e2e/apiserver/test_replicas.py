@@ -54,8 +54,8 @@ def pem(bundle: str) -> str:
 
 
 def test_one_writes_and_both_answer(document: Any, start: Any, configuration: Any, eventually: Any) -> None:
-    leader, other = leader_and_other(start, eventually)
-    assert (leader.leads(), other.leads()) == (True, False)
+    leader, follower = leader_and_other(start, eventually)
+    assert (leader.leads(), follower.leads()) == (True, False)
     review = {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -67,7 +67,7 @@ def test_one_writes_and_both_answer(document: Any, start: Any, configuration: An
             "object": document("demo", hardware=UNKNOWN),
         },
     }
-    for replica in (leader, other):
+    for replica in (leader, follower):
         response = replica.review(pem(configuration.bundle()), review)["response"]
         assert response["allowed"] is False
         assert "spec.hardware.accelerator" in response["status"]["message"]
@@ -76,7 +76,7 @@ def test_one_writes_and_both_answer(document: Any, start: Any, configuration: An
 def test_who_is_killed_is_followed_in_less_than_20_seconds(
     kube: Any, ns: str, document: Any, start: Any, eventually: Any
 ) -> None:
-    leader, other = leader_and_other(start, eventually)
+    leader, follower = leader_and_other(start, eventually)
     kube.create(ns, document("before"))
     eventually(lambda: kube.deployment(ns, "before"), "the leader works")
     before = lease(kube).holder_identity
@@ -86,14 +86,14 @@ def test_who_is_killed_is_followed_in_less_than_20_seconds(
     seconds = (next_lease(kube, before, eventually).acquire_time - killed).total_seconds()
     assert 0 < seconds < 20
     eventually(lambda: kube.deployment(ns, "after"), "the other one works")
-    assert other.leads()
+    assert follower.leads()
     print(f"failover after kill -9: {seconds:.1f} s")
 
 
 def test_who_ends_hands_over_at_once_and_answers_a_while(
     kube: Any, ns: str, document: Any, start: Any, eventually: Any, configuration: Any
 ) -> None:
-    leader, other = leader_and_other(start, eventually)
+    leader, follower = leader_and_other(start, eventually)
     before = last = lease(kube)
     authorities = pem(eventually(configuration.bundle, "the operator says whom to trust"))
     answers = 0
@@ -124,7 +124,7 @@ def test_who_ends_hands_over_at_once_and_answers_a_while(
     assert "gave up the Lease" in leader.log.read_text()
     took = next_lease(kube, before.holder_identity, eventually).acquire_time - last.renew_time
     eventually(lambda: kube.deployment(ns, "after"), "the other one works")
-    assert other.leads()
+    assert follower.leads()
     print(f"hand-over: {took.total_seconds():.1f} s after it was last renewed; {answers} reviews answered since")
 
 
@@ -153,7 +153,7 @@ def test_the_api_server_asks_it(
     kube.patch(judged, "good", {"replicas": 2})
 
     # As a person sees it.
-    told = subprocess.run(
+    answered = subprocess.run(
         ["kubectl", "apply", "--namespace", judged, "-f", "-"],
         executable=kube_binary(),  # which is kubectl where it is called so
         env={**os.environ, "KUBECONFIG": str(kube.kubeconfig)},
@@ -161,8 +161,8 @@ def test_the_api_server_asks_it(
         capture_output=True,
         text=True,
     )
-    assert told.returncode == 1
-    assert 'The InferenceEndpoint "bad" is invalid: spec.hardware.accelerator: nvidia-nonsense' in told.stderr
+    assert answered.returncode == 1
+    assert 'The InferenceEndpoint "bad" is invalid: spec.hardware.accelerator: nvidia-nonsense' in answered.stderr
 
 
 def test_judging_takes_no_time(

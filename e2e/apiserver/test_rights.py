@@ -104,9 +104,9 @@ def test_what_is_granted_is_what_is_used(
     kube.core.delete_node(node)
     assert replica.end() == 0  # a watch is in the audit log when it has ended
 
-    asked = used(kube)
-    assert sorted(asked - granted(helm)) == [], "requested and not granted"
-    assert sorted(granted(helm) - asked - UNSEEN) == [], "granted and not requested"
+    used_rights = used(kube)
+    assert sorted(used_rights - granted(helm)) == [], "requested and not granted"
+    assert sorted(granted(helm) - used_rights - UNSEEN) == [], "granted and not requested"
 
 
 def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:

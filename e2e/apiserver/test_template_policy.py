@@ -18,7 +18,8 @@ from stoker_operator.cli.render import render
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.template_policy import forbidden
 
-from .conftest import Operator, wait_for
+from .cluster_client import wait_for
+from .operator_process import Operator
 
 #: The standard as the oldest Kubernetes has it that the chart installs on, and as this one has.
 VERSIONS = ("v1.31", "latest")
@@ -98,9 +99,11 @@ def containers(draw: Any, choices: tuple[str, ...]) -> Any:
     made = []
     for name in draw(st.lists(st.sampled_from(choices), max_size=2, unique=True)):
         more = draw(some(livenessProbe=handlers, lifecycle=lifecycles, ports=ports))
-        own = draw(some(securityContext=some(**common, capabilities=capabilities))) if name == "engine" else {}
-        rest = {} if name == "engine" else {"image": "i", "securityContext": draw(security)}
-        made.append({"name": name, **more, **own, **rest})
+        engine_fields = (
+            draw(some(securityContext=some(**common, capabilities=capabilities))) if name == "engine" else {}
+        )
+        sidecar_fields = {} if name == "engine" else {"image": "i", "securityContext": draw(security)}
+        made.append({"name": name, **more, **engine_fields, **sidecar_fields})
     return made
 
 
@@ -146,7 +149,7 @@ def confined(kube: Any) -> Any:
         wait_for(lambda name=name: kube.core.read_namespaced_service_account("default", name), "its service account")
         exposed = {"hostNetwork": True, "containers": [{"name": "engine", "image": "i"}]}
         wait_for(
-            lambda name=name, exposed=exposed: "violates PodSecurity" in said_of(kube, name, {"spec": exposed}),
+            lambda name=name, exposed=exposed: "violates PodSecurity" in refusal_of(kube, name, {"spec": exposed}),
             "the API server applies the label",
         )
     yield made
@@ -154,7 +157,7 @@ def confined(kube: Any) -> Any:
         kube.core.delete_namespace(name)
 
 
-def said_of(kube: Any, namespace: str, pod: Any) -> str:
+def refusal_of(kube: Any, namespace: str, pod: Any) -> str:
     """What the API server says against a pod; empty where it takes it."""
     path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
     headers = {"Accept": "application/json", "Content-Type": "application/json"}
@@ -185,14 +188,14 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         made = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]
         made["spec"]["serviceAccountName"] = "default"
         pod = {"metadata": {"name": "demo", **made["metadata"]}, "spec": made["spec"]}
-        told = [said_of(kube, namespace, pod) for namespace in confined.values()]
-        restricted = [text for text in told if "violates PodSecurity" in text]
+        messages = [refusal_of(kube, namespace, pod) for namespace in confined.values()]
+        restricted = [text for text in messages if "violates PodSecurity" in text]
         if against:
             counts["refused by both" if restricted else "refused by us alone"] += 1
             return
         assert not restricted, (template, restricted)
         counts["permitted"] += 1
-        counts["taken"] += told == ["", ""]
+        counts["taken"] += messages == ["", ""]
 
     evaluate()
     # Enough of each, or nothing was shown.

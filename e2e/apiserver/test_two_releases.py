@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from .conftest import GROUP, PLURAL, SYSTEM, Operator
+from .cluster_client import GROUP, PLURAL, SYSTEM
+from .operator_process import Operator
 from .test_chart import CHART
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"

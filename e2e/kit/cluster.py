@@ -90,16 +90,16 @@ class Cluster:
 
 def state_of(cluster: Cluster, namespace: str) -> str:
     """What a person would look at first: the objects, what happened to them, and the containers' logs."""
-    here = ("--namespace", namespace)
+    namespace_flag = ("--namespace", namespace)
     parts = [
-        cluster.kubectl("get", "all,pvc,inferenceendpoints.stoker.dev", *here, "-o", "wide", check=False),
-        cluster.kubectl("get", "inferenceendpoints.stoker.dev", *here, "-o", "yaml", check=False),
-        cluster.kubectl("get", "events", *here, "--sort-by=.lastTimestamp", check=False),
+        cluster.kubectl("get", "all,pvc,inferenceendpoints.stoker.dev", *namespace_flag, "-o", "wide", check=False),
+        cluster.kubectl("get", "inferenceendpoints.stoker.dev", *namespace_flag, "-o", "yaml", check=False),
+        cluster.kubectl("get", "events", *namespace_flag, "--sort-by=.lastTimestamp", check=False),
     ]
-    for pod in cluster.kubectl("get", "pods", *here, "-o", "name", check=False).split():
-        said = ("logs", *here, pod, "--all-containers", "--prefix", "--tail=100")
-        before = cluster.kubectl(*said, "--previous", check=False)
+    for pod in cluster.kubectl("get", "pods", *namespace_flag, "-o", "name", check=False).split():
+        logs_command = ("logs", *namespace_flag, pod, "--all-containers", "--prefix", "--tail=100")
+        before = cluster.kubectl(*logs_command, "--previous", check=False)
         if not before.startswith("Error"):
             parts.append(f"{pod}, before its restart\n{before}")
-        parts.append(f"{pod}\n{cluster.kubectl(*said, check=False)}")
+        parts.append(f"{pod}\n{cluster.kubectl(*logs_command, check=False)}")
     return "\n".join(parts)

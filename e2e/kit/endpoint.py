@@ -106,11 +106,11 @@ class Endpoint:
     def wait_reason(self, reason: str, kind: str = "Ready", status: str = "False", timeout: float = 60) -> Object:
         """The condition `kind`, once it has this status and reason."""
 
-        def told() -> Object | None:
+        def matching_condition() -> Object | None:
             found = self.condition(kind)
             return found if (found.get("status"), found.get("reason")) == (status, reason) else None
 
-        return wait_for(told, f"{kind} is {status}, {reason}; {self.condition(kind)}", timeout)
+        return wait_for(matching_condition, f"{kind} is {status}, {reason}; {self.condition(kind)}", timeout)
 
     def pods(self) -> list[Object]:
         """Its pods, but for those that are ending."""

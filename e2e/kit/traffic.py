@@ -110,15 +110,15 @@ class Flow:
 
     def end(self) -> None:
         """Lets requests in flight finish, and reads what was reported."""
-        here = ("--namespace", self.namespace)
-        self.cluster.kubectl("exec", self.pod, *here, "--", "sh", "-c", "kill -TERM 1")
+        namespace_flag = ("--namespace", self.namespace)
+        self.cluster.kubectl("exec", self.pod, *namespace_flag, "--", "sh", "-c", "kill -TERM 1")
 
         def ended() -> bool:
-            phase: str = self.cluster.get("pod", self.pod, *here)["status"]["phase"]
+            phase: str = self.cluster.get("pod", self.pod, *namespace_flag)["status"]["phase"]
             return phase in ("Succeeded", "Failed")
 
         wait_for(ended, "the requests in flight have ended", 180)
-        log = self.cluster.kubectl("logs", self.pod, *here)
+        log = self.cluster.kubectl("logs", self.pod, *namespace_flag)
         assert log.splitlines()[-1].startswith('{"ended"'), log[-2000:]
         self._ended.append(_read(log))
 

@@ -49,11 +49,11 @@ _print = threading.Lock()
 _numbers = itertools.count(1)
 
 
-def prompt(most: int) -> list[int]:
+def prompt(max_length: int) -> list[int]:
     """Token ids, at most so many. Steps of the golden ratio spread the lengths evenly: any 25 have a long one."""
     number = next(_numbers)
     length = round(math.exp(_LENGTHS.inv_cdf(number * 0.618034 % 1)))
-    return random.Random(number).choices(_WORDS, k=max(1, min(length, most)))
+    return random.Random(number).choices(_WORDS, k=max(1, min(length, max_length)))
 
 
 def completion(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:

@@ -13,26 +13,26 @@ T = TypeVar("T")
 HANGING_S = 120.0
 
 
-def wait_for(look: Callable[[], T | None], what: str, timeout: float, every: float = 1) -> T:
+def wait_for(look: Callable[[], T | None], description: str, timeout: float, every: float = 1) -> T:
     """What `look` returns as soon as that is something.
 
     Raises:
-        AssertionError: it was nothing for `timeout` seconds; `what` says what was waited for.
+        AssertionError: it was nothing for `timeout` seconds; `description` says what was waited for.
     """
     deadline = time.monotonic() + timeout
     while True:
         if found := look():
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout:.0f} s: {what}; last seen: {found!r}")
+            raise AssertionError(f"not within {timeout:.0f} s: {description}; last seen: {found!r}")
         time.sleep(every)
 
 
-async def wait_for_async(holds: Callable[[], bool], what: str, timeout: float) -> None:  # noqa: ASYNC109
+async def wait_for_async(holds: Callable[[], bool], description: str, timeout: float) -> None:  # noqa: ASYNC109
     """`wait_for` for coroutines: the event loop goes on meanwhile."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while not holds():
         if loop.time() > deadline:
-            raise AssertionError(f"not within {timeout:.0f} s: {what}")
+            raise AssertionError(f"not within {timeout:.0f} s: {description}")
         await asyncio.sleep(0.02)

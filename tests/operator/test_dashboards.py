@@ -102,8 +102,8 @@ def test_alerts_ask_for_what_there_is(alert: Any, there: dict[str, set[str]]) ->
     check(alert["expr"], there)
     # What is said names labels that the result has: those it is summed by, or those of every sample.
     summed = re.search(r"by \(([^)]*)\)", alert["expr"])
-    left = re.split(r",\s*", summed[1]) if summed else ["namespace", "pod"]
-    assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(left)
+    remaining_labels = re.split(r",\s*", summed[1]) if summed else ["namespace", "pod"]
+    assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(remaining_labels)
 
 
 def test_alerts_have_names_of_their_own() -> None:

@@ -52,20 +52,20 @@ def reasons(source: str) -> Iterator[str]:
         if not isinstance(call, ast.Call):
             continue
         name = call.func.id if isinstance(call.func, ast.Name) else ""
-        given = [keyword.value for keyword in call.keywords if keyword.arg == "reason"]
-        given += call.args[POSITIONS[name] :][:1] if name in POSITIONS else []
-        for expression in given:
+        arguments = [keyword.value for keyword in call.keywords if keyword.arg == "reason"]
+        arguments += call.args[POSITIONS[name] :][:1] if name in POSITIONS else []
+        for expression in arguments:
             for node in ast.walk(expression):
                 if isinstance(node, ast.Constant) and re.fullmatch("[A-Z][A-Za-z]+", str(node.value)):
                     yield str(node.value)
 
 
 def test_every_reason_is_explained() -> None:
-    given = {"Invalid", *diagnosis._REMEDY}
+    known_reasons = {"Invalid", *diagnosis._REMEDY}
     shared = ROOT / "engine" / "stoker_engine" / "sizing" / "sharding.py"
     for module in (shared, *(ROOT / "operator" / "stoker_operator").rglob("*.py")):
-        given.update(reasons(module.read_text()))
+        known_reasons.update(reasons(module.read_text()))
     (page,) = [each for each in EVERY if "troubleshooting" in each.name]
     rows = re.findall(r"^\| (`[A-Z].*?`) \|", page.read_text(), re.MULTILINE)
     explained = [word for row in rows for word in re.findall(r"`(\w+)`", row)]
-    assert sorted(explained) == sorted(given)
+    assert sorted(explained) == sorted(known_reasons)

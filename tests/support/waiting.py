@@ -21,7 +21,7 @@ _EVERY_S = 0.005
 
 def until(
     condition: Callable[[], T],
-    what: str | Callable[[], object] = "",
+    description: str | Callable[[], object] = "",
     timeout: float = HANGING_S,
     every: float = _EVERY_S,
 ) -> T:
@@ -29,7 +29,7 @@ def until(
 
     Args:
         condition: holds as soon as it returns something true.
-        what: what is waited for, or a function that says how things stand, for the error.
+        description: what is waited for, or a function that says how things stand, for the error.
         timeout: seconds after which the test hangs.
         every: seconds between two looks, where a look costs much.
 
@@ -42,14 +42,14 @@ def until(
     deadline = time.monotonic() + timeout
     while not (result := condition()):
         if time.monotonic() > deadline:
-            raise _hangs(what, timeout, result)
+            raise _hangs(description, timeout, result)
         time.sleep(every)
     return result
 
 
 async def until_async(
     condition: Callable[[], T | Awaitable[T]],
-    what: str | Callable[[], object] = "",
+    description: str | Callable[[], object] = "",
     timeout: float = HANGING_S,  # noqa: ASYNC109 - the error says what was waited for
     every: float = _EVERY_S,
 ) -> T:
@@ -65,10 +65,10 @@ async def until_async(
         if result:
             return result
         if loop.time() > deadline:
-            raise _hangs(what, timeout, result)
+            raise _hangs(description, timeout, result)
         await asyncio.sleep(every)
 
 
-def _hangs(what: str | Callable[[], object], timeout: float, result: object) -> AssertionError:
-    said = what() if callable(what) else what
-    return AssertionError(f"not within {timeout:.0f} s: {said or 'a condition'}; last seen: {result!r}")
+def _hangs(description: str | Callable[[], object], timeout: float, result: object) -> AssertionError:
+    text = description() if callable(description) else description
+    return AssertionError(f"not within {timeout:.0f} s: {text or 'a condition'}; last seen: {result!r}")

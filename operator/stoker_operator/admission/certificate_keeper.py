@@ -26,7 +26,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stoker_operator.admission.certificates import Certificate, Unusable, issue
+from stoker_operator.admission.certificates import Certificate, UnusableCertificate, issue
 from stoker_operator.cluster.kube import Kube, KubeError, Object
 from stoker_operator.process.background_loop import OwnThread
 from stoker_operator.settings import WebhookSettings
@@ -69,7 +69,7 @@ class CertificateKeeper:
         self._thread = OwnThread("certificate")
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         # Called at the beginning of each handshake, also where the client names no server.
-        self.tls.sni_callback = self._present
+        self.tls.sni_callback = self._choose_certificate
 
     @property
     def loaded(self) -> bool:
@@ -92,7 +92,7 @@ class CertificateKeeper:
         self._thread.close()
 
     async def _run(self) -> None:
-        told = ""
+        reported_trouble = ""
         while True:
             self._woken.clear()
             trouble = ""
@@ -100,9 +100,9 @@ class CertificateKeeper:
                 trouble = await self._round()
             except Exception:
                 logger.exception("the webhook's certificate: this is a bug in the operator")
-            if trouble and trouble != told:  # once, however often it is found to be so
+            if trouble and trouble != reported_trouble:  # once, however often it is found to be so
                 logger.warning("%s", trouble)
-            told = trouble
+            reported_trouble = trouble
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LATER if self.loaded else _SOON):
                     await self._woken.wait()
@@ -113,37 +113,37 @@ class CertificateKeeper:
         trouble = ""
         if not self._settings.external and self._leading():
             try:
-                trouble = await self._thread.call(self._care)
-            except (KubeError, Unusable) as error:
+                trouble = await self._thread.call(self._renew_if_due)
+            except (KubeError, UnusableCertificate) as error:
                 trouble = f"the webhook's certificate cannot be looked after: {error}"
                 if isinstance(error, KubeError) and error.status == 409:
                     self.wake()  # another one was faster: what it made is to be announced, and at once
         try:
-            certificate = await self._thread.call(self._find)
+            certificate = await self._thread.call(self._read_certificate)
             if certificate != self._served:
                 self._load(certificate)
-        except (KubeError, Unusable) as error:
+        except (KubeError, UnusableCertificate) as error:
             trouble = trouble or f"the webhook has no certificate to serve: {error}"
         return trouble
 
-    def _find(self) -> Certificate:
+    def _read_certificate(self) -> Certificate:
         """The certificate to serve.
 
         Raises:
             KubeError: the API server could not be reached.
-            Unusable: there is none.
+            UnusableCertificate: there is none.
         """
         certificate = _read(self._secret())
         certificate.check(self._now())
         return certificate
 
-    def _care(self) -> str:
+    def _renew_if_due(self) -> str:
         """Makes a certificate where one is due, and writes its authority into the API server's configuration. Returns
         why the webhook is not called; empty where it is.
 
         Raises:
             KubeError: the API server could not be reached, or refuses.
-            Unusable: there is no place for a certificate.
+            UnusableCertificate: there is no place for a certificate.
         """
         secret = self._secret()
         older = b""
@@ -151,7 +151,7 @@ class CertificateKeeper:
             certificate = _read(secret)
             older = certificate.authorities
             certificate.check_ours(self._settings.hosts, self._now())
-        except Unusable as why:
+        except UnusableCertificate as why:
             certificate = issue(self._settings.hosts, self._now(), older)
             trouble = self._announce(certificate.authorities)
             self._kube.replace({**secret, "data": _data(certificate)})
@@ -184,7 +184,7 @@ class CertificateKeeper:
             remedy = "let cert-manager make it again" if self._settings.external else "make it again with helm upgrade"
             last = self._served
             until = f"; replicas that run serve the last one until {last.expires:%Y-%m-%d}" if last else ""
-            raise Unusable(f"there is no Secret {namespace}/{name}: {remedy}{until}")
+            raise UnusableCertificate(f"there is no Secret {namespace}/{name}: {remedy}{until}")
         return secret
 
     def _load(self, certificate: Certificate) -> None:
@@ -196,12 +196,12 @@ class CertificateKeeper:
             try:
                 context.load_cert_chain(chain, key)
             except ssl.SSLError as error:
-                raise Unusable(f"it cannot be served: {error}") from None
+                raise UnusableCertificate(f"it cannot be served: {error}") from None
         self._context, self._served = context, certificate
         self._on_load(certificate)
         logger.info("the webhook serves a certificate that expires on %s", f"{certificate.expires:%Y-%m-%d}")
 
-    def _present(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
+    def _choose_certificate(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
         if self._context is None:
             return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._context
@@ -213,9 +213,9 @@ def _read(secret: Object) -> Certificate:
     try:
         chain, key, authorities = (base64.b64decode(data.get(name) or "") for name in ("tls.crt", "tls.key", "ca.crt"))
     except binascii.Error as error:
-        raise Unusable(f"the Secret holds something else: {error}") from None
+        raise UnusableCertificate(f"the Secret holds something else: {error}") from None
     if not chain:
-        raise Unusable("the Secret is empty")
+        raise UnusableCertificate("the Secret is empty")
     return Certificate(chain, key, authorities)
 
 

@@ -28,7 +28,7 @@ LIFETIME: Final = timedelta(days=365)
 _SKEW: Final = timedelta(hours=1)
 
 
-class Unusable(Exception):  # noqa: N818 - it is the certificate that is wrong, not we
+class UnusableCertificate(Exception):  # noqa: N818 - it is the certificate that is wrong, not we
     """What was given is no certificate that could be served; the message says why."""
 
 
@@ -51,7 +51,7 @@ class Certificate:
         """The certificate that is served.
 
         Raises:
-            Unusable: there is none.
+            UnusableCertificate: there is none.
         """
         return _certificates(self.chain, "tls.crt")[0]
 
@@ -64,23 +64,23 @@ class Certificate:
         """Whether a server can present it.
 
         Raises:
-            Unusable: it cannot.
+            UnusableCertificate: it cannot.
         """
         leaf = self.leaf
         try:
             key = serialization.load_pem_private_key(self.key, password=None)
         except (ValueError, TypeError) as error:
-            raise Unusable(f"tls.key holds no key: {error}") from None
+            raise UnusableCertificate(f"tls.key holds no key: {error}") from None
         if _public_bytes(key.public_key()) != _public_bytes(leaf.public_key()):
-            raise Unusable("tls.key is not the key of tls.crt")
+            raise UnusableCertificate("tls.key is not the key of tls.crt")
         if now >= leaf.not_valid_after_utc:
-            raise Unusable(f"it expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
+            raise UnusableCertificate(f"it expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
 
     def check_ours(self, hosts: Sequence[str], now: datetime) -> None:
         """Whether it is one that `issue` made for these hosts, and is good for a while.
 
         Raises:
-            Unusable: it is not, or is due to be renewed.
+            UnusableCertificate: it is not, or is due to be renewed.
         """
         self.check(now)
         leaf = self.leaf
@@ -88,15 +88,15 @@ class Certificate:
         try:
             leaf.verify_directly_issued_by(authority)
         except (InvalidSignature, ValueError, TypeError):
-            raise Unusable("ca.crt did not sign tls.crt") from None
+            raise UnusableCertificate("ca.crt did not sign tls.crt") from None
         try:
             names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
-            raise Unusable("it names no host") from None
+            raise UnusableCertificate("it names no host") from None
         if missing := [host for host in hosts if _general_name(host) not in names]:
-            raise Unusable(f"it is not for {', '.join(missing)}")
+            raise UnusableCertificate(f"it is not for {', '.join(missing)}")
         if now >= renewal(self):
-            raise Unusable(f"it expires on {leaf.not_valid_after_utc:%Y-%m-%d}")
+            raise UnusableCertificate(f"it expires on {leaf.not_valid_after_utc:%Y-%m-%d}")
 
 
 def renewal(certificate: Certificate) -> datetime:
@@ -146,16 +146,16 @@ def _still_trusted(older: bytes, now: datetime) -> bytes:
     """The first of the older authorities, if it is one and still valid."""
     try:
         first = _certificates(older, "ca.crt")[0]
-    except Unusable:
+    except UnusableCertificate:
         return b""
     return _pem(first) if now < first.not_valid_after_utc else b""
 
 
-def _certificates(pem: bytes, where: str) -> list[x509.Certificate]:
+def _certificates(pem: bytes, source: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise Unusable(f"{where} holds no certificate: {error}") from None
+        raise UnusableCertificate(f"{source} holds no certificate: {error}") from None
 
 
 def _builder(

@@ -56,7 +56,7 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
     if not isinstance(uid, str) or not uid:
         raise Malformed("request.uid is missing")
     response: dict[str, Any] = {"uid": uid, "allowed": True}
-    judged = asked(review)
+    judged = objects_under_review(review)
     verdict = check(*judged) if judged else ReviewVerdict()
     if verdict.violations:
         response |= {"allowed": False, "status": _status(request, verdict.violations)}
@@ -65,7 +65,7 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
 
 
-def asked(review: Any) -> tuple[Object, Object | None] | None:
+def objects_under_review(review: Any) -> tuple[Object, Object | None] | None:
     """The endpoint to be judged, and what it was before; None where there is nothing to judge.
 
     Raises:
@@ -110,7 +110,7 @@ def _status(request: Object, violations: Sequence[Violation]) -> dict[str, Any]:
     }
 
 
-def _mapping(value: Any, what: str) -> Object:
+def _mapping(value: Any, name: str) -> Object:
     if not isinstance(value, Mapping):
-        raise Malformed(f"{what} is no object")
+        raise Malformed(f"{name} is no object")
     return value

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from stoker_operator.admission.review import Check, Malformed, Object, answer, asked
+from stoker_operator.admission.review import Check, Malformed, Object, answer, objects_under_review
 from stoker_operator.process.http_server import HTTPServer
 from stoker_operator.process.metrics import Metrics
 
@@ -74,7 +74,7 @@ class Webhook:
         verdict = "error"
         try:
             body = await _body(request)
-            if self._learn and (judged := asked(body)):
+            if self._learn and (judged := objects_under_review(body)):
                 await self._learn(judged[0])
             reviewed = answer(body, self._check)
             verdict = "allowed" if reviewed["response"]["allowed"] else "denied"

@@ -58,8 +58,8 @@ def parse(document: Any, before: Any = None) -> InferenceEndpoint:
     if not isinstance(document, Mapping):
         raise Refused(Violation("manifest", f"it holds {document!r}", f"write an {KIND}"))
     if (document.get("apiVersion"), document.get("kind")) != (API_VERSION, KIND):
-        given = f"{document.get('apiVersion')} {document.get('kind')}"
-        raise Refused(Violation("kind", f"this is {given}, not {API_VERSION} {KIND}"))
+        stated_kind = f"{document.get('apiVersion')} {document.get('kind')}"
+        raise Refused(Violation("kind", f"this is {stated_kind}, not {API_VERSION} {KIND}"))
     try:
         endpoint = InferenceEndpoint.model_validate(dict(document))
     except ValidationError as error:

@@ -94,13 +94,13 @@ def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
             yield rule.violation(model, path)
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        here = join(path, field.alias or name)
+        field_path = join(path, field.alias or name)
         if isinstance(value, BaseModel):
-            yield from violations(value, here)
+            yield from violations(value, field_path)
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, BaseModel):
-                    yield from violations(item, f"{here}[{index}]")
+                    yield from violations(item, f"{field_path}[{index}]")
 
 
 def changes(model: BaseModel, before: BaseModel, path: str = "") -> Iterator[Violation]:

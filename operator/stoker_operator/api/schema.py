@@ -32,11 +32,11 @@ def _convert(node: Schema, defs: Schema) -> Schema:
         # What is said at the field is closer to the user than what is said at the type.
         node = {**defs[node["$ref"].rpartition("/")[2]], **{k: v for k, v in node.items() if k != "$ref"}}
     alternatives = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
-    rest = {key: value for key, value in node.items() if key != "anyOf"}
+    siblings = {key: value for key, value in node.items() if key != "anyOf"}
     if node.get("x-kubernetes-int-or-string"):
-        return _int_or_string(rest, alternatives)
+        return _int_or_string(siblings, alternatives)
     if len(alternatives) == 1:
-        return _convert({**alternatives[0], **rest}, defs)
+        return _convert({**alternatives[0], **siblings}, defs)
     assert not alternatives, f"a structural schema has no alternatives: {node}"
 
     result: Schema = {}

@@ -9,11 +9,11 @@ def columns(rows: Sequence[Sequence[str]], words: Collection[str]) -> list[str]:
     """A line for each row, the first of which are the titles. Columns called one of `words` begin on the left; numbers
     end on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = [title in words for title in rows[0]]
+    is_left_aligned = [title in words for title in rows[0]]
     return [
         "  ".join(
-            cell.ljust(width) if begins else cell.rjust(width)
-            for cell, width, begins in zip(row, widths, left, strict=True)
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, is_left_aligned, strict=True)
         ).rstrip()
         for row in rows
     ]

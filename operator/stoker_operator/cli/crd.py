@@ -26,20 +26,20 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a FILE holds anything else")
     options = parser.parse_args(argv)
-    wanted = dict.fromkeys(options.output or (), text())
+    outputs = dict.fromkeys(options.output or (), text())
     if options.reference:
-        wanted[options.reference] = reference(crd())
-    if options.check and not wanted:
+        outputs[options.reference] = reference(crd())
+    if options.check and not outputs:
         parser.error("--check needs --output or --reference")
-    if not wanted:
+    if not outputs:
         print(text(), end="")
         return 0
     if not options.check:
-        for path, content in wanted.items():
+        for path, content in outputs.items():
             path.write_text(content, encoding="utf-8")
         return 0
     stale = [
-        path for path, content in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != content
+        path for path, content in outputs.items() if not path.exists() or path.read_text(encoding="utf-8") != content
     ]
     for path in stale:
         print(f"stoker crd: {path} is stale; run `make generate`", file=sys.stderr)

@@ -102,15 +102,20 @@ def parse(argv: list[str]) -> tuple[Settings, Logging]:
 def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, namespace: str) -> WebhookSettings | None:
     """The webhook's settings; a flag that would mean nothing is an error."""
     external = options.webhook_certificate == "external"
-    ours = {"--webhook-host": options.webhook_host, "--webhook-configuration": options.webhook_configuration}
+    certificate_flags = {
+        "--webhook-host": options.webhook_host,
+        "--webhook-configuration": options.webhook_configuration,
+    }
     if not options.webhook_address:
-        given = [flag for flag, value in {**ours, "--webhook-secret": options.webhook_secret}.items() if value]
-        if given or external:
-            parser.error(f"{(given or ['--webhook-certificate'])[0]} means nothing without --webhook-address")
+        set_flags = [
+            flag for flag, value in {**certificate_flags, "--webhook-secret": options.webhook_secret}.items() if value
+        ]
+        if set_flags or external:
+            parser.error(f"{(set_flags or ['--webhook-certificate'])[0]} means nothing without --webhook-address")
         return None
     if not options.webhook_secret:
         parser.error("--webhook-address needs --webhook-secret")
-    for flag, value in ours.items():
+    for flag, value in certificate_flags.items():
         if external and value:
             parser.error(f"{flag} means nothing with --webhook-certificate=external")
         if not external and not value:
@@ -127,16 +132,16 @@ def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, names
 
 def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> GatewaySettings | None:
     """The gateway's settings: all of them, or none."""
-    given = {
+    flags = {
         "--gateway-url": options.gateway_url,
         "--gateway-namespace": options.gateway_namespace,
         "--gateway-service-account": options.gateway_service_account,
     }
-    missing = [flag for flag, value in given.items() if not value]
-    if len(missing) == len(given):
+    missing = [flag for flag, value in flags.items() if not value]
+    if len(missing) == len(flags):
         return None
     if missing:
-        first = next(flag for flag, value in given.items() if value)
+        first = next(flag for flag, value in flags.items() if value)
         parser.error(f"{first} needs {' and '.join(missing)}")
     if options.namespace:
         parser.error(

@@ -48,13 +48,17 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
     options = parser.parse_args(argv)
-    given = flags_given(options)
+    spec_flags = flags_given(options)
     if bool(options.filename) == bool(options.model):
         parser.error("give either -f FILE or --model MODEL")
-    if options.filename and given:
-        parser.error(f"{given[0]} stands in for a manifest; put it into {options.filename}")
-    answer = _anywhere(options) if options.cluster and options.model and not options.accelerator else consider(options)
-    print(_said(answer, options.output), end="")
+    if options.filename and spec_flags:
+        parser.error(f"{spec_flags[0]} stands in for a manifest; put it into {options.filename}")
+    answer = (
+        _report_on_cluster(options)
+        if options.cluster and options.model and not options.accelerator
+        else consider(options)
+    )
+    print(_formatted(answer, options.output), end="")
     for violation in answer.errors:
         print(f"stoker plan: {violation}", file=sys.stderr)
     return 2 if answer.errors else 0
@@ -64,34 +68,34 @@ def consider(options: argparse.Namespace) -> PlanReport:
     """The answer for what the command was given."""
     try:
         catalogue = Catalogue.load(options.catalogue)
-        asked = _manifest(options.filename) if options.filename else document_of(options, catalogue)
+        manifest = _manifest(options.filename) if options.filename else document_of(options, catalogue)
     except Refused as refused:
         return PlanReport(None, None, False, refused.violations)
     try:
-        spec = parse_planned(asked, catalogue).spec
+        spec = parse_planned(manifest, catalogue).spec
     except Refused as refused:
-        return _without_sizes(asked, catalogue, refused.violations)
+        return _without_sizes(manifest, catalogue, refused.violations)
     try:
         found = study(spec, catalogue, local_config(spec))
     except Refused as refused:
         return PlanReport(spec, None, False, refused.violations)
-    answer = _answer(options, asked, spec, found, catalogue)
+    answer = _answer(options, manifest, spec, found, catalogue)
     if not options.cluster:
         return answer
     seen = plan_cluster.ask()
-    kinds = plan_cluster.rows(seen, asked, catalogue)
-    return replace(answer, cluster=_room(seen, found.placement), kinds=kinds)
+    kinds = plan_cluster.rows(seen, manifest, catalogue)
+    return replace(answer, cluster=_room_text(seen, found.placement), kinds=kinds)
 
 
-def _anywhere(options: argparse.Namespace) -> PlanReport:
+def _report_on_cluster(options: argparse.Namespace) -> PlanReport:
     """The answer for a model, and whatever accelerators the cluster has."""
     try:
         catalogue = Catalogue.load(options.catalogue)
-        asked = document_of(options, catalogue)
+        manifest = document_of(options, catalogue)
     except Refused as refused:
         return PlanReport(None, None, False, refused.violations)
     seen = plan_cluster.ask()
-    kinds = plan_cluster.rows(seen, asked, catalogue)
+    kinds = plan_cluster.rows(seen, manifest, catalogue)
     if not kinds:
         problem = seen.unknown or "no node has an accelerator of the catalogue"
         remedy = "name --accelerator, such as cpu with --memory"
@@ -104,21 +108,21 @@ def _anywhere(options: argparse.Namespace) -> PlanReport:
 
 
 def _answer(
-    options: argparse.Namespace, asked: Mapping[str, Any], spec: Spec, found: Study, catalogue: Catalogue
+    options: argparse.Namespace, manifest: Mapping[str, Any], spec: Spec, found: Study, catalogue: Catalogue
 ) -> PlanReport:
     """What is said of a spec that was considered."""
-    fate = _fate(asked, spec, catalogue)
+    objections = _manifest_objections(manifest, spec, catalogue)
     if options.filename:
-        return PlanReport(spec, found, True, fate)
+        return PlanReport(spec, found, True, objections)
     # Sums are also shown of what this release cannot run: other runtimes' images, pods that nothing connects yet.
     kind = found.placement.accelerator.images
     served = any(kind in images for images in catalogue.runtimes.values())
     errors = (*(() if served else found.refused), *found.unplannable)
-    more = [f"a manifest that says so is refused: {each}" for each in fate if each not in errors]
-    return PlanReport(spec, replace(found, warnings=(*found.warnings, *more)), True, errors)
+    manifest_warnings = [f"a manifest that says so is refused: {each}" for each in objections if each not in errors]
+    return PlanReport(spec, replace(found, warnings=(*found.warnings, *manifest_warnings)), True, errors)
 
 
-def _fate(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:
+def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:
     """What the operator would say against the manifest."""
     try:
         decided = plan(spec, catalogue, local_config(spec))
@@ -159,7 +163,7 @@ def _manifest(filename: str) -> Mapping[str, Any]:
     return dict(found[0])
 
 
-def _room(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
+def _room_text(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
     """Whether the cluster's nodes have room for the pods."""
     if seen.unknown:
         return seen.unknown if seen.nodes else f"not known: {seen.unknown}"
@@ -167,7 +171,7 @@ def _room(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
     return room or "it has room for a pod now"
 
 
-def _said(answer: PlanReport, output: str) -> str:
+def _formatted(answer: PlanReport, output: str) -> str:
     if output == "json":
         return json.dumps(document(answer), indent=2, ensure_ascii=False) + "\n"
     if output == "yaml":

@@ -23,7 +23,7 @@ class PlanReport:
     Attributes:
         spec: the manifest's; None where it cannot be read.
         study: what was considered; None where nothing could be.
-        asked: whether the sizes in the spec are among those that were considered.
+        has_stated_sizes: whether the sizes in the spec are among those that were considered.
         errors: all objections to it.
         cluster: whether the nodes have room for the pods; None where they were not listed.
         kinds: what each kind of accelerator of the cluster would make of the model; None where nodes were not listed.
@@ -31,7 +31,7 @@ class PlanReport:
 
     spec: Spec | None
     study: Study | None
-    asked: bool
+    has_stated_sizes: bool
     errors: tuple[Violation, ...]
     cluster: str | None = None
     kinds: tuple[StockRow, ...] | None = None
@@ -136,7 +136,7 @@ def _judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
         reason = advice.reason if advice is not None and way.way == advice.option.way else ""
         if way.problem is not None:
             judged.append((way, "impossible", way.problem.message))
-        elif answer.asked and way.way == study.chosen.way:
+        elif answer.has_stated_sizes and way.way == study.chosen.way:
             judged.append((way, "chosen", f"recommended: {reason}" if reason else ""))
         else:
             judged.append((way, "recommended" if reason else "possible", reason or _short(study, way)))
@@ -186,8 +186,8 @@ def _numbers(way: Option) -> dict[str, int | None]:
 
 
 def _cells(way: Option) -> tuple[str, ...]:
-    weights, *others = _numbers(way).values()
-    return ("?" if weights is None else gib(weights), *("?" if each is None else f"{each:,}" for each in others))
+    weights, *counts = _numbers(way).values()
+    return ("?" if weights is None else gib(weights), *("?" if each is None else f"{each:,}" for each in counts))
 
 
 def _each(memory: int | None) -> str:

@@ -90,15 +90,15 @@ def ask() -> ClusterInventory:
     return ClusterInventory(nodes, tuple(holders))
 
 
-def rows(seen: ClusterInventory, asked: Document, catalogue: Catalogue) -> tuple[StockRow, ...]:
+def rows(seen: ClusterInventory, manifest: Document, catalogue: Catalogue) -> tuple[StockRow, ...]:
     """Each kind of accelerator that the cluster has.
 
     Args:
         seen: what is there.
-        asked: the manifest; its accelerator is left aside, and its count and sizes where it states neither.
+        manifest: the manifest; its accelerator is left aside, and its count and sizes where it states neither.
         catalogue: the kinds that are known.
     """
-    return tuple(_row(stock, asked, catalogue) for stock in stocks(seen.nodes, seen.holders, catalogue))
+    return tuple(_row(stock, manifest, catalogue) for stock in stocks(seen.nodes, seen.holders, catalogue))
 
 
 def table(found: Sequence[StockRow]) -> list[tuple[str, ...]]:
@@ -117,12 +117,12 @@ def table(found: Sequence[StockRow]) -> list[tuple[str, ...]]:
                 *(
                     str(len(stock.sizes)),
                     str(sum(stock.sizes)),
-                    _said(None if stock.free is None else sum(stock.free)),
+                    _count_text(None if stock.free is None else sum(stock.free)),
                     str(stock.largest),
                 ),
                 *(map(str, way) if way else ("",) * 4),
-                *(map(_said, numbers) if option else ("", "")),
-                _said(now),
+                *(map(_count_text, numbers) if option else ("", "")),
+                _count_text(now),
                 row.verdict,
                 row.why,
             )
@@ -130,7 +130,7 @@ def table(found: Sequence[StockRow]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _said(number: int | None) -> str:
+def _count_text(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
@@ -164,18 +164,18 @@ _TITLES = (
 )  # fmt: skip
 
 
-def _row(stock: Stock, asked: Document, catalogue: Catalogue) -> StockRow:
+def _row(stock: Stock, manifest: Document, catalogue: Catalogue) -> StockRow:
     if not stock.key:
         return StockRow(stock, 0, None, stock.why_unknown)
-    count = asked["spec"]["hardware"].get("count")
+    count = manifest["spec"]["hardware"].get("count")
     counts = [count] if count else [size for size in NODE_COUNTS if size < stock.largest] + [stock.largest]
-    best, why = None, ""
+    best, reason = None, ""
     for size in counts:
         if size > stock.largest:
             return StockRow(stock, size, None, f"no node has {size}")
-        found = _study(stock, asked, size, catalogue)
+        found = _study(stock, manifest, size, catalogue)
         if isinstance(found, str):
-            why = why or found
+            reason = reason or found
             continue
         option = found.advice.option if found.advice else found.chosen
         row = StockRow(stock, size, option, "; ".join(filter(None, (_short(found, option), _no_image(found)))))
@@ -183,20 +183,20 @@ def _row(stock: Stock, asked: Document, catalogue: Catalogue) -> StockRow:
             return row
         if best is None or best.option is None or option.reach > best.option.reach:
             best = row
-    return best or StockRow(stock, 0, None, why)
+    return best or StockRow(stock, 0, None, reason)
 
 
-def _study(stock: Stock, asked: Document, count: int, catalogue: Catalogue) -> Study | str:
+def _study(stock: Stock, manifest: Document, count: int, catalogue: Catalogue) -> Study | str:
     """What is made of pods with `count` of the accelerators; or the objection to them."""
-    spec = {**asked["spec"], "hardware": {**asked["spec"]["hardware"], "accelerator": stock.key, "count": count}}
-    given = spec.get("parallelism") or {}
-    if not given.keys() - {"minConcurrency", "mode"}:
-        spec["parallelism"] = {**given, "mode": "Auto"}
+    spec = {**manifest["spec"], "hardware": {**manifest["spec"]["hardware"], "accelerator": stock.key, "count": count}}
+    parallelism = spec.get("parallelism") or {}
+    if not parallelism.keys() - {"minConcurrency", "mode"}:
+        spec["parallelism"] = {**parallelism, "mode": "Auto"}
     label = catalogue.accelerator(stock.key).topology_label
     if label and stock.topology and "template" not in spec:
         spec["template"] = {"spec": {"nodeSelector": {label: stock.topology}}}
     try:
-        parsed = parse({**asked, "spec": spec}).spec
+        parsed = parse({**manifest, "spec": spec}).spec
         found = study(parsed, catalogue, local_config(parsed))
     except Refused as refused:
         return str(refused.violations[0])

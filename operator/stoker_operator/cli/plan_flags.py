@@ -65,11 +65,11 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
         "dtype": options.dtype,
         "quantization": options.quantization,
     }
-    spec: Document = {"model": {"source": source_of(options.model)}, "hardware": _given(hardware)}
-    if _given(parallelism):
-        spec["parallelism"] = _given(parallelism)
-    if _given(engine):
-        spec["engine"] = _given(engine)
+    spec: Document = {"model": {"source": source_of(options.model)}, "hardware": _without_none(hardware)}
+    if _without_none(parallelism):
+        spec["parallelism"] = _without_none(parallelism)
+    if _without_none(engine):
+        spec["engine"] = _without_none(engine)
     if options.topology:
         label = catalogue.accelerator(hardware["accelerator"]).topology_label
         if label is None:
@@ -93,5 +93,5 @@ def flags_given(options: argparse.Namespace) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(options, name) is not None]
 
 
-def _given(values: Document) -> Document:
+def _without_none(values: Document) -> Document:
     return {name: value for name, value in values.items() if value is not None}

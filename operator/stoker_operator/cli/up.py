@@ -105,11 +105,11 @@ def prepare(
         Refused: it cannot run here.
     """
     spec = endpoint.spec
-    unused = [f"spec.{camel(name)}" for name in CLUSTER_FIELDS if is_given(spec, name)]
+    unused = [f"spec.{camel(name)}" for name in CLUSTER_FIELDS if is_set(spec, name)]
     if options.accelerator == CPU and spec.hardware.accelerator != CPU:
-        given = spec.model_fields_set | {f"hardware.{name}" for name in spec.hardware.model_fields_set}
+        set_fields = spec.model_fields_set | {f"hardware.{name}" for name in spec.hardware.model_fields_set}
         names = ("hardware.count", "hardware.nodes", "hardware.allow_idle", "parallelism")
-        unused += [f"spec.{camel(name)}" for name in names if name in given]
+        unused += [f"spec.{camel(name)}" for name in names if name in set_fields]
         spec = on_cpu(spec)
     stays_in_the_cluster(spec)
     engine = runtime(spec.engine.runtime)
@@ -198,8 +198,8 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
         "HF_TOKEN": ("spec.model.tokenSecretRef", spec.model.token_secret_ref),
         engine.key_variable: ("spec.auth.apiKeysSecretRef", spec.auth),
     }
-    for name, (field, given) in needed.items():
-        if given and not environment.get(name):
+    for name, (field, secret) in needed.items():
+        if secret and not environment.get(name):
             raise Refused(
                 Violation(field, "there are no Secrets on one machine", f"set the environment variable {name}")
             )
@@ -221,7 +221,7 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
     return result | listed
 
 
-def is_given(spec: Spec, name: str) -> bool:
+def is_set(spec: Spec, name: str) -> bool:
     """Whether the manifest says the field; `name` is dotted, in Python's spelling."""
     part: object = spec
     for step in name.split("."):

@@ -31,11 +31,11 @@ _LABEL: Final = re.compile(rb'(?:^|,)([a-z_]{1,64})="([^"\\\n]{0,256})"')
 #: What is told of formats: their names, and nothing that could be more than names.
 _WORDS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _,:.()×-]{0,255}")
 #: Metrics of an engine with many data-parallel ranks are some hundred kilobytes.
-_MOST_BYTES: Final = 2 << 20
+_MAX_BYTES: Final = 2 << 20
 #: Of a label that is a number.
-_MOST_DIGITS: Final = 12
+_MAX_DIGITS: Final = 12
 _TIMEOUT_SECONDS: Final = 2.0
-_MOST_AT_A_TIME: Final = 16
+_MAX_CONCURRENT_REQUESTS: Final = 16
 #: After a pod did not answer, it is not requested again for so long.
 _PAUSE_SECONDS: Final = 2.0
 
@@ -54,19 +54,19 @@ async def ask(url: str, seconds: float) -> Reported | None:
     return None if body is None else _read(body)
 
 
-async def fetch(url: str, seconds: float, most_bytes: int = _MOST_BYTES) -> bytes | None:
+async def fetch(url: str, seconds: float, max_bytes: int = _MAX_BYTES) -> bytes | None:
     """What an engine answers; None where that is no success, too much, or not there within so many seconds."""
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:
             # The certificate of a pod is not made for its address, and the number is no secret.
-            asked = session.get(url, headers={"Accept-Encoding": "identity"}, allow_redirects=False, ssl=False)
-            async with asked as response:
+            request = session.get(url, headers={"Accept-Encoding": "identity"}, allow_redirects=False, ssl=False)
+            async with request as response:
                 if response.status != 200:
                     return None
                 body = bytearray()
                 async for part in response.content.iter_any():
                     body += part
-                    if len(body) > most_bytes:
+                    if len(body) > max_bytes:
                         return None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
@@ -78,8 +78,8 @@ def _read(metrics: bytes) -> Reported | None:
     blocks = number(cache.get("num_gpu_blocks", ""))
     if blocks is None:
         return None
-    told = model.get("kv_cache_dtype") or cache.get("cache_dtype", "")
-    return Reported(blocks, _words(told), _words(model.get("weights", "")))
+    dtype = model.get("kv_cache_dtype") or cache.get("cache_dtype", "")
+    return Reported(blocks, _words(dtype), _words(model.get("weights", "")))
 
 
 def labels(line: re.Match[bytes] | None) -> dict[str, str]:
@@ -90,7 +90,7 @@ def labels(line: re.Match[bytes] | None) -> dict[str, str]:
 
 def number(value: str) -> int | None:
     """What a label says in digits, if it does."""
-    return int(value) if value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS else None
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else None
 
 
 def _words(value: str) -> str:
@@ -98,13 +98,13 @@ def _words(value: str) -> str:
 
 
 @dataclass
-class _Asked:
+class _Request:
     """What is known of a workload's engine: of which pod, its answer, and when the next request may go."""
 
     pod: str
     reported: Reported | None = None
-    asking: bool = False
-    again_at: float = 0.0
+    is_pending: bool = False
+    retry_at: float = 0.0
 
 
 class EngineFacts:
@@ -115,36 +115,36 @@ class EngineFacts:
         clock: seconds that never go back.
     """
 
-    def __init__(self, told: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._told = told
+    def __init__(self, on_reported: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_reported = on_reported
         self._clock = clock
-        self._asked: dict[Key, dict[str, _Asked]] = {}
+        self._requests: dict[Key, dict[str, _Request]] = {}
         self._lock = threading.Lock()
         self._loop = BackgroundLoop("engine-facts")
-        self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     def reported(self, key: Key, workload: str, pod: str, url: str) -> Reported | None:
         """What the engine of a pod of the endpoint's workload reports, whose metrics are at `url`; None: nothing is
         known, or not yet. Never waits."""
         with self._lock:
-            workloads = self._asked.setdefault(key, {})
-            asked = workloads.get(workload)
-            if asked is None or asked.pod != pod:
-                asked = workloads[workload] = _Asked(pod)
-            if asked.reported is None and not asked.asking and self._clock() >= asked.again_at:
-                asked.asking = True
-                self._loop.run(self._ask(key, asked, url))
-            return asked.reported
+            workloads = self._requests.setdefault(key, {})
+            request = workloads.get(workload)
+            if request is None or request.pod != pod:
+                request = workloads[workload] = _Request(pod)
+            if request.reported is None and not request.is_pending and self._clock() >= request.retry_at:
+                request.is_pending = True
+                self._loop.run(self._ask(key, request, url))
+            return request.reported
 
     def forget(self, key: Key) -> None:
         """There is no such endpoint any more."""
         with self._lock:
-            self._asked.pop(key, None)
+            self._requests.pop(key, None)
 
-    async def _ask(self, key: Key, asked: _Asked, url: str) -> None:
-        async with self._turns:
+    async def _ask(self, key: Key, request: _Request, url: str) -> None:
+        async with self._slots:
             reported = await ask(url, _TIMEOUT_SECONDS)
         with self._lock:
-            asked.reported, asked.asking, asked.again_at = reported, False, self._clock() + _PAUSE_SECONDS
+            request.reported, request.is_pending, request.retry_at = reported, False, self._clock() + _PAUSE_SECONDS
         if reported is not None:
-            self._told(key)
+            self._on_reported(key)

@@ -23,42 +23,42 @@ from stoker_operator.objects.facts import EngineStates, Key
 from stoker_operator.process.background_loop import BackgroundLoop
 
 #: No pod has more engines, and none of them more ranks.
-_MOST_COPIES: Final = 64
-_MOST_RANKS: Final = 64
+_MAX_ENGINES: Final = 64
+_MAX_RANKS: Final = 64
 #: Of blocks and tokens.
-_MOST: Final = 10**12
+_MAX_COUNT: Final = 10**12
 #: Of the answer, and of a sentence in it that is passed on.
-_MOST_BYTES: Final = 64 << 10
-_MOST_SAID: Final = 400
+_MAX_BYTES: Final = 64 << 10
+_MAX_MESSAGE_LENGTH: Final = 400
 _TIMEOUT_SECONDS: Final = 2.0
 _EVERY_SECONDS: Final = 5.0
-_MOST_AT_A_TIME: Final = 16
+_MAX_CONCURRENT_REQUESTS: Final = 16
 #: So often a pod may not answer before what it said is forgotten.
 _PATIENCE: Final = 3
 
 
 async def ask(metrics_url: str, seconds: float) -> EngineStates | None:
     """The engines of the server whose metrics are at `metrics_url`; None where it does not answer, or does not say."""
-    said = await fetch(metrics_url.removesuffix("/metrics") + "/copies", seconds, _MOST_BYTES)
-    return None if said is None else _read(said)
+    body = await fetch(metrics_url.removesuffix("/metrics") + "/copies", seconds, _MAX_BYTES)
+    return None if body is None else _read(body)
 
 
-def _read(said: bytes) -> EngineStates | None:
+def _read(body: bytes) -> EngineStates | None:
     try:
-        every = json.loads(said)
+        every = json.loads(body)
     except (ValueError, RecursionError):
         return None
     if not isinstance(every, list):
         return None
-    found = (EngineState.from_dict(each) for each in every[:_MOST_COPIES])
+    found = (EngineState.from_dict(each) for each in every[:_MAX_ENGINES])
     engines = {each.number: _bounded(each) for each in found if each is not None and _is_likely(each)}
     return EngineStates(tuple(engines[number] for number in sorted(engines))) if engines else None
 
 
 def _is_likely(state: EngineState) -> bool:
     """Whether these numbers fit into a status."""
-    small = state.number < _MOST_COPIES and state.ranks <= _MOST_RANKS and len(state.missing_ranks) <= state.ranks
-    return small and all(each is None or each < _MOST for each in (state.kv_blocks, state.kv_tokens))
+    small = state.number < _MAX_ENGINES and state.ranks <= _MAX_RANKS and len(state.missing_ranks) <= state.ranks
+    return small and all(each is None or each < _MAX_COUNT for each in (state.kv_blocks, state.kv_tokens))
 
 
 def _bounded(state: EngineState) -> EngineState:
@@ -69,7 +69,7 @@ def _bounded(state: EngineState) -> EngineState:
 def _sentence(text: str) -> str:
     """What is passed on: words in a line."""
     text = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(text.split())[:_MOST_SAID]
+    return " ".join(text.split())[:_MAX_MESSAGE_LENGTH]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class _Watched:
     """A pod: where its metrics are, what it said last, and how often it has been silent since."""
 
     url: str
-    said: EngineStates | None = None
+    states: EngineStates | None = None
     silent: int = 0
 
 
@@ -89,13 +89,13 @@ class EngineWatch:
         every: seconds between two requests to a pod.
     """
 
-    def __init__(self, told: Callable[[Key], None], every: float = _EVERY_SECONDS) -> None:
-        self._told = told
+    def __init__(self, on_change: Callable[[Key], None], every: float = _EVERY_SECONDS) -> None:
+        self._on_change = on_change
         self._every = every
         self._watched: dict[Key, dict[str, dict[str, _Watched]]] = {}
         self._lock = threading.Lock()
         self._loop = BackgroundLoop("engine-watch")
-        self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     def engine_states(self, key: Key, workload: str, urls: Mapping[str, str]) -> dict[str, EngineStates]:
         """What pods of the endpoint's workload have said last, by pod; from now on these are asked, and no others.
@@ -113,7 +113,7 @@ class EngineWatch:
                     now[pod] = _Watched(url)
                     self._loop.run(self._watch(key, workload, pod, now[pod]))
             self._watched[key][workload] = now
-            return {pod: watched.said for pod, watched in now.items() if watched.said is not None}
+            return {pod: watched.states for pod, watched in now.items() if watched.states is not None}
 
     def forget(self, key: Key) -> None:
         """There is no such endpoint any more."""
@@ -127,16 +127,16 @@ class EngineWatch:
 
     async def _watch(self, key: Key, workload: str, pod: str, watched: _Watched) -> None:
         while self._is_watched(key, workload, pod, watched):
-            async with self._turns:
-                said = await ask(watched.url, _TIMEOUT_SECONDS)
+            async with self._slots:
+                states = await ask(watched.url, _TIMEOUT_SECONDS)
             with self._lock:
-                watched.silent = 0 if said is not None else watched.silent + 1
-                before = watched.said
-                if said is not None or watched.silent >= _PATIENCE:
-                    watched.said = said
-                is_news = watched.said != before
+                watched.silent = 0 if states is not None else watched.silent + 1
+                before = watched.states
+                if states is not None or watched.silent >= _PATIENCE:
+                    watched.states = states
+                is_news = watched.states != before
             if is_news:
-                self._told(key)
+                self._on_change(key)
             await asyncio.sleep(self._every)
 
     def _is_watched(self, key: Key, workload: str, pod: str, watched: _Watched) -> bool:

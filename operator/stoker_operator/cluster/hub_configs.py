@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 HUB: Final = "https://huggingface.co"
 #: Configs are a few kilobytes; what is larger is none. An index of tens of thousands of tensors takes a few MB.
-_MOST_BYTES: Final = 1 << 20
-_MOST_INDEX_BYTES: Final = 1 << 24
+_MAX_BYTES: Final = 1 << 20
+_MAX_INDEX_BYTES: Final = 1 << 24
 #: Models that are kept although no endpoint uses them; the one that was requested longest ago is dropped first.
-_MOST_UNUSED: Final = 512
+_MAX_UNUSED: Final = 512
 #: An attempt ends by then, and nothing waits for longer: ten seconds at most, where one looks every second or so.
 _ATTEMPT_SECONDS: Final = 8.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
@@ -72,19 +72,19 @@ class HubConfigs:
     """The configs.
 
     Args:
-        looked: called with the model and the endpoints that use it when its config has arrived, or the first attempt
-            has failed; in a thread of ours.
+        on_attempt: called with the model and the endpoints that use it when its config has arrived, or the first
+            attempt has failed; in a thread of ours.
         endpoint: base URL of the hub; absent, what HF_ENDPOINT says.
         clock: seconds that never go back.
     """
 
     def __init__(
         self,
-        looked: Callable[[Model, Set[Key]], None],
+        on_attempt: Callable[[Model, Set[Key]], None],
         endpoint: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._looked = looked
+        self._on_attempt = on_attempt
         self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
         self._offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
         self._clock = clock
@@ -159,7 +159,7 @@ class HubConfigs:
                 self._evict()
 
     def _evict(self) -> None:
-        while len(self._unused) > _MOST_UNUSED:
+        while len(self._unused) > _MAX_UNUSED:
             model, _ = self._unused.popitem(last=False)
             del self._known[model]
 
@@ -183,10 +183,10 @@ class HubConfigs:
             known.waiting = False
             known.config = config
             if config is None and not pausing:
-                self._pause(known)
+                self._back_off(known)
             users = frozenset(known.users)
         if config is not None or first:
-            self._looked(model, users)
+            self._on_attempt(model, users)
         if failure:
             logger.info("%s cannot be planned by its config.json, which the hub does not give: %s", model.name, failure)
 
@@ -194,27 +194,27 @@ class HubConfigs:
         """The config, or why there is none."""
         try:
             files = _HubFiles(f"{self._endpoint}/{model.name}/resolve/{_quoted(model.revision)}")
-            config = complete_config(files.download("config.json", _MOST_BYTES), files)
+            config = complete_config(files.download("config.json", _MAX_BYTES), files)
         except urllib.error.HTTPError as error:
-            self._answers()
+            self._mark_hub_reachable()
             return None, f"{error.code} {error.reason}"
         except (OSError, ValueError, ModelError) as error:
             if not isinstance(error, OSError):
-                self._answers()
+                self._mark_hub_reachable()
                 return None, str(error)
-            self._silent(error)
+            self._mark_hub_silent(error)
             return None, ""
-        self._answers()
+        self._mark_hub_reachable()
         return config, ""
 
-    def _answers(self) -> None:
+    def _mark_hub_reachable(self) -> None:
         with self._lock:
             self._hub = _Known()
 
-    def _silent(self, error: OSError) -> None:
+    def _mark_hub_silent(self, error: OSError) -> None:
         with self._lock:
             first = self._hub.pause == 0
-            self._pause(self._hub)
+            self._back_off(self._hub)
         if first:
             logger.warning(
                 "%s does not answer (%s); models outside the table of well-known ones are not planned, and their "
@@ -223,7 +223,7 @@ class HubConfigs:
                 error,
             )
 
-    def _pause(self, known: _Known) -> None:
+    def _back_off(self, known: _Known) -> None:
         known.pause = min(known.pause * 2, _LONGEST_PAUSE) if known.pause else _FIRST_PAUSE
         known.retry_at = self._clock() + known.pause
 
@@ -248,7 +248,7 @@ class _HubFiles:
     def json(self, name: str) -> Mapping[str, Any] | None:
         """See `CheckpointFiles`; errors are those of `download`."""
         try:
-            return self.download(name, _MOST_INDEX_BYTES)
+            return self.download(name, _MAX_INDEX_BYTES)
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
@@ -258,13 +258,13 @@ class _HubFiles:
         """See `CheckpointFiles`. Of the file, no more than the header is read."""
         try:
             with self._open(urllib.parse.quote(name)) as response:
-                return read_header(cast(BinaryIO, _Timely(response, self._until)))
+                return read_header(cast(BinaryIO, _DeadlineReader(response, self._until)))
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
             raise
 
-    def download(self, name: str, most: int) -> Mapping[str, Any]:
+    def download(self, name: str, max_bytes: int) -> Mapping[str, Any]:
         """The JSON object in a file of at most so many bytes.
 
         Raises:
@@ -274,11 +274,11 @@ class _HubFiles:
         """
         body = b""
         with self._open(name) as response:
-            timely = _Timely(response, self._until)
-            while part := timely.read(most):
+            reader = _DeadlineReader(response, self._until)
+            while part := reader.read(max_bytes):
                 body += part
-                if len(body) > most:
-                    raise ValueError(f"{name} is larger than {most} bytes")
+                if len(body) > max_bytes:
+                    raise ValueError(f"{name} is larger than {max_bytes} bytes")
         return json_object(body, name)
 
     def _open(self, name: str) -> Any:
@@ -286,7 +286,7 @@ class _HubFiles:
         return urllib.request.urlopen(request, timeout=max(self._until - time.monotonic(), 0.001))
 
 
-class _Timely:
+class _DeadlineReader:
     """An answer that is read until a time."""
 
     def __init__(self, response: Any, until: float) -> None:

@@ -21,7 +21,7 @@ class Watched(NamedTuple):
     """A kind of object that is watched.
 
     Attributes:
-        ours: only those that carry the label of our objects.
+        managed_only: only those that carry the label of our objects.
         optional: it comes with something else that a cluster may not have.
         clusterwide: it has no namespace, so that an operator confined to some may not see it.
         gateway: it matters only where there is a gateway.
@@ -31,14 +31,14 @@ class Watched(NamedTuple):
     group: str
     version: str
     plural: str
-    ours: bool = True
+    managed_only: bool = True
     optional: bool = False
     clusterwide: bool = False
     gateway: bool = False
 
 
 WATCHED: Final = (
-    Watched(KIND, GROUP, VERSION, PLURAL, ours=False),
+    Watched(KIND, GROUP, VERSION, PLURAL, managed_only=False),
     Watched("Deployment", "apps", "v1", "deployments"),
     Watched("Service", "", "v1", "services"),
     Watched("ServiceAccount", "", "v1", "serviceaccounts"),
@@ -47,8 +47,8 @@ WATCHED: Final = (
     Watched("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     Watched("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors", optional=True),
     Watched("Pod", "", "v1", "pods"),
-    Watched("Node", "", "v1", "nodes", ours=False, clusterwide=True),
-    Watched("Namespace", "", "v1", "namespaces", ours=False, clusterwide=True, gateway=True),
+    Watched("Node", "", "v1", "nodes", managed_only=False, clusterwide=True),
+    Watched("Namespace", "", "v1", "namespaces", managed_only=False, clusterwide=True, gateway=True),
     Watched("Role", "rbac.authorization.k8s.io", "v1", "roles", gateway=True),
     Watched("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings", gateway=True),
 )
@@ -97,7 +97,7 @@ class Informer:
         self.needs_relist = False
         for watched in self.watched():
             for namespace in self._namespaces or ("",):
-                labels = MANAGED_BY if watched.ours else None
+                labels = MANAGED_BY if watched.managed_only else None
                 since = self._store.newest(watched.kind, namespace)
                 items, version = self._kube.list(watched.kind, namespace, labels)
                 news = self._store.replace(watched.kind, namespace, items, version, since)
@@ -117,7 +117,7 @@ class Informer:
             if not (watched.optional and not self.pod_monitors) and not (watched.clusterwide and self._namespaces):
                 yield watched
 
-    def saw(self, kind: str, change: str | None, seen: Object) -> set[Key]:
+    def on_event(self, kind: str, change: str | None, seen: Object) -> set[Key]:
         """Takes in an event of a watch; returns the endpoints that it may change something for.
 
         Args:

@@ -111,7 +111,7 @@ class Kube:
         """Whether the API server has the kind; its CustomResourceDefinition may be missing."""
         group, plural = _COLLECTIONS[kind]
         try:
-            known = self._patiently(f"/{group}", {})["resources"]
+            known = self._with_retries(f"/{group}", {})["resources"]
         except KubeError as error:
             if error.status == 404:
                 return False
@@ -163,7 +163,7 @@ class Kube:
         group = _COLLECTIONS[kind][0]
         version = group.removeprefix("apis/").removeprefix("api/")
         while True:
-            answer = self._patiently(_path(kind, namespace), query)
+            answer = self._with_retries(_path(kind, namespace), query)
             # Items of a list do not say what they are.
             items = [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
             yield Listing(items, answer["metadata"]["resourceVersion"])
@@ -171,7 +171,7 @@ class Kube:
                 return
             query["continue"] = answer["metadata"]["continue"]
 
-    def _patiently(self, path: str, query: dict[str, str]) -> Object:
+    def _with_retries(self, path: str, query: dict[str, str]) -> Object:
         """What is read there, as a page of a list: worth some patience, since who needs it can do nothing without."""
         for _ in range(_TRIES - 1):
             try:

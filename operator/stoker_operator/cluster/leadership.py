@@ -141,12 +141,12 @@ class Leadership:
 
     async def _run(self) -> None:
         while True:
-            wanted = 0.0
+            retry_after = 0.0
             try:
                 async with asyncio.timeout(self._patience()):
                     await self._round()
             except KubeError as error:
-                wanted = error.retry_after
+                retry_after = error.retry_after
                 logger.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
             except TimeoutError:
                 logger.warning("the Lease %s/%s: no answer from the API server yet", self._namespace, self._name)
@@ -155,7 +155,7 @@ class Leadership:
             if not self.leading:
                 self._lose("it could not be renewed in time")
             pause = self._timing.retry_period * (0.8 + 0.4 * self._jitter())
-            await asyncio.sleep(min(max(pause, wanted), self._patience()))
+            await asyncio.sleep(min(max(pause, retry_after), self._patience()))
 
     def _patience(self) -> float:
         """Seconds we may wait for anything: a leader must notice its own end in time."""
@@ -201,12 +201,12 @@ class Leadership:
             logger.info("%s leads, by the Lease %s/%s", self._identity, self._namespace, self._name)
             self._on_gain()
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, reason: str) -> None:
         """We do not lead, if we did."""
         if self._renewed is None:
             return
         self._renewed = None
-        logger.warning("%s no longer leads: %s", self._identity, why)
+        logger.warning("%s no longer leads: %s", self._identity, reason)
         self._on_loss()
 
     async def _create(self) -> None:
@@ -231,14 +231,14 @@ class Leadership:
     def _spec(self, last: Object) -> Object:
         """The Lease's spec with us as its holder."""
         now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
-        ours = last.get("holderIdentity") == self._identity
+        is_renewal = last.get("holderIdentity") == self._identity
         transitions = last.get("leaseTransitions") or 0
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": round(self._timing.lease_duration),
-            "acquireTime": last.get("acquireTime", now) if ours else now,
+            "acquireTime": last.get("acquireTime", now) if is_renewal else now,
             "renewTime": now,
-            "leaseTransitions": transitions if ours or not last else transitions + 1,
+            "leaseTransitions": transitions if is_renewal or not last else transitions + 1,
         }
 
 

@@ -71,17 +71,17 @@ def _endpoint(key: Key, document: Object) -> Endpoint:
     )
 
 
-def children(store: Store, owner: Owner, wanted: Iterable[Child]) -> dict[Child, Object]:
+def children(store: Store, owner: Owner, desired: Iterable[Child]) -> dict[Child, Object]:
     """The objects that have the names of the endpoint's and carry our label; whose they are is not checked here.
 
     Args:
         store: what was seen.
         owner: the endpoint.
-        wanted: those that should exist. Their workloads are looked for, and any others that have objects.
+        desired: those that should exist. Their workloads are looked for, and any others that have objects.
     """
     key = Key(owner.namespace or "", owner.name)
     labelled = (each for kind in CHILD_KINDS for each in store.of_endpoint(kind, key))
-    workloads = {MAIN, *(each.workload for each in wanted), *map(_workload, labelled)}
+    workloads = {MAIN, *(each.workload for each in desired), *map(_workload, labelled)}
     found = {
         Child(kind, workload): store.get(kind, key.namespace, owner.of(workload).object_name)
         for workload in sorted(workloads)
@@ -177,7 +177,7 @@ def pod(live: Object) -> Pod:
         node=live["spec"].get("nodeName") or "",
         address=status.get("podIP", ""),
         requests=_requests(live),
-        unscheduled=_said(scheduled) if scheduled.get("status") == "False" else ("", ""),
+        unscheduled=_reason_and_message(scheduled) if scheduled.get("status") == "False" else ("", ""),
         containers=tuple(map(_container, statuses)),
         failed=_failure(status),
         unready=_unready(ready, conditions.get("ContainersReady", {}), statuses),
@@ -199,7 +199,7 @@ def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> t
     if ready.get("status") not in ("False", "Unknown"):
         return ("", "")
     if containers.get("status") == "True":  # a readiness gate is shut, or its node no longer reports
-        return _said(ready)
+        return _reason_and_message(ready)
     engine: Any = next((each for each in statuses if each["name"] == ENGINE_CONTAINER), {})
     since = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
     turned = ready.get("lastTransitionTime")
@@ -207,10 +207,10 @@ def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> t
         return ("", "")
     # A pod that was never ready has been unready since before its engine began.
     served = datetime.fromisoformat(str(turned)) > datetime.fromisoformat(str(since))
-    return _said(ready) if served else ("", "")
+    return _reason_and_message(ready) if served else ("", "")
 
 
-def _said(condition: Object) -> tuple[str, str]:
+def _reason_and_message(condition: Object) -> tuple[str, str]:
     return condition.get("reason") or f"{condition['type']}{condition['status']}", condition.get("message", "")
 
 

@@ -66,16 +66,16 @@ class Store:
     def remove(self, seen: Object) -> None:
         """Takes note of an object's deletion, whose last sighting this is."""
         with self._lock:
-            there = self._find(_id(seen))
-            if there is None or _version(there) <= _version(seen) or _is_before_deletion(there, _uid(seen)):
+            current = self._find(_id(seen))
+            if current is None or _version(current) <= _version(seen) or _is_before_deletion(current, _uid(seen)):
                 self._remove(_id(seen), _version(seen), _uid(seen))
 
     def newest(self, kind: str, namespace: str) -> int:
         """The newest version that was seen of a kind in a namespace (empty: in all)."""
         with self._lock:
-            there = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
-            gone = {id: tombstone.version for id, tombstone in self._deleted.items() if id.kind == kind}
-            versions = (*there.items(), *gone.items())
+            present = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
+            deleted = {id: tombstone.version for id, tombstone in self._deleted.items() if id.kind == kind}
+            versions = (*present.items(), *deleted.items())
             return max((version for id, version in versions if namespace in ("", id.namespace)), default=0)
 
     def replace(self, kind: str, namespace: str, items: Iterable[Object], version: str, since: int = 0) -> list[Object]:
@@ -93,15 +93,15 @@ class Store:
         at, news = int(version), []
         with self._lock:
             if at < since:
-                here = [id for id in self._deleted if id.kind == kind and namespace in ("", id.namespace)]
-                for id in here:
+                forgotten = [id for id in self._deleted if id.kind == kind and namespace in ("", id.namespace)]
+                for id in forgotten:
                     del self._deleted[id]
             # What is newer than the list was seen while it was under way, and stays.
             until = at if at >= since else since
             older = {
                 id
-                for id, there in self._objects.get(kind, {}).items()
-                if namespace in ("", id.namespace) and _version(there) <= until
+                for id, live in self._objects.get(kind, {}).items()
+                if namespace in ("", id.namespace) and _version(live) <= until
             }
             for seen in items:
                 id = _id(seen)
@@ -113,17 +113,17 @@ class Store:
                     news.append(seen)
                 older.discard(id)
             for id in older:
-                gone = self._objects[kind][id]
-                news.append(gone)
-                self._remove(id, at, _uid(gone))
+                removed = self._objects[kind][id]
+                news.append(removed)
+                self._remove(id, at, _uid(removed))
             self._listed[kind] = at
         return news
 
     def contradicts(self, seen: Object) -> bool:
         """Whether a later list cannot report this of an object, since an earlier one has reported something newer."""
         with self._lock:
-            there = self._find(_id(seen))
-            return there is not None and _version(seen) < _version(there) <= self._listed.get(seen["kind"], 0)
+            current = self._find(_id(seen))
+            return current is not None and _version(seen) < _version(current) <= self._listed.get(seen["kind"], 0)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """The object, or None."""
@@ -145,14 +145,14 @@ class Store:
 
     def _put(self, seen: Object) -> bool:
         id, version = _id(seen), _version(seen)
-        there = self._find(id)
-        gone = self._deleted.get(id)
-        if gone is not None and (version <= gone.version or _is_before_deletion(seen, gone.uid)):
+        current = self._find(id)
+        tombstone = self._deleted.get(id)
+        if tombstone is not None and (version <= tombstone.version or _is_before_deletion(seen, tombstone.uid)):
             return False
-        if there is not None and version <= _version(there):
+        if current is not None and version <= _version(current):
             return False
-        if there is not None:
-            self._unlink(id, there)
+        if current is not None:
+            self._unlink(id, current)
         self._objects.setdefault(id.kind, {})[id] = self._slim(seen)
         endpoint = self._endpoint(id, seen)
         if endpoint:
@@ -160,9 +160,9 @@ class Store:
         return True
 
     def _forget(self, id: Id) -> None:
-        there = self._objects.get(id.kind, {}).pop(id, None)
-        if there is not None:
-            self._unlink(id, there)
+        current = self._objects.get(id.kind, {}).pop(id, None)
+        if current is not None:
+            self._unlink(id, current)
 
     def _remove(self, id: Id, version: int, uid: str) -> None:
         self._forget(id)
@@ -171,8 +171,8 @@ class Store:
         if len(self._deleted) > _TOMBSTONES:
             del self._deleted[next(iter(self._deleted))]  # the one remembered longest
 
-    def _unlink(self, id: Id, there: Object) -> None:
-        endpoint = self._endpoint(id, there)
+    def _unlink(self, id: Id, live: Object) -> None:
+        endpoint = self._endpoint(id, live)
         if endpoint:
             self._of_endpoint[id.kind, endpoint].discard(id)
             if not self._of_endpoint[id.kind, endpoint]:

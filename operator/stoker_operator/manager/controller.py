@@ -1,8 +1,8 @@
 """The operator put together: what is seen wakes endpoints' tasks, and those reconcile, where this replica leads.
 
-    kopf's watches ─► saw() ─► store ─► wake the endpoint's task ─► reconcile, in a thread ─► the cluster
-    lists ─────────────────────┘               ▲
-    clock, a model's description arriving ─────┘
+    kopf's watches ─► on_event() ─► store ─► wake the endpoint's task ─► reconcile, in a thread ─► the cluster
+    lists ──────────────────────────┘               ▲
+    clock, a model's description arriving ──────────┘
 
 Every replica sees everything, so that its webhook can judge from memory and it can take over at once. Only the one that
 leads has tasks.
@@ -97,19 +97,19 @@ class Controller:
         self._workers = WorkerThreads("reconcile", _RECONCILES, settings.reconcile_seconds)
         self._tasks = EndpointTasks(self._reconcile, settings)
         self._grants = EndpointTasks(self._grant, settings)
-        self._configs = HubConfigs(self._looked_at_hub)
-        self._looked = asyncio.Event()
-        self._engines = EngineFacts(self._engine_told)
-        self._engine_watch = EngineWatch(self._engine_told)
+        self._configs = HubConfigs(self._on_hub_attempt)
+        self._hub_attempted = asyncio.Event()
+        self._engines = EngineFacts(self._on_engine_report)
+        self._engine_watch = EngineWatch(self._on_engine_report)
         self._process = Process(
             settings,
             kube,
             self._metrics,
             self._check,
             {"the cluster has been listed": lambda: self._informer.filled},
-            on_gain=self._gain,
-            on_loss=self._let_go,
-            learn=self._learn,
+            on_gain=self._start_leading,
+            on_loss=self._stop_working,
+            learn=self._await_config,
         )
         self._watch = watch
         self._watched: set[Watched] = set()
@@ -119,11 +119,11 @@ class Controller:
         self._operators = OtherOperators(kube, f"{lease.namespace}/{lease.name}" if lease else "")
         self._versions = ObjectVersions(kube, settings.resync_seconds) if settings.check_referenced_objects else None
         self._listing = asyncio.Lock()
-        self._doubt = asyncio.Event()
-        self._working: int | None = None  # the lead in which tasks are woken: all has been listed in it
+        self._needs_list = asyncio.Event()
+        self._working_epoch: int | None = None  # the lead in which tasks are woken: all has been listed in it
         self._taking_over: asyncio.Task[None] | None = None
         self._resync: asyncio.Task[None] | None = None
-        self._letting_go: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watched(self) -> tuple[Watched, ...]:
@@ -141,7 +141,7 @@ class Controller:
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._informer.relist)
-        self._notice(self._informer.news())  # a replica that begins to lead looks at all
+        self._update_routes(self._informer.news())  # a replica that begins to lead looks at all
         await self._process.start()
         self._watch_optional()
         self._resync = asyncio.create_task(self._relist(), name="resync")
@@ -156,14 +156,14 @@ class Controller:
         await self._end_tasks()
         await self._process.stop()
 
-    def saw(self, kind: str, change: str | None, seen: Object) -> None:
+    def on_event(self, kind: str, change: str | None, seen: Object) -> None:
         """Takes in an event of a watch."""
-        for key in self._notice(self._informer.saw(kind, change, seen)):
+        for key in self._update_routes(self._informer.on_event(kind, change, seen)):
             self._wake(key)
         if kind in GRANTS:
             self._wake_grant(seen["metadata"]["namespace"])
         if self._informer.needs_relist:
-            self._doubt.set()
+            self._needs_list.set()
 
     async def _reconcile(self, key: Key) -> Outcome:
         began, epoch = time.monotonic(), self._process.epoch()
@@ -182,8 +182,8 @@ class Controller:
             raise
         except Exception as error:
             self._metrics.failed("bug", time.monotonic() - began)
-            said = f"{type(error).__name__}: {error}"[:_ERROR]
-            problem = f"the operator fails to reconcile this endpoint: {said}; {_BUG}"
+            error_text = f"{type(error).__name__}: {error}"[:_ERROR]
+            problem = f"the operator fails to reconcile this endpoint: {error_text}; {_BUG}"
             await asyncio.to_thread(self._report, cluster, key, problem)
             raise
         self._metrics.reconciled(outcome.value, time.monotonic() - began)
@@ -229,7 +229,7 @@ class Controller:
         """Lists everything now and then, and looks at every endpoint for which that found something new."""
         acted_on = self._informer.pod_monitors
         while True:
-            await self._until_the_next_list()
+            await self._wait_for_next_list()
             if not await self._list():
                 continue
             known = set(self._informer.endpoints())
@@ -238,15 +238,15 @@ class Controller:
             # Only now: a round that found it may have failed later. A replica that begins to lead looks at all anyway.
             acted_on = self._informer.pod_monitors
 
-    async def _until_the_next_list(self) -> None:
+    async def _wait_for_next_list(self) -> None:
         """Until the interval is over, or a watch makes a list necessary; but never too soon after the last one."""
         resync = self._settings.resync_seconds
         soonest = min(resync, _LISTS_APART_SECONDS)
-        self._doubt.clear()
+        self._needs_list.clear()
         await asyncio.sleep(soonest)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(resync - soonest):
-                await self._doubt.wait()
+                await self._needs_list.wait()
 
     async def _list(self) -> bool:
         """Lists everything, and wakes the tasks of what is new; whether it could be listed."""
@@ -258,7 +258,7 @@ class Controller:
                 return False
             finally:
                 # What a list reports first is not new any more when the watch reports it.
-                for key in self._notice(self._informer.news()):
+                for key in self._update_routes(self._informer.news()):
                     self._wake(key)
                 self._wake_grants()
         self._watch_optional()
@@ -272,17 +272,17 @@ class Controller:
         self._watched |= set(new)
         self._watch(
             new,
-            lambda kind, change, seen: self._soon(self.saw, kind, change, seen),
-            lambda: self._soon(self._watched.difference_update, new),
+            lambda kind, change, seen: self._call_in_loop(self.on_event, kind, change, seen),
+            lambda: self._call_in_loop(self._watched.difference_update, new),
         )
 
-    def _gain(self) -> None:
+    def _start_leading(self) -> None:
         """This replica begins to lead."""
         epoch = self._process.epoch()
         if self._settings.lease:
             self._taking_over = asyncio.create_task(self._take_over(epoch), name="take over")
         else:  # there is no other writer whose writes we might not have seen
-            self._begin(epoch)
+            self._start_working(epoch)
 
     async def _take_over(self, epoch: int | None) -> None:
         """Sees what others have done before it continues with it: our watches may be behind."""
@@ -291,14 +291,14 @@ class Controller:
             await asyncio.sleep(pause)
             pause = min(pause * 2, self._settings.resync_seconds)
         if self._process.epoch() == epoch:
-            self._begin(epoch)
+            self._start_working(epoch)
 
-    def _begin(self, epoch: int | None) -> None:
-        self._working = epoch
+    def _start_working(self, epoch: int | None) -> None:
+        self._working_epoch = epoch
         self._wake_all()
 
     def _wake(self, key: Key) -> None:
-        if self._working is not None and self._working == self._process.epoch():
+        if self._working_epoch is not None and self._working_epoch == self._process.epoch():
             self._tasks.wake(key)
 
     def _wake_all(self) -> None:
@@ -311,10 +311,10 @@ class Controller:
             self._wake_grant(namespace)
 
     def _wake_grant(self, namespace: str) -> None:
-        if self._settings.gateway and self._working is not None and self._working == self._process.epoch():
+        if self._settings.gateway and self._working_epoch is not None and self._working_epoch == self._process.epoch():
             self._grants.wake(Key(namespace, ""))
 
-    def _notice(self, keys: Set[Key]) -> set[Key]:
+    def _update_routes(self, keys: Set[Key]) -> set[Key]:
         """Looks again at who of these the gateway serves; returns them, with the others for which that changes
         something."""
         changed: set[Key] = set()
@@ -328,32 +328,32 @@ class Controller:
     async def _end_tasks(self) -> None:
         await asyncio.gather(self._tasks.stop(), self._grants.stop())
 
-    def _let_go(self) -> None:
+    def _stop_working(self) -> None:
         """The tasks end; what a thread is still at cannot write any more."""
-        self._working = None
+        self._working_epoch = None
         if self._taking_over:
             self._taking_over.cancel()
         self._configs.forget_all()
         self._engine_watch.forget_all()
         # Kept, since the event loop itself does not keep a task alive.
-        self._letting_go = asyncio.create_task(self._end_tasks(), name="stop")
+        self._stopping = asyncio.create_task(self._end_tasks(), name="stop")
 
-    def _looked_at_hub(self, _model: Model, users: Set[Key]) -> None:
+    def _on_hub_attempt(self, _model: Model, users: Set[Key]) -> None:
         """A description that endpoints wait for has come, or will not come soon; may be called from any thread."""
-        self._soon(self._answer_reviews)
+        self._call_in_loop(self._answer_reviews)
         for key in users:
-            self._soon(self._wake, key)
+            self._call_in_loop(self._wake, key)
 
     def _answer_reviews(self) -> None:
         """Those that wait for a description look again."""
-        self._looked.set()
-        self._looked = asyncio.Event()
+        self._hub_attempted.set()
+        self._hub_attempted = asyncio.Event()
 
-    def _engine_told(self, key: Key) -> None:
+    def _on_engine_report(self, key: Key) -> None:
         """An engine has reported what was not known of it; may be called from any thread."""
-        self._soon(self._wake, key)
+        self._call_in_loop(self._wake, key)
 
-    def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """Has the event loop call it; may be called from any thread, also when the loop has ended."""
         if self._loop:
             with contextlib.suppress(RuntimeError):  # it is closed
@@ -370,22 +370,22 @@ class Controller:
             route=self._routes.of(user) if user else None,
         )
 
-    async def _learn(self, document: Object) -> None:
+    async def _await_config(self, document: Object) -> None:
         """Waits a little for what the webhook's verdict rests on, where it is on its way."""
-        awaited = self._judgement(document).awaited if _is_of_hub(document) else None
+        awaited = self._evaluate(document).awaited if _is_of_hub(document) else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REVIEW_WAITS_SECONDS):
                 while awaited and self._configs.pending(*awaited):
-                    await self._looked.wait()
+                    await self._hub_attempted.wait()
 
-    def _judgement(self, document: Object, before: Object | None = None) -> Evaluation:
+    def _evaluate(self, document: Object, before: Object | None = None) -> Evaluation:
         metadata = document["metadata"]
         name = metadata.get("name") or metadata.get("generateName") or ""
         return evaluate(Owner(name, metadata.get("namespace")), document, self._context(), before)
 
     def _check(self, document: Object, before: Object | None) -> ReviewVerdict:
         """The webhook's judge."""
-        evaluation = self._judgement(document, before)
+        evaluation = self._evaluate(document, before)
         if evaluation.plan is None or evaluation.parsed is None:
             return ReviewVerdict(evaluation.violations)
         problem = shrinking_problem(evaluation.parsed.spec, self._claim(document)) if before else None

@@ -26,7 +26,7 @@ from stoker_operator.policy.policy import Policy
 from stoker_operator.settings import Settings
 
 #: Takes in an event of a watch: the kind, what happened, the object.
-Saw = Callable[[str, str | None, Object], None]
+OnEvent = Callable[[str, str | None, Object], None]
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +62,14 @@ def registry(
     async def stop(**_: Any) -> None:
         await controller.stop()
 
-    _tell(handlers, watched, controller.saw)
+    _register_watches(handlers, watched, controller.on_event)
     return handlers
 
 
-def _tell(handlers: kopf.OperatorRegistry, watched: Iterable[Watched], saw: Saw) -> None:
+def _register_watches(handlers: kopf.OperatorRegistry, watched: Iterable[Watched], on_event: OnEvent) -> None:
     def handler(kind: str) -> Any:
         async def seen(event: kopf.RawEvent, **_: Any) -> None:
-            saw(kind, event["type"], event["object"])
+            on_event(kind, event["type"], event["object"])
 
         return seen
 
@@ -90,10 +90,10 @@ class OptionalWatches:
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def begin(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
-        """Watches these kinds. `saw` is called with each event, and `ended` when the watch ends, for example because a
-        kind was removed; both in a thread of ours."""
-        thread = threading.Thread(target=self._watch, args=(watched, saw, ended), name=_THREAD, daemon=True)
+    def begin(self, watched: tuple[Watched, ...], on_event: OnEvent, ended: Callable[[], None]) -> None:
+        """Watches these kinds. `on_event` is called with each event, and `ended` when the watch ends, for example
+        because a kind was removed; both in a thread of ours."""
+        thread = threading.Thread(target=self._watch, args=(watched, on_event, ended), name=_THREAD, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -103,7 +103,7 @@ class OptionalWatches:
         for thread in self._threads:
             thread.join(5)
 
-    def _watch(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
+    def _watch(self, watched: tuple[Watched, ...], on_event: OnEvent, ended: Callable[[], None]) -> None:
         handlers = kopf.OperatorRegistry()
         kopf.on.login(registry=handlers)(kopf.login_via_client)
 
@@ -111,7 +111,7 @@ class OptionalWatches:
         async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
             quieten(settings, watched)
 
-        _tell(handlers, watched, saw)
+        _register_watches(handlers, watched, on_event)
         _filter_kopf()
         logger.info("the cluster has %s, which is watched", ", ".join(each.plural for each in watched))
         try:
@@ -143,12 +143,12 @@ def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None
     settings.watching.connect_timeout = 10
     selector = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
     for each in watched:
-        if each.ours:
+        if each.managed_only:
             name = f"{each.plural}.{each.group}" if each.group else each.plural
             settings.watching.label_selectors[name] = selector
 
 
-def _gone(kube: Kube, watched: Iterable[Watched]) -> list[str]:
+def _removed_kinds(kube: Kube, watched: Iterable[Watched]) -> list[str]:
     """What the API server lacks of what was watched, as far as it says so."""
     try:
         return [each.plural for each in watched if not kube.serves(each.kind)]
@@ -175,9 +175,9 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) ->
     except Exception:
         if failure:
             raise failure[0] from None
-        gone = _gone(kube, watched)
-        if gone:
-            raise KindGoneError(404, f"the cluster no longer has {', '.join(gone)}") from None
+        removed_kinds = _removed_kinds(kube, watched)
+        if removed_kinds:
+            raise KindGoneError(404, f"the cluster no longer has {', '.join(removed_kinds)}") from None
         raise
     finally:
         optional.stop()

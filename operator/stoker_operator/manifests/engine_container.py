@@ -70,16 +70,16 @@ def _env(spec: Spec, engine: Runtime) -> list[Manifest]:
         secrets["HF_TOKEN"] = (token.name, token.key, "spec.model.tokenSecretRef")
     if spec.auth and not engine.reads_key_files:
         secrets[engine.key_variable] = (spec.auth.api_keys_secret_ref.name, API_KEY, "spec.auth.apiKeysSecretRef")
-    theirs = [variable.model_dump(by_alias=True, exclude_none=True) for variable in spec.engine.env or []]
-    for variable in theirs:
+    user_env = [variable.model_dump(by_alias=True, exclude_none=True) for variable in spec.engine.env or []]
+    for variable in user_env:
         if variable["name"] in secrets:
             field = secrets[variable["name"]][2]
             raise Refused(
                 Violation("spec.engine.env", f"{field} says what {variable['name']} is", "remove one of them")
             )
     # An empty value is the absence of one, and that is how the API server stores it.
-    theirs = [{key: value for key, value in variable.items() if value != ""} for variable in theirs]
-    names = {variable["name"] for variable in theirs}
+    user_env = [{key: value for key, value in variable.items() if value != ""} for variable in user_env]
+    names = {variable["name"] for variable in user_env}
     defaults = {**CACHE_ENV, **engine.env}
     return [
         *({"name": name, "value": value} for name, value in defaults.items() if name not in names),
@@ -87,14 +87,14 @@ def _env(spec: Spec, engine: Runtime) -> list[Manifest]:
             {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
             for name, (secret, key, _) in secrets.items()
         ),
-        *theirs,
+        *user_env,
     ]
 
 
 def _probes(spec: Spec, engine: Runtime) -> Manifest:
     tls = engine.speaks_tls(spec)
 
-    def asked(probe: Probe) -> Manifest:
+    def manifest_of(probe: Probe) -> Manifest:
         get: Manifest = {"path": probe.path, "port": "http"}
         if tls:
             get["scheme"] = "HTTPS"
@@ -107,23 +107,23 @@ def _probes(spec: Spec, engine: Runtime) -> Manifest:
 
     probes = engine.probes(spec)
     return {
-        "startupProbe": asked(probes.startup),
-        "livenessProbe": asked(probes.liveness),
-        "readinessProbe": asked(probes.readiness),
+        "startupProbe": manifest_of(probes.startup),
+        "livenessProbe": manifest_of(probes.liveness),
+        "readinessProbe": manifest_of(probes.readiness),
     }
 
 
 def _resources(spec: Spec, placement: Placement) -> Manifest:
-    given = spec.hardware.resources
+    requested = spec.hardware.resources
     amounts: dict[str, dict[str, Any]] = {
-        "limits": dict(given.limits or {}) if given else {},
-        "requests": dict(given.requests or {}) if given else {},
+        "limits": dict(requested.limits or {}) if requested else {},
+        "requests": dict(requested.requests or {}) if requested else {},
     }
     if placement.accelerator.resource:
         amounts["limits"][placement.accelerator.resource] = placement.count
     resources: Manifest = {
         kind: {name: str(amount) for name, amount in each.items()} for kind, each in amounts.items() if each
     }
-    if given and given.claims:
-        resources["claims"] = [each.model_dump(by_alias=True, exclude_none=True) for each in given.claims]
+    if requested and requested.claims:
+        resources["claims"] = [each.model_dump(by_alias=True, exclude_none=True) for each in requested.claims]
     return resources

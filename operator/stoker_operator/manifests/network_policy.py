@@ -50,5 +50,5 @@ def gateway_pods(gateway: GatewaySettings) -> Manifest:
 
 def _peer(peer: NetworkPolicyPeer) -> Manifest:
     """As the API server stores it: an empty selector means all, and what is empty inside of one is left out."""
-    said: Manifest = peer.model_dump(by_alias=True, exclude_none=True)
-    return {kind: {name: value for name, value in part.items() if value} for kind, part in said.items()}
+    manifest: Manifest = peer.model_dump(by_alias=True, exclude_none=True)
+    return {kind: {name: value for name, value in part.items() if value} for kind, part in manifest.items()}

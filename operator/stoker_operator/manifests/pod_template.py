@@ -63,11 +63,11 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSI
         pod["affinity"] = affinity
     if accelerator.tolerations:
         pod["tolerations"] = [each.model_dump(by_alias=True, exclude_none=True) for each in accelerator.tolerations]
-    theirs = spec.template
-    metadata: Manifest = {"labels": {**(theirs.metadata.labels or {}), **owner.labels()}}
-    if theirs.metadata.annotations:
-        metadata["annotations"] = dict(theirs.metadata.annotations)
-    return {"metadata": metadata, "spec": merge_pod_spec(pod, theirs.spec or {})}
+    template = spec.template
+    metadata: Manifest = {"labels": {**(template.metadata.labels or {}), **owner.labels()}}
+    if template.metadata.annotations:
+        metadata["annotations"] = dict(template.metadata.annotations)
+    return {"metadata": metadata, "spec": merge_pod_spec(pod, template.spec or {})}
 
 
 def _chat_template(spec: Spec) -> str | None:

@@ -72,83 +72,83 @@ _ENGINE_FIXED: Final = {
 _KEPT: Final = frozenset((*_KEYS, *_KEYS.values(), *_ENGINE_FIELDS, *_POD_FIELDS, *_ENGINE_FIXED))
 
 
-def merge_pod_spec(ours: Manifest, theirs: Mapping[str, Any]) -> Manifest:
-    """Our pod with `theirs` laid over it.
+def merge_pod_spec(base: Manifest, patch: Mapping[str, Any]) -> Manifest:
+    """Our pod with `patch` laid over it.
 
     Raises:
-        Refused: `theirs` is not of the form of a pod, or says what another field says.
+        Refused: `patch` is not of the form of a pod, or says what another field says.
     """
-    given, theirs = theirs, _pruned(theirs, PATH)
-    _refuse(theirs, _POD_FIELDS, PATH)
+    raw_patch, patch = patch, _pruned(patch, PATH)
+    _refuse(patch, _POD_FIELDS, PATH)
     engine: Mapping[str, Any] = {}
-    for index, container in enumerate(_list(theirs.get("containers", []), f"{PATH}.containers")):
+    for index, container in enumerate(_list(patch.get("containers", []), f"{PATH}.containers")):
         if isinstance(container, Mapping) and container.get("name") == ENGINE_CONTAINER:
             engine = container
-            here = f"{PATH}.containers[{index}]"
-            _refuse(container, _ENGINE_FIELDS, here)
-            for field, why in _ENGINE_FIXED.items():
+            engine_path = f"{PATH}.containers[{index}]"
+            _refuse(container, _ENGINE_FIELDS, engine_path)
+            for field, reason in _ENGINE_FIXED.items():
                 if field in container:
-                    raise _refused(f"{here}.{field}", why, "remove it")
-    merged = _merge_maps(ours, given, PATH)
-    _keeps_port(ours, engine)
+                    raise _refused(f"{engine_path}.{field}", reason, "remove it")
+    merged = _merge_maps(base, raw_patch, PATH)
+    _keeps_port(base, engine)
     for kind in ("containers", "initContainers"):
         if kind in merged:
             merged[kind] = _with_protocols(_list(merged[kind], f"{PATH}.{kind}"), f"{PATH}.{kind}")
-    if "tolerations" in ours and "tolerations" in theirs:
-        merged["tolerations"] = ours["tolerations"] + [
-            each for each in theirs["tolerations"] if each not in ours["tolerations"]
+    if "tolerations" in base and "tolerations" in patch:
+        merged["tolerations"] = base["tolerations"] + [
+            each for each in patch["tolerations"] if each not in base["tolerations"]
         ]
-    _require_both(merged, ours, theirs)
+    _require_both(merged, base, patch)
     return merged
 
 
-def _merge(ours: Any, theirs: Any, name: str, path: str) -> Any:
-    if isinstance(ours, Mapping):
-        theirs = _map(theirs, path)
-        handlers = _HANDLERS & {key for key, value in theirs.items() if value is not None}
+def _merge(base: Any, patch: Any, name: str, path: str) -> Any:
+    if isinstance(base, Mapping):
+        patch = _map(patch, path)
+        handlers = _HANDLERS & {key for key, value in patch.items() if value is not None}
         if name in _HANDLED and handlers:
-            ours = {key: value for key, value in ours.items() if key not in _HANDLERS - handlers}
-        return _merge_maps(ours, theirs, path)
-    if isinstance(ours, list):
-        theirs = _list(theirs, path)
-        return _merge_lists(ours, theirs, name, path) if name in _KEYS else _pruned(theirs, path)
-    return _pruned(theirs, path)
+            base = {key: value for key, value in base.items() if key not in _HANDLERS - handlers}
+        return _merge_maps(base, patch, path)
+    if isinstance(base, list):
+        patch = _list(patch, path)
+        return _merge_lists(base, patch, name, path) if name in _KEYS else _pruned(patch, path)
+    return _pruned(patch, path)
 
 
-def _merge_maps(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Manifest:
-    merged = {**ours}
-    for key, value in theirs.items():
-        here = f"{path}.{key}"
+def _merge_maps(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> Manifest:
+    merged = {**base}
+    for key, value in patch.items():
+        field_path = f"{path}.{key}"
         if value is None:
             if key not in _KEPT:
                 merged.pop(key, None)
         else:
-            merged[key] = _merge(ours[key], value, key, here) if key in ours else _pruned(value, here)
+            merged[key] = _merge(base[key], value, key, field_path) if key in base else _pruned(value, field_path)
     return merged
 
 
-def _merge_lists(ours: list[Manifest], theirs: list[Any], name: str, path: str) -> list[Manifest]:
+def _merge_lists(base: list[Manifest], patch: list[Any], name: str, path: str) -> list[Manifest]:
     key = _KEYS[name]
-    merged = {each[key]: each for each in ours}
-    for index, item in enumerate(theirs):
-        here = f"{path}[{index}]"
-        own = _map(item, here).get(key)
-        if not isinstance(own, str | int):
-            raise _refused(here, f"it has no {key}", "set it")
-        keeps = own in merged and name not in _OF_KINDS
-        merged[own] = _merge_maps(merged[own], item, here) if keeps else _pruned(item, here)
+    merged = {each[key]: each for each in base}
+    for index, item in enumerate(patch):
+        item_path = f"{path}[{index}]"
+        item_key = _map(item, item_path).get(key)
+        if not isinstance(item_key, str | int):
+            raise _refused(item_path, f"it has no {key}", "set it")
+        keeps = item_key in merged and name not in _OF_KINDS
+        merged[item_key] = _merge_maps(merged[item_key], item, item_path) if keeps else _pruned(item, item_path)
     return list(merged.values())
 
 
-def _require_both(merged: Manifest, ours: Manifest, theirs: Mapping[str, Any]) -> None:
+def _require_both(merged: Manifest, base: Manifest, patch: Mapping[str, Any]) -> None:
     """Node selector terms are alternatives, so both sides hold where each of ours is joined with each of theirs."""
-    mine, yours = _terms(ours), _terms(theirs)
-    if mine and yours:
+    base_terms, patch_terms = _terms(base), _terms(patch)
+    if base_terms and patch_terms:
         required = merged["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         required["nodeSelectorTerms"] = [
             {kind: a.get(kind, []) + b.get(kind, []) for kind in _TERM if kind in a or kind in b}
-            for a in mine
-            for b in yours
+            for a in base_terms
+            for b in patch_terms
         ]
 
 
@@ -169,45 +169,45 @@ def _with_protocols(containers: list[Any], path: str) -> list[Manifest]:
     """The containers with every port's protocol written out: server-side apply identifies ports by it too."""
     result = []
     for index, container in enumerate(containers):
-        here = f"{path}[{index}]"
-        given = _list(_map(container, here).get("ports", []), f"{here}.ports")
-        ports = [_map(port, f"{here}.ports[{number}]") for number, port in enumerate(given)]
+        container_path = f"{path}[{index}]"
+        raw_ports = _list(_map(container, container_path).get("ports", []), f"{container_path}.ports")
+        ports = [_map(port, f"{container_path}.ports[{number}]") for number, port in enumerate(raw_ports)]
         written = [{**port, "protocol": port.get("protocol", "TCP")} for port in ports]
         result.append({**container, "ports": written} if ports else container)
     return result
 
 
-def _keeps_port(ours: Manifest, engine: Mapping[str, Any]) -> None:
+def _keeps_port(base: Manifest, engine: Mapping[str, Any]) -> None:
     """Service, probes and monitors find the engine by its port's name."""
-    own = ours["containers"][0]["ports"][0]
+    engine_port = base["containers"][0]["ports"][0]
     for port in _list(engine.get("ports", []), f"{PATH}.containers[{ENGINE_CONTAINER}].ports"):
-        same = port.get("containerPort") == own["containerPort"]
-        if same and any(own.get(key) != value for key, value in port.items() if key in ("name", "protocol")):
+        same = port.get("containerPort") == engine_port["containerPort"]
+        if same and any(engine_port.get(key) != value for key, value in port.items() if key in ("name", "protocol")):
             raise _refused(
                 f"{PATH}.containers[{ENGINE_CONTAINER}].ports",
-                f"port {own['containerPort']} is the engine's and called {own['name']}",
+                f"port {engine_port['containerPort']} is the engine's and called {engine_port['name']}",
                 "use another number for another port",
             )
 
 
-def _refuse(given: Mapping[str, Any], fields: Mapping[str, str], path: str) -> None:
+def _refuse(patch: Mapping[str, Any], fields: Mapping[str, str], path: str) -> None:
     for field in fields:
-        if field in given:
+        if field in patch:
             raise _refused(f"{path}.{field}", f"{fields[field]} says this", f"set {fields[field]} instead")
 
 
-def _pruned(given: Any, path: str) -> Any:
-    """`given` without nulls, which say nothing where there is nothing of ours."""
-    if isinstance(given, Mapping):
-        for key in given:
+def _pruned(node: Any, path: str) -> Any:
+    """`node` without nulls, which say nothing where there is nothing of ours."""
+    if isinstance(node, Mapping):
+        for key in node:
             if str(key).startswith("$"):
                 raise _refused(
                     f"{path}.{key}", "this is a directive of kubectl patch, and no field of a pod", "remove it"
                 )
-        return {key: _pruned(value, f"{path}.{key}") for key, value in given.items() if value is not None}
-    if isinstance(given, list):
-        return [_pruned(value, f"{path}[{index}]") for index, value in enumerate(given)]
-    return given
+        return {key: _pruned(value, f"{path}.{key}") for key, value in node.items() if value is not None}
+    if isinstance(node, list):
+        return [_pruned(value, f"{path}[{index}]") for index, value in enumerate(node)]
+    return node
 
 
 def _map(value: Any, path: str) -> Mapping[str, Any]:

@@ -90,10 +90,10 @@ def claim(owner: Owner, spec: Spec) -> Manifest | None:
     metadata["labels"] = {**(template.metadata.labels or {}), **metadata["labels"]}
     if template.metadata.annotations:
         metadata["annotations"] = dict(template.metadata.annotations)
-    wanted = template.spec.model_dump(by_alias=True, exclude_none=True)
-    for amounts in wanted["resources"].values():
+    claim_spec = template.spec.model_dump(by_alias=True, exclude_none=True)
+    for amounts in claim_spec["resources"].values():
         amounts.update({name: str(amount) for name, amount in amounts.items()})
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": wanted}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim_spec}
 
 
 def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation | None:
@@ -107,8 +107,8 @@ def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation |
     if template is None or has is None or amount(template.spec.resources.requests["storage"]) >= amount(has):
         return None
     # A volume may be larger than what was asked for, and the claim stays as it is.
-    asked = live["spec"]["resources"]["requests"]["storage"] if live else has
-    if amount(template.spec.resources.requests["storage"]) == amount(asked):
+    requested = live["spec"]["resources"]["requests"]["storage"] if live else has
+    if amount(template.spec.resources.requests["storage"]) == amount(requested):
         return None
     return Violation(
         "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",

@@ -228,12 +228,12 @@ class EngineStates(NamedTuple):
     """The engines of the model that a pod has.
 
     Attributes:
-        each: one after the other.
+        engines: one after the other.
     """
 
-    each: tuple[EngineState, ...]
+    engines: tuple[EngineState, ...]
 
     @property
     def down(self) -> list[EngineState]:
         """Those that do not serve."""
-        return [engine for engine in self.each if not engine.serves]
+        return [engine for engine in self.engines if not engine.serves]

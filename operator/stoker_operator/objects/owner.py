@@ -87,5 +87,5 @@ def operator_of(live: Mapping[str, Any]) -> str:
 
 def made_of(live: Mapping[str, Any]) -> int:
     """The generation of the endpoint that an object in the cluster was made of; 0 where it does not say."""
-    said = str((live["metadata"].get("annotations") or {}).get(GENERATION, ""))
-    return int(said) if said.isdecimal() and len(said) < 19 else 0
+    generation = str((live["metadata"].get("annotations") or {}).get(GENERATION, ""))
+    return int(generation) if generation.isdecimal() and len(generation) < 19 else 0

@@ -41,24 +41,24 @@ def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Acce
         return ""
     fit = [node for node in nodes if resource in node.allocatable and allows(node, accelerator)]
     largest = max((node.allocatable[resource] for node in fit), default=0)
-    wanted = f"{count} × {resource}"
+    demand = f"{count} × {resource}"
     if largest == 0:
-        others = any(node.allocatable.get(resource, 0) for node in nodes)
-        why = _other_kind(nodes, resource) if others else "none has any"
-        return f"no node can ever hold {wanted}: {why}"
+        exists_elsewhere = any(node.allocatable.get(resource, 0) for node in nodes)
+        reason = _other_kind(nodes, resource) if exists_elsewhere else "none has any"
+        return f"no node can ever hold {demand}: {reason}"
     if largest < count:
-        return f"no node can ever hold {wanted}: the largest has {largest}"
+        return f"no node can ever hold {demand}: the largest has {largest}"
     large = [node for node in fit if node.allocatable[resource] >= count]
     open_ = [node for node in large if node.ready and not node.unschedulable]
     if not open_:
         state = "cordoned" if large[0].ready else "not ready"
-        return f"not now: {', '.join(node.name for node in large[:_NAMED])} could hold {wanted} and is {state}"
+        return f"not now: {', '.join(node.name for node in large[:_NAMED])} could hold {demand} and is {state}"
     free = {node.name: node.allocatable[resource] - _held(holders, node.name, resource) for node in open_}
     best = max(open_, key=lambda node: free[node.name])
     if free[best.name] >= count:
         return ""
-    left, total = max(free[best.name], 0), best.allocatable[resource]
-    return f"not now: {left} of {total} free on {best.name}, held by {_who(holders, best.name, resource)}"
+    available, total = max(free[best.name], 0), best.allocatable[resource]
+    return f"not now: {available} of {total} free on {best.name}, held by {_holder_names(holders, best.name, resource)}"
 
 
 def allows(node: Node, accelerator: Accelerator) -> bool:
@@ -78,8 +78,8 @@ def _held(holders: Sequence[Holder], node: str, resource: str) -> int:
     return sum(holder.requests.get(resource, 0) for holder in holders if holder.node == node)
 
 
-def _who(holders: Sequence[Holder], node: str, resource: str) -> str:
-    there = [holder for holder in holders if holder.node == node and holder.requests.get(resource, 0)]
-    there.sort(key=lambda holder: (-holder.requests[resource], holder.name))
-    names = [f"{holder.name} ({holder.requests[resource]})" for holder in there[:_NAMED]]
-    return ", ".join(names) + (f" and {len(there) - _NAMED} more" if len(there) > _NAMED else "")
+def _holder_names(holders: Sequence[Holder], node: str, resource: str) -> str:
+    on_node = [holder for holder in holders if holder.node == node and holder.requests.get(resource, 0)]
+    on_node.sort(key=lambda holder: (-holder.requests[resource], holder.name))
+    names = [f"{holder.name} ({holder.requests[resource]})" for holder in on_node[:_NAMED]]
+    return ", ".join(names) + (f" and {len(on_node) - _NAMED} more" if len(on_node) > _NAMED else "")

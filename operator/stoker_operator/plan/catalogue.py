@@ -65,7 +65,7 @@ class Accelerator(_Entry):
     shared: bool = False
 
     @property
-    def most(self) -> int | None:
+    def max_per_pod(self) -> int | None:
         """The most that a pod can use together. A process sees one slice of a GPU only (NVIDIA, "MIG User Guide"), so
         slices are known for what they are by their names as well: ``nvidia.com/mig-3g.40gb``, or a product's
         ``-MIG-3g.40gb``."""
@@ -172,8 +172,8 @@ class Catalogue(BaseModel):
         images = self.images_of(runtime)
         if kind in images:
             return _in_registry(self.registry, images[kind])
-        others = sorted(other for other, kinds in self.runtimes.items() if kind in kinds)
-        also = f", use runtime {' or '.join(others)}" if others else ""
+        alternatives = sorted(name for name, kinds in self.runtimes.items() if kind in kinds)
+        also = f", use runtime {' or '.join(alternatives)}" if alternatives else ""
         raise Refused(
             Violation(
                 "spec.engine.image",

@@ -88,8 +88,8 @@ def _selected(pod: Any, label: str) -> list[str]:
         return [selector[label]]
     required = _part(_part(_part(pod, "affinity"), "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
     terms = [each for each in required.get("nodeSelectorTerms") or () if isinstance(each, dict)]
-    wanted = [each for term in terms for each in term.get("matchExpressions") or () if isinstance(each, dict)]
-    named = [each for each in wanted if each.get("key") == label and each.get("operator") == "In"]
+    expressions = [each for term in terms for each in term.get("matchExpressions") or () if isinstance(each, dict)]
+    named = [each for each in expressions if each.get("key") == label and each.get("operator") == "In"]
     return [str(value) for each in named for value in each.get("values") or ()]
 
 

@@ -20,7 +20,7 @@ from stoker_operator.api.v1alpha1.workload import Workload
 _OURS: Final = EngineArgs(model="")
 _MIB: Final = 1024**2
 #: No size is as large.
-_MOST: Final = 10**16
+_MAX_VALUE: Final = 10**16
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,18 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
             value = human_int(_word(words, name) or "")
         except argparse.ArgumentTypeError:
             return otherwise
-        return value if 0 < value < _MOST else otherwise
+        return value if 0 < value < _MAX_VALUE else otherwise
 
-    said = number("max_model_len", None)
+    stated_len = number("max_model_len", None)
     return EngineSettings(
         utilization=_share(engine.gpu_memory_utilization_percent, _word(words, "gpu_memory_utilization")),
         max_num_seqs=engine.max_num_seqs or number("max_num_seqs", seqs),
         max_num_batched_tokens=engine.max_num_batched_tokens or number("max_num_batched_tokens", batched),
         block_size=number("block_size", _OURS.block_size),
-        max_model_len=engine.max_model_len or said,
-        chooses_length=engine.max_model_len is None and said is None and _word(words, "max_model_len") is not None,
+        max_model_len=engine.max_model_len or stated_len,
+        chooses_length=engine.max_model_len is None
+        and stated_len is None
+        and _word(words, "max_model_len") is not None,
         kv_cache_memory_bytes=number("kv_cache_memory_bytes", None),
         num_blocks=number("num_gpu_blocks_override", None),
     )
@@ -97,7 +99,7 @@ def _word(words: Sequence[str], name: str) -> str | None:
     """The value of the last flag `name` among `words`: ``--max-model-len=8`` or ``--max-model-len 8``."""
     value = None
     for index, word in enumerate(words):
-        flag, separator, rest = word.partition("=")
+        flag, separator, inline_value = word.partition("=")
         if flag.startswith("--") and flag[2:].replace("-", "_") == name:
-            value = rest if separator else words[index + 1] if index + 1 < len(words) else None
+            value = inline_value if separator else words[index + 1] if index + 1 < len(words) else None
     return value

@@ -122,25 +122,25 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     step, size = settings.max_num_batched_tokens, numbers.block_size
     groups = model_cache_groups(config, size, numbers.kv, sharding.tensor)
 
-    def longest(num_blocks: int, wanted: int) -> int:
-        return longest_sequence(groups, num_blocks, step, size, wanted)
+    def longest(num_blocks: int, limit: int) -> int:
+        return longest_sequence(groups, num_blocks, step, size, limit)
 
     if use.usable_blocks < 1:
         return Estimate(use.weights, 0, 0, 0, 0, 0), Problem("DoesNotFit", _too_large(use, device, bench))
-    wanted = bench.wanted_len
+    wanted_len = bench.wanted_len
     exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
     spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
-    length = longest(spare, wanted)
+    length = longest(spare, wanted_len)
     needed = blocks_per_sequence(groups, max(length, 1), step, size)
     # Layers with a window or a state keep less than the whole sequence, so only whole sequences can be counted.
     every_token = len(groups) == 1 and groups[0].kind == "tokens"
     tokens = use.usable_blocks * size if every_token else use.usable_blocks * length // needed
     at_once = use.usable_blocks // needed if length else 0
     found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache)
-    if settings.max_model_len and length < wanted:
-        message = f"the KV cache of an engine holds {tokens:,} tokens, and one sequence of {wanted:,} does not fit"
+    if settings.max_model_len and length < wanted_len:
+        message = f"the KV cache of an engine holds {tokens:,} tokens, and one sequence of {wanted_len:,} does not fit"
         return found, Problem("MaxModelLenDoesNotFit", message, length)
-    if length < min(SHORTEST, wanted):
+    if length < min(SHORTEST, wanted_len):
         message = f"{_too_large(use, device, bench, fits=True)}: there is room for sequences of {length:,} tokens only"
         return found, Problem("DoesNotFit", message, length)
     return found, None

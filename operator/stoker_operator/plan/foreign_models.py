@@ -168,7 +168,7 @@ def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
         if (text.get(name) is None or name == "tie_word_embeddings") and config.get(name) is not None:
             text[name] = config[name]
     if "padded_vocab_size" in text:
-        text |= {name: text[theirs] for name, theirs in _CHATGLM.items() if theirs in text}
+        text |= {name: text[chatglm_name] for name, chatglm_name in _CHATGLM.items() if chatglm_name in text}
     for name in ("rope_scaling", "rope_parameters"):
         rope = text.get(name)
         if isinstance(rope, Mapping) and "mrope" in (rope.get("type"), rope.get("rope_type")):

@@ -32,7 +32,7 @@ from stoker_operator.plan.foreign_models import foreign_config
 from stoker_operator.plan.unplannable import Unplannable
 
 #: More layers, and more heads, than a model has. Each way is summed over all layers, and there are hundreds of ways.
-_MOST: Final = {"num_hidden_layers": 1_000, "num_attention_heads": 10_000, "num_key_value_heads": 10_000}
+_MAX_SIZES: Final = {"num_hidden_layers": 1_000, "num_attention_heads": 10_000, "num_key_value_heads": 10_000}
 TABLE: Final = Path(__file__).with_name("models.yaml")
 
 
@@ -143,18 +143,18 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
         raise Unplannable(Violation("spec.model.source", f"its {NO_ARCHITECTURES}", NAME_ONE, reason="NoDecoder"))
     plain = without_quantization(config)
     _bounded(Fields(text_of(plain), {}))
-    ours, method = runtime == "stoker", quantization_method(config)
+    is_stoker, method = runtime == "stoker", quantization_method(config)
     try:
         quantization = read_quantization(config)
     except ModelError as error:
-        if ours:
+        if is_stoker:
             raise
         return f"how large weights are that {method} quantizes is not known: {error}"
-    model = ModelConfig.from_dict(plain) if ours else foreign_config(plain)
+    model = ModelConfig.from_dict(plain) if is_stoker else foreign_config(plain)
     _positive(model)
     if quantization is None:
         return Shape(model)
-    stored = stated_formats(model, quantization, config) if ours else file_formats(model, quantization, config)
+    stored = stated_formats(model, quantization, config) if is_stoker else file_formats(model, quantization, config)
     return Shape(model, quantization.method, stored)
 
 
@@ -164,9 +164,9 @@ def _bounded(fields: Fields) -> None:
     Raises:
         ValueError: naming the field.
     """
-    for name, most in _MOST.items():
+    for name, limit in _MAX_SIZES.items():
         value = fields.get(name)
-        if value is not None and not 0 < int(value) <= most:
+        if value is not None and not 0 < int(value) <= limit:
             raise ValueError(f"{name} is {value!r}")
 
 

@@ -30,7 +30,7 @@ from stoker_operator.plan.shards import Split, uneven
 #: Accelerators that nodes come with.
 NODE_COUNTS: Final = (1, 2, 4, 8)
 #: The most that is searched for a model that is too large.
-_MOST: Final = 64
+_MAX_GPUS: Final = 64
 #: Sequences that an engine should hold at once, where the spec does not state how many.
 MIN_CONCURRENCY: Final = 4
 
@@ -110,9 +110,9 @@ class ParallelLayout:
         whole_experts: whether whole experts are dealt, instead of each being split.
         can_deal_experts: the runtime could deal whole experts, where splitting each does not come out even.
         min_concurrency: sequences that an engine should hold at once.
-        most: accelerators that can be used together; None: any number.
+        max_per_pod: accelerators that can be used together; None: any number.
         divisible: pods may have fewer accelerators than these.
-        ours: our engine runs, which divides models by rules of its own.
+        is_stoker: our engine runs, which divides models by rules of its own.
         counted: the spec counts the devices, as accelerators; those of a CPU are ranks, which share a pod.
     """
 
@@ -123,9 +123,9 @@ class ParallelLayout:
     whole_experts: bool = False
     can_deal_experts: bool = False
     min_concurrency: int = MIN_CONCURRENCY
-    most: int | None = None
+    max_per_pod: int | None = None
     divisible: bool = True
-    ours: bool = False
+    is_stoker: bool = False
     counted: bool = True
 
     @property
@@ -143,17 +143,17 @@ class ParallelLayout:
         return Sharding(sizes.tensor, sizes.pipeline, experts)
 
 
-def judge(layout: ParallelLayout, sizes: Sizes) -> Option:
+def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
     """The verdict on one way."""
-    whole = layout.whole_experts
+    whole_experts = layout.whole_experts
     problem = _structure(layout, sizes)
     if layout.bench is None or (problem and problem.reason != "TensorSpansNodes"):
-        return Option(sizes, problem=problem, whole_experts=whole)
+        return Option(sizes, problem=problem, whole_experts=whole_experts)
     found, shortage = estimate(layout.bench, layout.sharding(sizes))
-    wanted = (layout.bench.wanted_len, layout.min_concurrency)
-    reach = tuple(most if each is None else min(each, most) for each, most in zip(_held(found), wanted, strict=True))
+    target = (layout.bench.wanted_len, layout.min_concurrency)
+    reach = tuple(limit if each is None else min(each, limit) for each, limit in zip(_held(found), target, strict=True))
     possible = problem is None and shortage is None
-    return Option(sizes, found, problem or shortage, whole, (reach[0], reach[1]), possible and reach == wanted)
+    return Option(sizes, found, problem or shortage, whole_experts, (reach[0], reach[1]), possible and reach == target)
 
 
 def _held(found: Estimate) -> tuple[int | None, int | None]:
@@ -167,13 +167,13 @@ def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option
     one may with.
     """
     if pipeline is not None:
-        return _with(layout, (pipeline,))
-    found = _with(layout, sorted({1, layout.nodes}))
+        return _options_with(layout, (pipeline,))
+    found = _options_with(layout, sorted({1, layout.nodes}))
     if any(option.problem is None for option in found) or layout.bench is None:
         return found
     if not could_hold(layout.bench, layout.gpus):
         return found
-    return found + _with(layout, (size for size in range(2, layout.gpus + 1) if size != layout.nodes))
+    return found + _options_with(layout, (size for size in range(2, layout.gpus + 1) if size != layout.nodes))
 
 
 def recommended(found: Sequence[Option]) -> Option | None:
@@ -189,80 +189,84 @@ def advise(layout: ParallelLayout, found: Sequence[Option], replicas: int) -> Ad
         return None
     sizes, joint = best.sizes, layout.joint_experts or best.whole_experts
     if not layout.counted:
-        return Advice(best, 1, 1, replicas, sizes, _why(layout, best))
+        return Advice(best, 1, 1, replicas, sizes, _reason_text(layout, best))
     nodes = -(-best.copy_size // layout.count)
     if sizes.data == 1 or joint or not layout.divisible or best.copy_size % nodes:
-        return Advice(best, layout.count, layout.nodes, replicas, sizes, _why(layout, best))
+        return Advice(best, layout.count, layout.nodes, replicas, sizes, _reason_text(layout, best))
     alone = sizes._replace(data=1)
     count, replicas = best.copy_size // nodes, max(replicas, 1) * sizes.data
-    reason = f"{_why(layout, best)}; better as hardware.count {count}, replicas {replicas}: one engine a pod"
+    reason = f"{_reason_text(layout, best)}; better as hardware.count {count}, replicas {replicas}: one engine a pod"
     return Advice(best, count, nodes, replicas, alone, reason)
 
 
-def _why(layout: ParallelLayout, best: Option) -> str:
+def _reason_text(layout: ParallelLayout, best: Option) -> str:
     assert layout.bench is not None and best.estimate is not None
-    wanted = layout.bench.wanted_len
+    wanted_len = layout.bench.wanted_len
     if layout.bench.memory_bytes is None:
         return "the fewest accelerators an engine, whose memory is not known"
     if best.serves:
-        return f"the most engines that hold {layout.min_concurrency} sequences of {wanted:,} tokens each"
+        return f"the most engines that hold {layout.min_concurrency} sequences of {wanted_len:,} tokens each"
     length, at_once = best.reach
-    return f"comes nearest to {layout.min_concurrency} sequences of {wanted:,} tokens: {at_once} of {length:,}"
+    return f"comes nearest to {layout.min_concurrency} sequences of {wanted_len:,} tokens: {at_once} of {length:,}"
 
 
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
     """The smallest machine of the same accelerators that holds one engine, or also serves as is wanted; None where none
     is known to."""
-    for gpus in (*NODE_COUNTS, *range(2 * max(NODE_COUNTS), _MOST + 1, max(NODE_COUNTS))):
+    for gpus in (*NODE_COUNTS, *range(2 * max(NODE_COUNTS), _MAX_GPUS + 1, max(NODE_COUNTS))):
         if layout.bench is not None and not could_hold(layout.bench, gpus):
             continue
         alone = replace(layout, count=min(gpus, max(NODE_COUNTS)), nodes=max(1, gpus // max(NODE_COUNTS)))
         ways = (Sizes(tensor, gpus // tensor, 1) for tensor in range(alone.count, 0, -1) if gpus % tensor == 0)
         widest = next((sizes for sizes in ways if _structure(alone, sizes) is None), None)
-        found = None if widest is None else judge(alone, widest)
+        found = None if widest is None else evaluate_option(alone, widest)
         if found is not None and found.problem is None and (not serving or found.serves):
             return found
     return None
 
 
-def _with(layout: ParallelLayout, pipelines: Iterable[int]) -> tuple[Option, ...]:
+def _options_with(layout: ParallelLayout, pipelines: Iterable[int]) -> tuple[Option, ...]:
     ways = []
     for pipeline in pipelines:
         if layout.gpus % pipeline == 0:
-            rest = layout.gpus // pipeline
-            tensors = (size for size in range(rest, 0, -1) if rest % size == 0 and size <= layout.count)
+            gpus_per_stage = layout.gpus // pipeline
+            tensors = (
+                size for size in range(gpus_per_stage, 0, -1) if gpus_per_stage % size == 0 and size <= layout.count
+            )
             for tensor in tensors:
-                ways += _judged(layout, Sizes(tensor, pipeline, rest // tensor))
+                ways += _evaluated(layout, Sizes(tensor, pipeline, gpus_per_stage // tensor))
     return tuple(ways)
 
 
-def _judged(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
+def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
     """The verdict on one way; where it only fails since experts cannot be split so, also that on whole experts."""
-    split = judge(layout, sizes)
+    split = evaluate_option(layout, sizes)
     reason = split.problem.reason if split.problem else ""
-    can_deal = layout.can_deal_experts and (sizes.data == 1 or not layout.ours)
+    can_deal = layout.can_deal_experts and (sizes.data == 1 or not layout.is_stoker)
     if layout.whole_experts or not can_deal or reason != "ExpertsNotDivisible":
         return [split]
-    return [split, judge(replace(layout, whole_experts=True), sizes)]
+    return [split, evaluate_option(replace(layout, whole_experts=True), sizes)]
 
 
 def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     """The objection to a way whatever the memory."""
-    if layout.most is not None and layout.count > layout.most:
+    if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
         # NVIDIA, "MIG User Guide": a process sees one slice.
         message = f"{layout.count} of these cannot work together: they are parts of devices, and a process sees one"
         return Problem("NotTogether", message)
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"
         return Problem("TensorSpansNodes", message)
-    whole = layout.whole_experts
-    if layout.ours and whole and sizes.data > 1:
+    whole_experts = layout.whole_experts
+    if layout.is_stoker and whole_experts and sizes.data > 1:
         return Problem("ExpertsNotShared", ENGINES_SHARE_NO_EXPERTS)
     if layout.bench is None:
         return None
     shape, numbers = layout.bench.shape, layout.bench.numbers
-    if layout.ours:
-        found = objection(shape.config, sizes.tensor, sizes.pipeline, whole_experts=whole, formats=numbers.formats)
+    if layout.is_stoker:
+        found = objection(
+            shape.config, sizes.tensor, sizes.pipeline, whole_experts=whole_experts, formats=numbers.formats
+        )
         return None if found is None else Problem(*found)
     uneven_heads = heads_problem(shape.heads, shape.kv_heads, sizes.tensor)
     if uneven_heads is not None:
@@ -270,7 +274,7 @@ def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     layers = shape.config.num_hidden_layers
     if sizes.pipeline > layers:
         return Problem("TooFewLayers", f"pipeline {sizes.pipeline} is more than the model's {layers} layers")
-    experts = 1 if whole else sizes.tensor * (sizes.data if layout.joint_experts else 1)
+    experts = 1 if whole_experts else sizes.tensor * (sizes.data if layout.joint_experts else 1)
     split = uneven(shape, numbers.formats, sizes.tensor, experts)
     return None if split is None else _parted(split, sizes, layout.bench)
 
@@ -280,14 +284,14 @@ def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
     by = f"tensor {sizes.tensor}"
     if split.shards != sizes.tensor:
         by = f"tensor {sizes.tensor} × data {sizes.data}"
-    message = f"{by} splits {split.what}, {split.size:,}, into {split.shards} parts"
+    message = f"{by} splits {split.dimension}, {split.size:,}, into {split.shards} parts"
     if split.size % split.shards == 0 and split.stored:
         size = split.size // split.shards
         message += f" of {size:,}, which are not whole blocks of {split.block} as {split.stored} stores them"
     else:
         message += " that are not whole"
-    whole = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]
-    message += f" ({' or '.join(map(str, whole))} would be)"
+    even_shards = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]
+    message += f" ({' or '.join(map(str, even_shards))} would be)"
     if split.of_experts:
         return Problem("ExpertsNotDivisible", message)
     return Problem("ShardsNotDivisible", message)

@@ -49,7 +49,7 @@ class Placement:
         return Sizes(self.tensor, self.pipeline, self.data)
 
 
-def place(workload: Workload, catalogue: Catalogue) -> Placement:
+def placement_of(workload: Workload, catalogue: Catalogue) -> Placement:
     """The placement of a workload that obeys the rules of the API.
 
     Raises:
@@ -60,13 +60,13 @@ def place(workload: Workload, catalogue: Catalogue) -> Placement:
     accelerator = catalogue.accelerator(hardware.accelerator)
     _resource_is_ours(workload, accelerator)
     sizes = workload.sizes
-    given = workload.parallelism
+    parallelism = workload.parallelism
     return Placement(
         accelerator,
         hardware.accelerators,
         hardware.pods_per_replica,
         *sizes,
-        expert=given is not None and (given.expert or 1) > 1,
+        expert=parallelism is not None and (parallelism.expert or 1) > 1,
         idle=0 if hardware.accelerator == CPU else max(hardware.gpus - sizes.used, 0),
     )
 

@@ -13,28 +13,20 @@ from typing import Any
 
 from stoker_common.errors import ModelError
 from stoker_common.model_source import ModelSource
-from stoker_engine.architectures.compute_dtype import compute_dtype
 from stoker_engine.architectures.own_modules import own_modules
-from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.quantization.stated import quantization_method
-from stoker_engine.sizing.dtype_sizes import element_bytes
-from stoker_engine.sizing.kv_format import kv_format
-from stoker_engine.sizing.memory import Numbers
-from stoker_engine.sizing.planned_formats import on_load_formats
-from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_engine.sizing.sharding import not_split
-from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
-from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan import devices, remedies, ways_out
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
-from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
+from stoker_operator.plan.estimate import Estimate
+from stoker_operator.plan.layout import bench_of, layout_of, memory_bytes_of
 from stoker_operator.plan.model_shapes import Shape, Shapes, shape_of, table
-from stoker_operator.plan.options import MIN_CONCURRENCY, Option, ParallelLayout, advise, judge, options
-from stoker_operator.plan.placement import Placement, place
+from stoker_operator.plan.options import Option, advise, evaluate_option, options
+from stoker_operator.plan.placement import Placement, placement_of
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
 from stoker_operator.plan.start_refusals import refused_at_start
 from stoker_operator.plan.study import Plan as Plan
@@ -49,10 +41,6 @@ from stoker_operator.plan.support import (
     warnings,
 )
 from stoker_operator.plan.unplannable import Unplannable as Unplannable
-
-_MIB = 1024**2
-#: More than any machine has; a limit may say more.
-_MOST_MEMORY = 1 << 60
 
 
 def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Plan:
@@ -148,7 +136,7 @@ def _study(
 ) -> Study:
     """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`. A trial
     of a proposal (`is_trial`) finds no remedies, and no ways but that one unless `every_way`."""
-    placement = place(spec, catalogue)
+    placement = placement_of(spec, catalogue)
     refused: tuple[Violation, ...] = ()
     image = spec.engine.image or ""
     if not image:
@@ -157,14 +145,14 @@ def _study(
         except Refused as no_image:
             refused = no_image.violations
     shape = shapes.of(ModelSource.parse(spec.model.source), config, spec.engine.runtime)
-    memory = _memory_bytes(spec, placement)
+    memory = memory_bytes_of(spec, placement)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
     unknown, bench = shape, None
     if isinstance(shape, Shape):
-        unknown, bench = _bench(spec, shape, settings, memory, placement)
+        unknown, bench = bench_of(spec, shape, settings, memory, placement)
     method = shape.method if isinstance(shape, Shape) else _method_of(config or {})
-    layout = _layout(spec, placement, shape, bench)
-    chosen = judge(layout, placement.sizes)
+    layout = layout_of(spec, placement, shape, bench)
+    chosen = evaluate_option(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
     ways: tuple[Option, ...] = ()
     if automatic or every_way or (not is_trial and (chosen.problem or not chosen.serves)):
@@ -192,7 +180,7 @@ def _study(
         against.append(remedies.refusal(spec, catalogue, layout, chosen, ways, advice))
     reasons = {each.reason for each in (*refused, *against)}
     is_possible = None if is_trial else _Trials(spec, catalogue, config, shapes, reasons).accept
-    told = [
+    notices = [
         *remedies.shortfalls(spec, layout, chosen, advice),
         *([remedies.apart(advice)] if automatic and advice is not None and advice.apart else []),
         *devices.warnings(spec, placement),
@@ -204,10 +192,10 @@ def _study(
         chosen,
         ways,
         unknown if isinstance(unknown, str) else "",
-        _told_length(chosen.estimate, settings),
+        _reported_length(chosen.estimate, settings),
         refused,
         tuple(each if isinstance(each, Violation) else each.violation(is_possible) for each in against),
-        tuple(told),
+        tuple(notices),
         "spec.parallelism.mode" if automatic else "",
         advice,
         bench.wanted_len if bench else 0,
@@ -239,9 +227,10 @@ class _Trials:
             found = _study(spec, self.catalogue, config, self.shapes, every_way=False, is_trial=True)
         except Refused:
             return False
-        others = self.reasons - {refusal.reason}
+        known_reasons = self.reasons - {refusal.reason}
         return all(
-            each.reason in others and each.field != refusal.field for each in (*found.refused, *found.unplannable)
+            each.reason in known_reasons and each.field != refusal.field
+            for each in (*found.refused, *found.unplannable)
         )
 
 
@@ -249,8 +238,8 @@ def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | N
     """The other runtimes that would serve the same without an objection."""
     trials = _Trials(spec, catalogue, config, shapes, frozenset())
     anything = Refusal("", "", "", tuple, "")
-    others = sorted(set(catalogue.runtimes) - {spec.engine.runtime})
-    return [name for name in others if trials.accept(anything, other_runtime(name))]
+    runtimes = sorted(set(catalogue.runtimes) - {spec.engine.runtime})
+    return [name for name in runtimes if trials.accept(anything, other_runtime(name))]
 
 
 def _quantization(
@@ -272,95 +261,12 @@ def _quantization(
         yield from not_read(spec, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}))
 
 
-def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> ParallelLayout:
-    """What the ways share. vLLM's engines of a mixture share its experts whether whole experts are dealt or each is
-    split; those of runtime stoker share nothing."""
-    mixture = isinstance(shape, Shape) and shape.experts > 0
-    given = spec.parallelism
-    ours, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
-    return ParallelLayout(
-        placement.sizes.used if on_cpu else placement.count,
-        placement.nodes,
-        bench,
-        joint_experts=mixture and not ours,
-        whole_experts=placement.expert and (mixture or isinstance(shape, str)),
-        can_deal_experts=mixture,
-        min_concurrency=(given.min_concurrency if given else None) or MIN_CONCURRENCY,
-        most=placement.accelerator.most,
-        divisible=placement.accelerator.topology_label is None and spec.can_share_its_cache,
-        ours=ours,
-        counted=not on_cpu,
-    )
-
-
-def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
-    """The memory of one device. On CPU the ranks of all engines share the container's limit equally; without one the
-    engine takes what the machine has, which is not known beforehand."""
-    if placement.accelerator.memory_mib is not None:
-        return placement.accelerator.memory_mib * _MIB
-    limits = spec.hardware.resources.limits if spec.hardware.resources else None
-    limit = (limits or {}).get("memory")
-    if limit is None:
-        return None
-    return min(max(int(amount(limit)), 0), _MOST_MEMORY) // placement.sizes.used
-
-
-def _bench(
-    spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
-) -> tuple[str, Bench | None]:
-    """What an engine is measured on; or why it cannot be measured."""
-    engine = spec.engine
-    on_cpu = spec.hardware.accelerator == CPU
-    ours = engine.runtime == "stoker"
-    quantized = None
-    if engine.quantization and not shape.method and not ours:
-        quantized = usual_weights(engine.quantization)
-        if quantized is None:
-            return f"how large weights are that {engine.quantization} quantizes is not known", None
-    is_quantized = bool(shape.method or engine.quantization) and ours
-    dtype = compute_dtype(engine.dtype, shape.config.dtype or "bfloat16", quantized=is_quantized, on_cpu=on_cpu)
-    if not ours and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
-        dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
-    try:
-        formats = _formats(engine.quantization, shape, dtype, on_cpu) if ours else _files_formats(shape)
-    except ModelError as error:
-        return str(error), None
-    numbers = Numbers(
-        element_bytes=element_bytes(dtype),
-        kv=kv_format(engine.kv_cache_dtype or "auto", dtype),
-        block_size=settings.block_size,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        quantized=quantized,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        num_blocks=settings.num_blocks,
-        formats=formats,
-        fused=ours and not on_cpu,
-    )
-    sharers = placement.sizes.used if on_cpu else 1
-    return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if ours else FOREIGN_MARGIN, sharers)
-
-
-def _formats(asked: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
-    """How our engine stores the weights of a model that it computes in `dtype`."""
-    if shape.is_gguf:
-        return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
-    if not shape.method and asked in ON_LOAD:
-        return on_load_formats(shape.config, asked)
-    return shape.formats
-
-
 def _method_of(config: Mapping[str, Any]) -> str:
     """How a checkpoint is quantized of which nothing else is known."""
     try:
         return quantization_method(config)
     except ModelError:
         return ""  # said where the model's shape is read
-
-
-def _files_formats(shape: Shape) -> WeightFormats:
-    """How other engines store the weights of a model; a GGUF file's they dequantize, as far as is known."""
-    return ALL_NUMBERS if shape.is_gguf else shape.formats
 
 
 def _own_modules(config: Mapping[str, Any]) -> str:
@@ -438,8 +344,8 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
     alone = sizes._replace(tensor=1, pipeline=1, data=sizes.data if on_cpu else sizes.used)
     engines = f", data {alone.data}" if alone.data > 1 and not on_cpu else ""
     remedy = f"use tensor 1, pipeline 1{engines}"
-    others = (name for name in sorted(catalogue.runtimes) if name != spec.engine.runtime)
-    shapes = (shape_of(ModelSource.parse(spec.model.source), config, name) for name in others)
+    runtimes = (name for name in sorted(catalogue.runtimes) if name != spec.engine.runtime)
+    shapes = (shape_of(ModelSource.parse(spec.model.source), config, name) for name in runtimes)
     shape = next((found for found in shapes if isinstance(found, Shape)), None)
     if shape is None:
         yield remedy
@@ -447,19 +353,19 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
     if shape.method:
         return  # transformers' own modules are given no quantized weights
     placed = replace(placement, **alone._asdict(), idle=0)
-    memory = _memory_bytes(spec, placed)
+    memory = memory_bytes_of(spec, placed)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
-    _, bench = _bench(spec, shape, settings, memory, placed)
-    if judge(_layout(spec, placed, shape, bench), alone).problem is None:
+    _, bench = bench_of(spec, shape, settings, memory, placed)
+    if evaluate_option(layout_of(spec, placed, shape, bench), alone).problem is None:
         yield remedy
 
 
 def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str, known: bool) -> Iterator[str]:
     """The same with another runtime: as it is, by the sizes that it recommends, or by what it needs."""
-    other = changed(spec, {"engine": {"runtime": runtime, "image": None}})
-    if other is None:
+    changed_spec = changed(spec, {"engine": {"runtime": runtime, "image": None}})
+    if changed_spec is None:
         return  # it is for other sizes
-    found = _study(other, catalogue, config, Shapes(), every_way=False)
+    found = _study(changed_spec, catalogue, config, Shapes(), every_way=False)
     if found.refused or (known and found.unknown):
         return  # there is none for these accelerators
     if not found.unplannable:
@@ -469,23 +375,23 @@ def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runt
 
 
 def _length(shape: Shape | str, settings: EngineSettings, estimate: Estimate | None) -> Iterator[Refusal]:
-    wanted = settings.max_model_len
-    if isinstance(shape, Shape) and wanted is not None and wanted > shape.config.longest_model_len:
+    max_model_len = settings.max_model_len
+    if isinstance(shape, Shape) and max_model_len is not None and max_model_len > shape.config.longest_model_len:
         fits = (estimate.max_model_len if estimate else None) or shape.config.longest_model_len
-        most = min(fits, shape.config.longest_model_len)
+        limit = min(fits, shape.config.longest_model_len)
         yield Refusal(
             "spec.engine.maxModelLen",
-            f"{wanted:,} is beyond the model's own {shape.config.longest_model_len:,}",
+            f"{max_model_len:,} is beyond the model's own {shape.config.longest_model_len:,}",
             "MaxModelLenTooLong",
             lambda: [
-                Proposal(f"use at most {most}", {"engine": {"maxModelLen": most}}),
+                Proposal(f"use at most {limit}", {"engine": {"maxModelLen": limit}}),
                 Proposal("remove it", {"engine": {"maxModelLen": None}}),
             ],
             "remove it, and what states it in spec.engine.args",
         )
 
 
-def _told_length(estimate: Estimate | None, settings: EngineSettings) -> int | None:
+def _reported_length(estimate: Estimate | None, settings: EngineSettings) -> int | None:
     if settings.max_model_len is not None:
         return settings.max_model_len
     return None if estimate is None or settings.chooses_length else estimate.max_model_len

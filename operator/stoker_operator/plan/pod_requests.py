@@ -23,8 +23,8 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     running = sidecars
     for container in spec.get("containers") or ():
         running = _sum(running, _of(container))
-    most = {name: max(peak.get(name, 0), running.get(name, 0)) for name in peak.keys() | running.keys()}
-    held = _sum(most, devices(spec.get("overhead") or {}))
+    largest = {name: max(peak.get(name, 0), running.get(name, 0)) for name in peak.keys() | running.keys()}
+    held = _sum(largest, devices(spec.get("overhead") or {}))
     return {name: amount for name, amount in held.items() if amount}
 
 

@@ -94,10 +94,10 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
     if chosen.problem or found is None or bench is None or chosen.serves:
         return
     assert found.max_model_len is not None and found.max_concurrency is not None
-    length, wanted, at_once = found.max_model_len, bench.wanted_len, found.max_concurrency
+    length, wanted_len, at_once = found.max_model_len, bench.wanted_len, found.max_concurrency
     parts = []
-    if length < wanted:
-        parts.append(f"sequences are cut to {length:,} of the model's {wanted:,} tokens, for want of memory")
+    if length < wanted_len:
+        parts.append(f"sequences are cut to {length:,} of the model's {wanted_len:,} tokens, for want of memory")
     if at_once < layout.min_concurrency:
         parts.append(f"an engine holds {at_once} of {length:,} tokens at once, fewer than {layout.min_concurrency}")
     yield f"{', and '.join(parts)}; {_more_room(spec, layout, chosen, advice)}"
@@ -111,7 +111,7 @@ def apart(advice: Advice) -> str:
     )
 
 
-def say(option: Option) -> str:
+def option_text(option: Option) -> str:
     """A way as the spec's fields say it."""
     sizes = option.sizes
     pipeline = f", pipeline {sizes.pipeline}" if sizes.pipeline > 1 else ""
@@ -129,10 +129,10 @@ def shared_by(sizes: Sizes, expert: int = 1, count: int | None = None) -> dict[s
 def possible_ways(ways: Sequence[Option], advice: Advice) -> Iterator[Proposal]:
     """The ways that are possible, as each was judged; the one that is recommended first."""
     best = advice.option
-    others = [option for option in ways if option.problem is None and option is not best]
+    alternatives = [option for option in ways if option.problem is None and option is not best]
     better = f"; better as hardware.count {advice.count}, replicas {advice.replicas}" if advice.apart else ""
-    for option in (best, *others):
-        words = say(option) + (f" (recommended{better})" if option is best else "")
+    for option in (best, *alternatives):
+        words = option_text(option) + (f" (recommended{better})" if option is best else "")
         yield Proposal(f"use {words}", shared_by(option.sizes, option.expert), also=words)
 
 
@@ -152,10 +152,10 @@ def _more_room(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
     if spec.hardware.accelerator == CPU:
         return "give spec.hardware.resources.limits.memory more, or set spec.engine.maxModelLen to what is needed"
     if advice is not None and advice.option.way != chosen.way and advice.option.serves:
-        return f"use {say(advice.option)}, or set spec.engine.maxModelLen to what is needed"
-    more = smallest(layout, serving=True)
-    if more is not None and more.copy_size > layout.count:
-        return f"use {more.copy_size} × {spec.hardware.accelerator} an engine, or set spec.engine.maxModelLen"
+        return f"use {option_text(advice.option)}, or set spec.engine.maxModelLen to what is needed"
+    wider = smallest(layout, serving=True)
+    if wider is not None and wider.copy_size > layout.count:
+        return f"use {wider.copy_size} × {spec.hardware.accelerator} an engine, or set spec.engine.maxModelLen"
     return "set spec.engine.maxModelLen to what is needed"
 
 
@@ -168,10 +168,10 @@ def _smaller_pods(layout: ParallelLayout) -> Iterator[Proposal]:
             return
         fewer = replace(layout, count=count, nodes=1)
         best = recommended(options(fewer))
-        if best is not None or (layout.bench is None and count == layout.most):
+        if best is not None or (layout.bench is None and count == layout.max_per_pod):
             best = best or Option(Sizes(count, 1, 1))
             change = shared_by(best.sizes, best.expert, count)
-            yield Proposal(f"use hardware.count {count} with {say(best)}, and more replicas", change)
+            yield Proposal(f"use hardware.count {count} with {option_text(best)}, and more replicas", change)
             return
 
 
@@ -232,4 +232,4 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: ParallelLayout) -> Ite
         words += f" with spec.engine.runtime {runtimes[0]}"
         engine |= {"runtime": runtimes[0], "image": None}
     change = {**shared_by(best.sizes, best.expert), "engine": engine}
-    yield Proposal(f"{words}, which fits with {say(best)}", change)
+    yield Proposal(f"{words}, which fits with {option_text(best)}", change)

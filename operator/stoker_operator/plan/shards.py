@@ -31,7 +31,7 @@ class Split(NamedTuple):
     """Matrices that are split.
 
     Attributes:
-        what: whose columns or rows these are.
+        dimension: whose columns or rows these are.
         size: how many there are.
         shards: into how many parts they are split.
         block: so many share a scale.
@@ -39,7 +39,7 @@ class Split(NamedTuple):
         stored: how they are stored; empty: as numbers.
     """
 
-    what: str
+    dimension: str
     size: int
     shards: int
     block: int = 1

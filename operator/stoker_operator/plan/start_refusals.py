@@ -30,16 +30,16 @@ def refused_at_start(
     """
     if spec.engine.runtime != "stoker":
         return
-    why = _option(config) if isinstance(shape, str) else _activation(shape)
-    if why:
-        yield Refusal("spec.model.source", why, "NotSupported", elsewhere, "use another model")
-    if isinstance(shape, Shape) and (why := _dtype(spec, shape)):
-        asked = ("bfloat16", "float16", "float32")
+    reason = _option(config) if isinstance(shape, str) else _activation(shape)
+    if reason:
+        yield Refusal("spec.model.source", reason, "NotSupported", elsewhere, "use another model")
+    if isinstance(shape, Shape) and (reason := _dtype(spec, shape)):
+        dtypes = ("bfloat16", "float16", "float32")
         yield Refusal(
             "spec.engine.dtype",
-            why.partition("; ")[0],
+            reason.partition("; ")[0],
             "UnsupportedDtype",
-            lambda: [Proposal(f"use {name}", {"engine": {"dtype": name}}, also=name) for name in asked],
+            lambda: [Proposal(f"use {name}", {"engine": {"dtype": name}}, also=name) for name in dtypes],
             "use another model",
         )
 

@@ -89,13 +89,13 @@ def _stock(
         held: dict[str, int] = {}
         for holder in holders:
             held[holder.node] = held.get(holder.node, 0) + holder.requests.get(resource, 0)
-        left = (
+        unheld = (
             node.allocatable[resource] - held.get(node.name, 0) if node.ready and not node.unschedulable else 0
             for node in nodes
         )
-        free = tuple(max(each, 0) for each in left)
-    why = "" if key else _why_unknown(nodes, resource, catalogue)
-    return Stock(key, resource, sizes, free, topology, why)
+        free = tuple(max(each, 0) for each in unheld)
+    reason = "" if key else _why_unknown(nodes, resource, catalogue)
+    return Stock(key, resource, sizes, free, topology, reason)
 
 
 def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> str:
@@ -103,8 +103,8 @@ def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> 
     labels = list(dict.fromkeys(label for entry in kinds.values() for label in entry.node_labels))
     if not labels:
         return f"it is {' or '.join(kinds)}, and no label shows which; name --accelerator"
-    said = sorted({node.labels[label] for node in nodes for label in labels if label in node.labels})
+    label_values = sorted({node.labels[label] for node in nodes for label in labels if label in node.labels})
     unlabelled = sum(not any(label in node.labels for label in labels) for node in nodes)
-    parts = [f"{', '.join(said)} is not in the accelerator catalogue"] if said else []
+    parts = [f"{', '.join(label_values)} is not in the accelerator catalogue"] if label_values else []
     parts += [f"{unlabelled} of the nodes lack the label {' or '.join(labels)}"] if unlabelled else []
     return "; ".join(parts)

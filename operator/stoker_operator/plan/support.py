@@ -30,13 +30,13 @@ def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Refusal]:
     engine, key = workload.engine, workload.hardware.accelerator
     known = catalogue.support(engine.runtime, key)
 
-    def judge(field: str, value: str | None, allowed: Sequence[str] | None, reason: str) -> Iterator[Refusal]:
+    def allowed_only(field: str, value: str | None, allowed: Sequence[str] | None, reason: str) -> Iterator[Refusal]:
         if value is None or value == "auto" or allowed is None or value in allowed:
             return
-        others = [
-            other
-            for other in catalogue.runtimes
-            if other != engine.runtime and value in (_allowed(catalogue, other, key, field) or ())
+        runtimes = [
+            runtime
+            for runtime in catalogue.runtimes
+            if runtime != engine.runtime and value in (_allowed(catalogue, runtime, key, field) or ())
         ]
         yield Refusal(
             f"spec.engine.{field}",
@@ -45,14 +45,14 @@ def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Refusal]:
             lambda: (
                 *(Proposal(f"use {each}", {"engine": {field: each}}, each) for each in allowed),
                 Proposal("remove it", {"engine": {field: None}}),
-                *map(other_runtime, others),
+                *map(other_runtime, runtimes),
             ),
             "use other accelerators, or another model",
         )
 
-    yield from judge("dtype", engine.dtype, known.dtypes, "UnsupportedDtype")
-    yield from judge("kvCacheDtype", engine.kv_cache_dtype, known.kv_cache_dtypes, "UnsupportedKVCacheDtype")
-    yield from judge("quantization", engine.quantization, known.quantizations, "UnsupportedQuantization")
+    yield from allowed_only("dtype", engine.dtype, known.dtypes, "UnsupportedDtype")
+    yield from allowed_only("kvCacheDtype", engine.kv_cache_dtype, known.kv_cache_dtypes, "UnsupportedKVCacheDtype")
+    yield from allowed_only("quantization", engine.quantization, known.quantizations, "UnsupportedQuantization")
 
 
 def other_runtime(name: str) -> Proposal:
@@ -63,26 +63,26 @@ def other_runtime(name: str) -> Proposal:
 def mismatched(workload: Workload, shape: Shape) -> Iterator[Refusal]:
     """What the spec makes of a checkpoint that is quantized in another way, or not at all."""
     engine = workload.engine
-    asked = canonical_method(engine.quantization) if engine.quantization else ""
+    requested = canonical_method(engine.quantization) if engine.quantization else ""
     stored = canonical_method(shape.method)
 
-    def mismatch(message: str, *others: Proposal) -> Refusal:
+    def mismatch(message: str, *proposals: Proposal) -> Refusal:
         first = Proposal("remove it", {"engine": {"quantization": None}})
         return Refusal(
-            "spec.engine.quantization", message, "QuantizationMismatch", lambda: (first, *others), others[0].text
+            "spec.engine.quantization", message, "QuantizationMismatch", lambda: (first, *proposals), proposals[0].text
         )
 
-    if asked and stored and asked != stored:
+    if requested and stored and requested != stored:
         yield mismatch(
             f"{engine.quantization} is requested, and the checkpoint is quantized by {shape.method}",
             Proposal("name another model"),
         )
-    elif shape.is_gguf and asked not in ("", "gguf"):
+    elif shape.is_gguf and requested not in ("", "gguf"):
         yield mismatch(
             f"{engine.quantization} is requested, and the file is quantized: its weights are {shape.formats.names}",
             Proposal("name a model whose weights are not"),
         )
-    elif asked and not stored and not shape.is_gguf and not _is_done_on_load(engine.runtime, engine.quantization):
+    elif requested and not stored and not shape.is_gguf and not _is_done_on_load(engine.runtime, engine.quantization):
         yield mismatch(
             f"{engine.quantization} needs a checkpoint that was quantized so, and this one is not",
             Proposal("name a model whose weights are"),
@@ -115,10 +115,10 @@ def not_loaded(
     stored = canonical_method(method)
     if not stored or allowed is None or stored in {canonical_method(each) for each in allowed}:
         return
-    others = [
-        other
-        for other in catalogue.runtimes
-        if stored in {canonical_method(each) for each in _allowed(catalogue, other, key, "quantization") or ()}
+    runtimes = [
+        runtime
+        for runtime in catalogue.runtimes
+        if stored in {canonical_method(each) for each in _allowed(catalogue, runtime, key, "quantization") or ()}
     ]
     yield Refusal(
         "spec.model.source",
@@ -127,7 +127,7 @@ def not_loaded(
         lambda: (
             *unquantized(config),
             *([Proposal(f"use one by {', '.join(allowed)}")] if allowed else []),
-            *map(other_runtime, others),
+            *map(other_runtime, runtimes),
         ),
         "use another model",
     )
@@ -152,7 +152,7 @@ def not_read(
     """
     try:
         names = own_modules(config)
-        why, _, remedy = (why_not_loaded(config), "", UNQUANTIZED_ONE) if names else _unread(config).rpartition("; ")
+        reason, _, remedy = (why_not_loaded(config), "", UNQUANTIZED_ONE) if names else _unread(config).rpartition("; ")
     except ModelError:
         return  # said where the model's shape is read
     if names and workload.engine.quantization:
@@ -163,10 +163,10 @@ def not_read(
             lambda: (Proposal("remove it", {"engine": {"quantization": None}}), *elsewhere()),
             "use another model",
         )
-    if why:
+    if reason:
         yield Refusal(
             "spec.model.source",
-            why,
+            reason,
             "UnsupportedQuantization",
             lambda: (*_instead(config, remedy), *elsewhere()),
             "use another model",
@@ -224,7 +224,7 @@ def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[
 
 
 def warnings(
-    workload: Workload, method: str, catalogue: Catalogue, others: Callable[[], Sequence[str]]
+    workload: Workload, method: str, catalogue: Catalogue, alternatives: Callable[[], Sequence[str]]
 ) -> Iterator[str]:
     """What is planned and the runtime's release does not do yet.
 
@@ -232,7 +232,7 @@ def warnings(
         workload: what is planned.
         method: how the checkpoint is quantized; empty where it is not, or where that is not known.
         catalogue: what the release does.
-        others: finds the runtimes that would be accepted instead.
+        alternatives: finds the runtimes that would be accepted instead.
     """
     engine = workload.engine
     release = catalogue.releases.get(engine.runtime)
@@ -244,17 +244,21 @@ def warnings(
         lacks.append(f"drives {release.devices} {'rank' if on_cpu else 'accelerator'}, not {used}")
     if release.kv_cache_dtypes is not None and (engine.kv_cache_dtype or "auto") not in release.kv_cache_dtypes:
         lacks.append(f"has no key-value cache of {engine.kv_cache_dtype}")
-    asked = engine.quantization or method
-    if release.quantizations is not None and asked and asked not in release.quantizations:
-        lacks.append(f"loads no weights quantized by {asked}")
+    quantization = engine.quantization or method
+    if release.quantizations is not None and quantization and quantization not in release.quantizations:
+        lacks.append(f"loads no weights quantized by {quantization}")
     key = workload.hardware.accelerator
     found = [f"{lack}, and will refuse to start" for lack in lacks]
-    if asked and release.quantized_on is not None and catalogue.accelerator(key).arch not in release.quantized_on:
+    if (
+        quantization
+        and release.quantized_on is not None
+        and catalogue.accelerator(key).arch not in release.quantized_on
+    ):
         found.append(
-            f"has no kernels for weights quantized by {asked} on {key}: it dequantizes them in every step, which is "
-            "slow"
+            f"has no kernels for weights quantized by {quantization} on {key}: it dequantizes them in every step, "
+            "which is slow"
         )
-    named = " or ".join(others()) if found else ""
+    named = " or ".join(alternatives()) if found else ""
     remedy = f"; use runtime {named}" if named else ""
     yield from (f"the {engine.runtime} engine of this release {each}{remedy}" for each in found)
 

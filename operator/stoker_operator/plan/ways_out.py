@@ -19,7 +19,7 @@ from stoker_operator.api.v1alpha1.parallelism import explain
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan.options import NODE_COUNTS
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
-from stoker_operator.plan.remedies import possible_ways, say, shared_by
+from stoker_operator.plan.remedies import option_text, possible_ways, shared_by
 from stoker_operator.plan.study import Study
 
 #: Plans a spec without remedies, and considers every way where that is true; None: the catalogue lacks something.
@@ -70,7 +70,7 @@ def of_sizes(
             return tuple(against)
         due = [each for each in objections.unplannable if (each.field, each.reason) not in _kept(found)]
         if due:
-            stated = f"none that uses all {spec.hardware.gpus} is possible; with {say(found.chosen)}"
+            stated = f"none that uses all {spec.hardware.gpus} is possible; with {option_text(found.chosen)}"
             instead = replace(broken, remedy=f"{stated}: {due[0].sentence}")
     return tuple(instead if each == broken else each for each in against)
 
@@ -131,22 +131,22 @@ def _proposals(spec: Spec, found: Study, trial: Trial) -> Iterator[Proposal]:
 
 def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
     """The smallest pod that does what several were to do, on the same accelerators."""
-    here = spec.hardware.accelerators
-    counts = (here, *(count for count in NODE_COUNTS if count > here))
+    current_count = spec.hardware.accelerators
+    counts = (current_count, *(count for count in NODE_COUNTS if count > current_count))
     fewer_bits = {"engine": {"quantization": "fp8"}}
-    for count, engine in (*((count, {}) for count in counts), (here, fewer_bits)):
+    for count, engine in (*((count, {}) for count in counts), (current_count, fewer_bits)):
         removed = dict.fromkeys(("tensor", "pipeline", "data", "expert"))
         change: dict[str, Any] = {"hardware": {"nodes": None, "count": count}, "parallelism": removed, **engine}
         alone = changed(spec, change)
         found = trial(alone, True) if alone is not None else None
         if found is None or (found.advice is None and not found.unknown):
             continue
-        more = f"hardware.count {count} and " if count != here else ""
+        count_text = f"hardware.count {count} and " if count != current_count else ""
         if found.advice is None:
-            text, change = f"use nodes 1 with {more}no spec.parallelism", {**change, "parallelism": None}
+            text, change = f"use nodes 1 with {count_text}no spec.parallelism", {**change, "parallelism": None}
         else:
             option = found.advice.option
-            text = f"use nodes 1 with {more}{say(option)}"
+            text = f"use nodes 1 with {count_text}{option_text(option)}"
             change = {**shared_by(option.sizes, option.expert, count), **engine}
         proposal = Proposal(text + (", and set spec.engine.quantization to fp8" if engine else ""), change)
         if _accepts(spec, proposal, trial, _kept(found)):

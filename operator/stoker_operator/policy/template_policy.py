@@ -70,11 +70,11 @@ def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
     if use == "Full":
         return ()
     if use == "None":
-        said = {"metadata": template.metadata.model_dump(exclude_none=True), "spec": _pruned(template.spec or {})}
-        said["spec"] = said["spec"] or _DEFAULTS.intersection(template.spec or {})
+        stated = {"metadata": template.metadata.model_dump(exclude_none=True), "spec": _pruned(template.spec or {})}
+        stated["spec"] = stated["spec"] or _DEFAULTS.intersection(template.spec or {})
         return tuple(
             _violation(f"{PATH}.{name}", "policy.template None permits no template", "remove it", "Restricted")
-            for name, part in said.items()
+            for name, part in stated.items()
             if part
         )
     spec = template.spec or {}
@@ -88,17 +88,23 @@ def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
 def _removals(pod: Mapping[str, Any], path: str) -> Iterator[Violation]:
     """Nulls that take away of ours what makes a pod restricted."""
     parts: list[tuple[Any, str]] = [(pod, path)]
-    for container, here in _items(pod.get("containers") or [], f"{path}.containers"):
+    for container, part_path in _items(pod.get("containers") or [], f"{path}.containers"):
         if _named_engine(container):
-            parts.append((container, here))
-    parts += [(part["securityContext"], f"{here}.securityContext") for part, here in parts if "securityContext" in part]
-    for part, here in parts[:]:
+            parts.append((container, part_path))
+    parts += [
+        (part["securityContext"], f"{part_path}.securityContext")
+        for part, part_path in parts
+        if "securityContext" in part
+    ]
+    for part, part_path in parts[:]:
         if isinstance(part, Mapping):
-            parts += [(part[name], f"{here}.{name}") for name in ("seccompProfile", "capabilities") if name in part]
-    for part, here in parts:
-        for name, value, there in _entries(part, here):
+            parts += [
+                (part[name], f"{part_path}.{name}") for name in ("seccompProfile", "capabilities") if name in part
+            ]
+    for part, part_path in parts:
+        for name, value, field_path in _entries(part, part_path):
             if value is None and name in _HARDENED:
-                yield _not(there, None, "remove the line")
+                yield _not(field_path, None, "remove the line")
 
 
 def _annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
@@ -109,113 +115,115 @@ def _annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
 
 
 def _pod(pod: Any, path: str) -> Iterator[Violation]:
-    for name, value, here in _entries(pod, path):
+    for name, value, field_path in _entries(pod, path):
         if name in _POD_FALSE:
             if value is not False:
-                yield _not(here, value, "set it to false")
+                yield _not(field_path, value, "set it to false")
         elif name == "securityContext":
-            yield from _security_context(value, here, _POD_SECURITY)
+            yield from _security_context(value, field_path, _POD_SECURITY)
         elif name in ("containers", "initContainers"):
-            for container, there in _items(value, here):
-                yield from _container(container, there, own=name == "containers" and _named_engine(container))
+            for container, item_path in _items(value, field_path):
+                yield from _container(container, item_path, is_engine=name == "containers" and _named_engine(container))
         elif name == "volumes":
-            for volume, there in _items(value, here):
-                yield from _volume(volume, there)
+            for volume, item_path in _items(value, field_path):
+                yield from _volume(volume, item_path)
         elif name not in _POD:
-            yield _unlisted(here)
+            yield _unlisted(field_path)
     yield from _not_objects(pod, path)
 
 
-def _container(container: Any, path: str, *, own: bool) -> Iterator[Violation]:
-    """One container; `own`: it is merged onto the engine's, which says already what the standard wants said."""
-    for name, value, here in _entries(container, path):
+def _container(container: Any, path: str, *, is_engine: bool) -> Iterator[Violation]:
+    """One container; `is_engine`: it is merged onto the engine's, which says already what the standard wants said."""
+    for name, value, field_path in _entries(container, path):
         if name == "securityContext":
-            yield from _security_context(value, here, _CONTAINER_SECURITY)
+            yield from _security_context(value, field_path, _CONTAINER_SECURITY)
         elif name == "ports":
-            for port, there in _items(value, here):
+            for port, item_path in _items(value, field_path):
                 if isinstance(port, Mapping) and port.get("hostPort", 0) != 0:
-                    yield _not(f"{there}.hostPort", port["hostPort"], "use containerPort alone")
-                yield from _not_objects(port, there)
+                    yield _not(f"{item_path}.hostPort", port["hostPort"], "use containerPort alone")
+                yield from _not_objects(port, item_path)
         elif name in _PROBES:
-            yield from _handler(value, here)
+            yield from _handler(value, field_path)
         elif name == "lifecycle":
-            for _, handler, there in _entries(value, here):
-                yield from _handler(handler, there)
-            yield from _not_objects(value, here)
+            for _, handler, item_path in _entries(value, field_path):
+                yield from _handler(handler, item_path)
+            yield from _not_objects(value, field_path)
         elif name not in _CONTAINER:
-            yield _unlisted(here)
+            yield _unlisted(field_path)
     yield from _not_objects(container, path)
     security = container.get("securityContext", {}) if isinstance(container, Mapping) else None
-    if not own and isinstance(security, Mapping):
-        here = f"{path}.securityContext"
+    if not is_engine and isinstance(security, Mapping):
+        field_path = f"{path}.securityContext"
         if "allowPrivilegeEscalation" not in security:
             yield _violation(
-                f"{here}.allowPrivilegeEscalation", "policy.template Restricted wants it", "set it to false"
+                f"{field_path}.allowPrivilegeEscalation", "policy.template Restricted wants it", "set it to false"
             )
         capabilities = security.get("capabilities", {})
         if isinstance(capabilities, Mapping) and "drop" not in capabilities:
-            yield _violation(f"{here}.capabilities.drop", "policy.template Restricted wants it", "set it to [ALL]")
+            yield _violation(
+                f"{field_path}.capabilities.drop", "policy.template Restricted wants it", "set it to [ALL]"
+            )
 
 
 def _handler(handler: Any, path: str) -> Iterator[Violation]:
     """The kubelet sends probes, from the node's network."""
-    for name, value, here in _entries(handler, path):
+    for name, value, field_path in _entries(handler, path):
         if name in ("httpGet", "tcpSocket"):
             if isinstance(value, Mapping) and value.get("host", "") != "":
-                yield _not(f"{here}.host", value["host"], "remove it: the probe then goes to the pod itself")
-            yield from _not_objects(value, here)
+                yield _not(f"{field_path}.host", value["host"], "remove it: the probe then goes to the pod itself")
+            yield from _not_objects(value, field_path)
     yield from _not_objects(handler, path)
 
 
 def _volume(volume: Any, path: str) -> Iterator[Violation]:
-    for name, value, here in _entries(volume, path):
+    for name, value, field_path in _entries(volume, path):
         if name == "projected":
             sources = value.get("sources", []) if isinstance(value, Mapping) else value
-            for source, there in _items(sources, f"{here}.sources"):
-                for kind, _, where in _entries(source, there):
+            for source, source_path in _items(sources, f"{field_path}.sources"):
+                for kind, _, kind_path in _entries(source, source_path):
                     if kind not in _PROJECTED:
-                        yield _unlisted(where)
-                yield from _not_objects(source, there)
+                        yield _unlisted(kind_path)
+                yield from _not_objects(source, source_path)
         elif name != "name" and name not in _VOLUMES:
-            yield _unlisted(here)
+            yield _unlisted(field_path)
     yield from _not_objects(volume, path)
 
 
 def _is(permitted: bool | str) -> Callable[[Any], bool]:
-    return lambda given: type(given) is type(permitted) and given == permitted
+    return lambda value: type(value) is type(permitted) and value == permitted
 
 
-def _profile(given: Any) -> bool:
-    return isinstance(given, Mapping) and given.get("type") in _PROFILES
+def _profile(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") in _PROFILES
 
 
-def _selinux(given: Any) -> bool:
+def _selinux(value: Any) -> bool:
     return (
-        isinstance(given, Mapping)
-        and given.keys() <= {"level", "type", "user", "role"}
-        and given.get("type", "") in _SELINUX_TYPES
-        and not given.get("user")
-        and not given.get("role")
+        isinstance(value, Mapping)
+        and value.keys() <= {"level", "type", "user", "role"}
+        and value.get("type", "") in _SELINUX_TYPES
+        and not value.get("user")
+        and not value.get("role")
     )
 
 
-def _capabilities(given: Any) -> bool:
-    if not isinstance(given, Mapping) or not given.keys() <= {"add", "drop"}:
+def _capabilities(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not value.keys() <= {"add", "drop"}:
         return False
-    drop, add = given.get("drop", ["ALL"]), given.get("add", [])
+    drop, add = value.get("drop", ["ALL"]), value.get("add", [])
     return isinstance(drop, list) and isinstance(add, list) and "ALL" in drop and add in ([], ["NET_BIND_SERVICE"])
 
 
-def _sysctls(given: Any) -> bool:
-    return isinstance(given, list) and all(isinstance(each, Mapping) and each.get("name") in _SYSCTLS for each in given)
+def _sysctls(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) and each.get("name") in _SYSCTLS for each in value)
 
 
-def _anything(_given: Any) -> bool:
+def _anything(_value: Any) -> bool:
     return True
 
 
-def _other_than_root(given: Any) -> bool:
-    return type(given) is int and given > 0
+def _other_than_root(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
 #: Fields of a security context → which values are permitted, and what to do about others.
@@ -247,11 +255,11 @@ _CONTAINER_SECURITY: Final[_Rules] = {
 
 
 def _security_context(context: Any, path: str, rules: _Rules) -> Iterator[Violation]:
-    for name, value, here in _entries(context, path):
+    for name, value, field_path in _entries(context, path):
         if name not in rules:
-            yield _unlisted(here)
+            yield _unlisted(field_path)
         elif not rules[name][0](value):
-            yield _not(here, value, rules[name][1])
+            yield _not(field_path, value, rules[name][1])
     yield from _not_objects(context, path)
 
 

@@ -55,7 +55,9 @@ class Health:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         missing = (
-            ["shutting down"] if self._leaving else [f"not yet: {what}" for what, so in self._ready.items() if not so()]
+            ["shutting down"]
+            if self._leaving
+            else [f"not yet: {name}" for name, is_ready in self._ready.items() if not is_ready()]
         )
         return web.Response(status=503 if missing else 200, text="\n".join(missing or ["ok"]) + "\n")
 

@@ -68,6 +68,6 @@ def holder(live: Object) -> Holder | None:
     if not held:
         return None
     labels = metadata.get("labels") or {}
-    ours = MANAGED_BY.items() <= labels.items()
-    name = labels.get(INSTANCE, metadata["name"]) if ours else metadata["name"]
+    is_managed = MANAGED_BY.items() <= labels.items()
+    name = labels.get(INSTANCE, metadata["name"]) if is_managed else metadata["name"]
     return Holder(f"{metadata['namespace']}/{name}", spec["nodeName"], held)

@@ -136,10 +136,10 @@ class Writer:
         is_new = any(notice not in before.get("message", "") for notice in notices)
         if ready and ((ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")) or is_new):
             _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
-            self._tell(endpoint, ready, now)
+            self._record_event(endpoint, ready, now)
         return bool(answer["metadata"]["generation"] == endpoint.generation)
 
-    def _apply_on(self, wanted: Object, live: Object | None) -> Object:
+    def _apply_on(self, desired: Object, live: Object | None) -> Object:
         """Applies what was decided on seeing `live`: not where another writer has written since: a replica that leads
         after us and saw a newer spec, while our request was under way, or another operator.
 
@@ -147,27 +147,27 @@ class Writer:
             KubeError, NotLeading: as `apply`.
         """
         if live is None or not made_of(live):
-            return self._apply(wanted)
+            return self._apply(desired)
         seen = live
         for _ in range(_CONFLICTS):
             body = {
-                **wanted,
-                "metadata": {**wanted["metadata"], "resourceVersion": seen["metadata"]["resourceVersion"]},
+                **desired,
+                "metadata": {**desired["metadata"], "resourceVersion": seen["metadata"]["resourceVersion"]},
             }
             try:
                 return self._apply(body)
             except KubeError as error:
                 if error.status != 409:
                     raise
-                metadata = wanted["metadata"]
-                found = self._kube.get(wanted["kind"], metadata["namespace"], metadata["name"])
+                metadata = desired["metadata"]
+                found = self._kube.get(desired["kind"], metadata["namespace"], metadata["name"])
                 if found is None:
                     raise
                 self._store.put(found)
                 if (made_of(found), operator_of(found)) != (made_of(live), operator_of(live)):
                     raise
                 seen = found  # it is its status that has changed, say
-        raise KubeError(409, f"{wanted['kind']} {wanted['metadata']['name']} changes faster than it can be written")
+        raise KubeError(409, f"{desired['kind']} {desired['metadata']['name']} changes faster than it can be written")
 
     def _apply(self, body: Object, subresource: str = "", *, dry_run: bool = False) -> Object:
         self._check()
@@ -183,7 +183,7 @@ class Writer:
         self._store.remove(live)
         _log(live, f"{live['kind']} deleted")
 
-    def _tell(self, endpoint: Endpoint, ready: Mapping[str, str], now: datetime) -> None:
+    def _record_event(self, endpoint: Endpoint, ready: Mapping[str, str], now: datetime) -> None:
         """An Event for `kubectl describe`. It is a courtesy: that it cannot be written stops nothing."""
         self._check()
         at = f"{now:%Y-%m-%dT%H:%M:%SZ}"

@@ -96,12 +96,12 @@ def decide(
         if child.kind == "Deployment"
     }
     objects = rendered | {Child("Deployment", workload): each.deployment for workload, each in pinned.items()}
-    ours = (
+    owned = (
         child
         for child, each in live.items()
         if is_ours(owner, each) or (child.workload in workloads and _lost_owner(owner, each))
     )
-    unwanted = tuple(child for child in ours if _is_unwanted(child, rendered, workloads))
+    unwanted = tuple(child for child in owned if _is_unwanted(child, rendered, workloads))
     return Decision(owner, evaluation, tuple(objects.values()), unwanted, pinned)
 
 
@@ -171,12 +171,14 @@ def _is_unwanted(child: Child, rendered: Mapping[Child, Manifest], workloads: se
 def _conflict(owner: Owner, live: Object) -> Conflict | None:
     if is_ours(owner, live) or _lost_owner(owner, live):
         return None
-    what = f"{live['kind']} {live['metadata']['name']}"
+    object_text = f"{live['kind']} {live['metadata']['name']}"
     controller = _controller(live)
     if (controller.get("kind"), controller.get("name")) == (KIND, owner.name):
-        return Conflict(f"{what} belongs to an earlier endpoint of this name; it is being deleted", lasting=False)
-    whose = f"belongs to {controller['kind']} {controller['name']}" if controller else "was made by someone else"
-    return Conflict(f"{what} {whose} and is left alone; delete it, or give the endpoint another name")
+        return Conflict(
+            f"{object_text} belongs to an earlier endpoint of this name; it is being deleted", lasting=False
+        )
+    owner_text = f"belongs to {controller['kind']} {controller['name']}" if controller else "was made by someone else"
+    return Conflict(f"{object_text} {owner_text} and is left alone; delete it, or give the endpoint another name")
 
 
 def _lost_owner(owner: Owner, live: Object) -> bool:

@@ -125,12 +125,12 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
             "it needs, or give it a volume that holds the model (spec.storage.cache)",
         )
     if pod.failed[0]:
-        where = f"node {pod.node} does not keep pod {pod.name}" if pod.node else f"pod {pod.name} has failed"
-        return _as_told(where, *pod.failed)
+        subject = f"node {pod.node} does not keep pod {pod.name}" if pod.node else f"pod {pod.name} has failed"
+        return _platform_error(subject, *pod.failed)
     if pod.unscheduled[0] == "Unschedulable":
         return _unschedulable(pod, pods, capacity)
     if pod.unscheduled[0]:
-        return _as_told(f"pod {pod.name} is given to no node", *pod.unscheduled)
+        return _platform_error(f"pod {pod.name} is given to no node", *pod.unscheduled)
     if pod.mount_failure:
         return _mount_failure(pod)
     # What runs again may yet come to serve.
@@ -139,74 +139,74 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
     if found is None and pod.unready[0]:
         reason, message = pod.unready
         message = message or f"its node {pod.node} may report no more"
-        return _as_told(f"pod {pod.name} has started and takes no requests", reason, message)
+        return _platform_error(f"pod {pod.name} has started and takes no requests", reason, message)
     return found
 
 
-def _as_told(what: str, reason: str, message: str) -> Diagnosis:
+def _platform_error(subject: str, reason: str, message: str) -> Diagnosis:
     """What has no word here, in the platform's own."""
-    return Diagnosis(reason if _WORD.fullmatch(reason) else "PlatformError", f"{what}: {message or reason}")
+    return Diagnosis(reason if _WORD.fullmatch(reason) else "PlatformError", f"{subject}: {message or reason}")
 
 
 def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
     """What is wrong with a container that is not ready."""
     reason, message = container.waiting
     engine = container.name == ENGINE_CONTAINER
-    whose = f"pod {pod.name}" if engine else f"container {container.name} in pod {pod.name}"
+    container_text = f"pod {pod.name}" if engine else f"container {container.name} in pod {pod.name}"
     if reason in _PULL:
         field = "spec.engine.image" if engine else "its image in spec.template"
         return Diagnosis(
             "ImagePullError",
-            f"the image of {whose} cannot be pulled: {message or reason}; check {field} and that the "
+            f"the image of {container_text} cannot be pulled: {message or reason}; check {field} and that the "
             "nodes may pull it (spec.template.spec.imagePullSecrets)",
             lasting=reason in ("InvalidImageName", "ErrImageNeverPull"),
         )
-    what = f"the engine of pod {pod.name}" if engine else whose
+    subject = f"the engine of pod {pod.name}" if engine else container_text
     if reason in _START:
         return Diagnosis(
-            "StartError", f"{what} cannot be started: {message or reason}; create or correct what it names"
+            "StartError", f"{subject} cannot be started: {message or reason}; create or correct what it names"
         )
     # What ended orderly was stopped. Not so what keeps ending; memory kills have been seen as code 0.
     killed = container.exit_reason == "OOMKilled"
     if container.exit_code or killed or (container.exit_code == 0 and reason == "CrashLoopBackOff"):
         return _ended(pod, container) if engine else _helper_ended(pod, container)
     if reason and reason not in CREATING:
-        return _as_told(f"{what} does not run", reason, message)
+        return _platform_error(f"{subject} does not run", reason, message)
     return None
 
 
 def _helper_ended(pod: Pod, container: Container) -> Diagnosis:
     """What there is to say of a container whose program is not ours to know."""
-    what = f"container {container.name} in pod {pod.name}"
+    subject = f"container {container.name} in pod {pod.name}"
     if container.exit_reason == "OOMKilled":
-        return Diagnosis("OOMKilled", f"{what} needs more memory than it has; raise its limit where it is defined")
-    told = _end(container.last_words.strip()) or "it said nothing"
+        return Diagnosis("OOMKilled", f"{subject} needs more memory than it has; raise its limit where it is defined")
+    last_words = _end(container.last_words.strip()) or "it said nothing"
     log = f"kubectl logs {pod.name} -c {container.name} --previous"
-    return Diagnosis("CrashLoopBackOff", f"{what} ended with code {container.exit_code}: {told}; see {log}")
+    return Diagnosis("CrashLoopBackOff", f"{subject} ended with code {container.exit_code}: {last_words}; see {log}")
 
 
 def _unschedulable(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis:
-    said = pod.unscheduled[1].rstrip(". ")
-    if _VOLUME.search(said):
+    message = pod.unscheduled[1].rstrip(". ")
+    if _VOLUME.search(message):
         return Diagnosis(
             "VolumeNotBound",
-            f"pod {pod.name} waits for a volume: {said}; create the claim that the spec names, or check that its "
+            f"pod {pod.name} waits for a volume: {message}; create the claim that the spec names, or check that its "
             "storage class exists and can provide it",
         )
-    if _PRESSURE.search(said):
+    if _PRESSURE.search(message):
         return Diagnosis(
             "NodePressure",
-            f"nodes run short of memory, disk or processes: {said}; free or add nodes for pod {pod.name}",
+            f"nodes run short of memory, disk or processes: {message}; free or add nodes for pod {pod.name}",
         )
-    where = f"{said}{f'; {capacity}' if capacity else ''}"
+    reason = f"{message}{f'; {capacity}' if capacity else ''}"
     if any(other.ready and other.version != pod.version for other in pods):
         return Diagnosis(
             "SurgeUnschedulable",
-            f"no node takes pod {pod.name}, which is to replace one that still serves: {where}; set "
+            f"no node takes pod {pod.name}, which is to replace one that still serves: {reason}; set "
             "spec.rollout.maxSurge to 0 and maxUnavailable to 1, so that the old pod makes room first",
         )
     return Diagnosis(
-        "Unschedulable", f"no node takes pod {pod.name}: {where}; free or add nodes, or ask for less in spec.hardware"
+        "Unschedulable", f"no node takes pod {pod.name}: {reason}; free or add nodes, or ask for less in spec.hardware"
     )
 
 
@@ -226,45 +226,45 @@ def _mount_failure(pod: Pod) -> Diagnosis:
 def _ended(pod: Pod, engine: Container) -> Diagnosis:
     words = TerminationMessage.parse(engine.last_words)
     reason = words.reason if words else _foreign(engine.last_words)
-    said = words.message if words else _gist(engine.last_words)
+    message = words.message if words else _gist(engine.last_words)
     # A process killed for memory in its first second may be reported without the word for it.
-    killed = engine.exit_reason == "OOMKilled" or (engine.exit_code == 137 and not said)
+    killed = engine.exit_reason == "OOMKilled" or (engine.exit_code == 137 and not message)
     if killed or reason is Reason.OUT_OF_MEMORY:
         return Diagnosis(
             "OOMKilled",
-            f"the engine of pod {pod.name} needs more memory than it has{'' if killed else f': {_end(said)}'}; raise "
-            "spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
+            f"the engine of pod {pod.name} needs more memory than it has{'' if killed else f': {_end(message)}'}; "
+            "raise spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
         )
     if reason in _REMEDY:
         # Our own engine's message is more specific than the reason, and names the remedy.
         remedy = "" if words else f"; {_REMEDY[reason]}"
         return Diagnosis(
             reason.value,
-            f"pod {pod.name} cannot get the model of spec.model.source: {_end(said)}{remedy}",
+            f"pod {pod.name} cannot get the model of spec.model.source: {_end(message)}{remedy}",
             lasting=reason is not Reason.DOWNLOAD_FAILED,
         )
     if reason in (Reason.MODEL_UNSUPPORTED, Reason.START_ERROR):
-        return Diagnosis("StartError", f"the engine of pod {pod.name} will not start: {_end(said)}", lasting=True)
-    told = _end(said) or "it said nothing"
-    more = "" if words else f"; its log may have more: kubectl logs {pod.name} --previous"
+        return Diagnosis("StartError", f"the engine of pod {pod.name} will not start: {_end(message)}", lasting=True)
+    last_words = _end(message) or "it said nothing"
+    log_hint = "" if words else f"; its log may have more: kubectl logs {pod.name} --previous"
     return Diagnosis(
-        "CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {engine.exit_code}: {told}{more}"
+        "CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {engine.exit_code}: {last_words}{log_hint}"
     )
 
 
-def _foreign(said: str) -> Reason | None:
-    return next((reason for reason, pattern in _FOREIGN if pattern.search(said)), None)
+def _foreign(log_text: str) -> Reason | None:
+    return next((reason for reason, pattern in _FOREIGN if pattern.search(log_text)), None)
 
 
-def _gist(said: str) -> str:
+def _gist(log_text: str) -> str:
     """What the last lines of a log come to: the exception, if there is one, without its traceback."""
-    exceptions = _EXCEPTION.findall(said)
+    exceptions = _EXCEPTION.findall(log_text)
     if not exceptions:
-        return said.strip()
+        return log_text.strip()
     # An exception says the most at its beginning.
     gist = " ".join(exceptions[-1].split()).rstrip(".")
     return gist if len(gist) <= _LAST_WORDS else f"{gist[: _LAST_WORDS - 1]}…"
 
 
-def _end(said: str) -> str:
-    return said if len(said) <= _LAST_WORDS else f"…{said[-_LAST_WORDS:]}"
+def _end(text: str) -> str:
+    return text if len(text) <= _LAST_WORDS else f"…{text[-_LAST_WORDS:]}"

@@ -78,8 +78,8 @@ def _contains_items(live: Sequence[Any], desired: Sequence[Any]) -> bool:
     key = next((key for key in _ITEM_KEYS if all(isinstance(item, Mapping) and key in item for item in desired)), None)
     if key is None:
         return len(live) == len(desired) and all(map(_contains, live, desired))
-    there = {item.get(key): item for item in live}
-    return all(item[key] in there and _contains(there[item[key]], item) for item in desired)
+    live_items = {item.get(key): item for item in live}
+    return all(item[key] in live_items and _contains(live_items[item[key]], item) for item in desired)
 
 
 def _owned(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:

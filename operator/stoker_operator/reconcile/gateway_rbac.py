@@ -47,9 +47,9 @@ def grant(
         KubeError: the API server could not be reached, or could not answer.
         NotLeading: another replica writes now.
     """
-    wanted = gateway_access(namespace, secrets, gateway, operators.own if operators else "")
+    desired = gateway_access(namespace, secrets, gateway, operators.own_name if operators else "")
     live = {Child(kind): found for kind in KINDS if (found := store.get(kind, namespace, NAME)) is not None}
-    for child in (Child.of(each) for each in wanted):
+    for child in (Child.of(each) for each in desired):
         if child not in live and (unknown := kube.get(child.kind, namespace, NAME)) is not None:
             live[child] = unknown
     foreign = next((each for each in live.values() if not _is_ours(each)), None)
@@ -64,14 +64,14 @@ def grant(
         return Outcome.REFUSED
     if operators and operators.serving(Key(namespace, ""), live.get(Child("RoleBinding"))):
         return Outcome.YIELDED
-    unwanted = [child for child in reversed(live) if child not in {Child.of(each) for each in wanted}]
-    applied = writer.apply(wanted, live, unwanted)
+    unwanted = [child for child in reversed(live) if child not in {Child.of(each) for each in desired}]
+    applied = writer.apply(desired, live, unwanted)
     if operators:
-        operators.saw(Key(namespace, ""), applied.live.get(Child("RoleBinding")))
+        operators.observe(Key(namespace, ""), applied.live.get(Child("RoleBinding")))
     if applied.refusal:
         logger.warning("the gateway's access: %s", applied.refusal, extra=Key(namespace, "").reference)
         return Outcome.REFUSED
-    return Outcome.SETTLED if wanted else Outcome.GONE
+    return Outcome.SETTLED if desired else Outcome.GONE
 
 
 def _is_ours(live: Object) -> bool:

@@ -49,19 +49,19 @@ class ObjectVersions:
         with self._lock:
             at, reading = self._known.get(key, (-math.inf, None))
             if reading and now - at < self._seconds:
-                mine = None
+                pending = None
             else:
-                mine = Future[Version | None]()
+                pending = Future[Version | None]()
                 self._known = {each: known for each, known in self._known.items() if now - known[0] < 4 * self._seconds}
-                self._known[key] = (now, mine)
-        if mine is None:
+                self._known[key] = (now, pending)
+        if pending is None:
             assert reading
             return reading.result()  # which another thread may be at; a request has a timeout
         try:
-            mine.set_result(self._read(key))
+            pending.set_result(self._read(key))
         except (KubeError, KeyError, TypeError, ValueError) as error:
             # What was known last may well hold: status does not change each time a request fails.
-            mine.set_result(reading.result() if reading else None)
+            pending.set_result(reading.result() if reading else None)
             logger.warning(
                 "%s %s of namespace %s could not be read, so whether pods run with an earlier one is not known: %s",
                 key.kind,
@@ -70,9 +70,9 @@ class ObjectVersions:
                 error,
             )
         except BaseException:
-            mine.set_result(None)
+            pending.set_result(None)
             raise
-        return mine.result()
+        return pending.result()
 
     def _read(self, key: _Key) -> Version | None:
         metadata = self._kube.metadata(*key)

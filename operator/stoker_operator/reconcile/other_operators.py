@@ -37,12 +37,12 @@ class OtherOperators:
 
     Args:
         kube: the cluster.
-        own: this operator's name, as NAMESPACE/NAME of its Lease; empty where it has none.
+        own_name: this operator's name, as NAMESPACE/NAME of its Lease; empty where it has none.
         clock: monotonic seconds.
     """
 
-    def __init__(self, kube: Kube, own: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self.own = own
+    def __init__(self, kube: Kube, own_name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self.own_name = own_name
         self._kube = kube
         self._clock = clock
         self._served: set[Key] = set()  # where our name was
@@ -60,9 +60,9 @@ class OtherOperators:
         Raises:
             KubeError: the API server could not be reached, or could not answer.
         """
-        self.saw(key, live)
+        self.observe(key, live)
         named = operator_of(live) if live is not None else ""
-        if live is None or named in ("", self.own) or not (self._is_there(named) or key in self._served):
+        if live is None or named in ("", self.own_name) or not (self._is_there(named) or key in self._served):
             if self._yielded.pop(key, ""):
                 logger.info("this operator serves it now", extra=key.reference)
             return ""
@@ -79,18 +79,18 @@ class OtherOperators:
             )
         return named
 
-    def saw(self, key: Key, live: Object | None) -> None:
+    def observe(self, key: Key, live: Object | None) -> None:
         """The object is so now, as this operator or another one has written it."""
-        if live is not None and operator_of(live) == self.own:
+        if live is not None and operator_of(live) == self.own_name:
             self._served.add(key)
 
     def replaces(self, key: Key, status: Mapping[str, Any]) -> bool:
         """Whether another writer has replaced the status that is about to be written, again and again."""
-        said, times, since = self._statuses.get(key, (None, 0, 0.0))
-        if said != _without_times(status) or times < _STATUS_WRITES or self._clock() - since > _STATUS_SECONDS:
+        last_status, times, since = self._statuses.get(key, (None, 0, 0.0))
+        if last_status != _without_times(status) or times < _STATUS_WRITES or self._clock() - since > _STATUS_SECONDS:
             return False
         if times == _STATUS_WRITES:
-            self._statuses[key] = (said, times + 1, since)
+            self._statuses[key] = (last_status, times + 1, since)
             logger.warning(
                 "another writer replaces the status, perhaps an operator of another release that looks after this "
                 "namespace too; it is left so for a while. Give each release namespaces of its own (watchNamespaces)",
@@ -100,10 +100,10 @@ class OtherOperators:
 
     def wrote_status(self, key: Key, status: Mapping[str, Any]) -> None:
         """The status has been written, since it was another one."""
-        said, times, since = self._statuses.get(key, (None, 0, 0.0))
+        last_status, times, since = self._statuses.get(key, (None, 0, 0.0))
         now, same = self._clock(), _without_times(status)
-        again = said == same and now - since <= _STATUS_SECONDS
-        self._statuses[key] = (same, times + 1, since) if again else (same, 1, now)
+        is_repeated = last_status == same and now - since <= _STATUS_SECONDS
+        self._statuses[key] = (same, times + 1, since) if is_repeated else (same, 1, now)
 
     def forget(self, key: Key) -> None:
         """The endpoint is gone."""
@@ -113,9 +113,9 @@ class OtherOperators:
 
     def _is_there(self, operator: str) -> bool:
         """Whether the Deployment of an operator is seen that is to have pods."""
-        until, there = self._there.get(operator, (0.0, False))
+        until, is_installed = self._there.get(operator, (0.0, False))
         if self._clock() < until:
-            return there
+            return is_installed
         namespace, _, name = operator.partition("/")
         found = None
         if namespace and name:
@@ -124,14 +124,14 @@ class OtherOperators:
             except KubeError as error:
                 if error.status != 403:
                     raise
-        there = (
+        is_installed = (
             found is not None
             and (found["metadata"].get("labels") or {}).get(_LABEL[0]) == _LABEL[1]
             and "deletionTimestamp" not in found["metadata"]
             and found["spec"].get("replicas", 1) > 0
         )
-        self._there[operator] = (self._clock() + _APART, there)
-        return there
+        self._there[operator] = (self._clock() + _APART, is_installed)
+        return is_installed
 
 
 def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:

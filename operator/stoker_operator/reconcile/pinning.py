@@ -61,12 +61,12 @@ def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, spec: Spe
         spec: the endpoint's.
         manager: our field manager.
     """
-    said = digest(spec)
+    spec_digest = digest(spec)
     today = deployment["spec"]["template"]
-    before = None if spec.rollout.follows_images or live is None else _rendered(live, said, endpoint, manager)
+    before = None if spec.rollout.follows_images or live is None else _rendered(live, spec_digest, endpoint, manager)
     template = today if before is None else before
     metadata = deployment["metadata"]
-    record = json.dumps({"spec": said, "template": template}, separators=(",", ":"), sort_keys=True)
+    record = json.dumps({"spec": spec_digest, "template": template}, separators=(",", ":"), sort_keys=True)
     annotations = {**metadata.get("annotations", {}), ANNOTATION: record}
     pinned = _dated(
         {
@@ -109,8 +109,8 @@ def is_rendered(live: Object, endpoint: Endpoint, spec: Spec, manager: str) -> b
 
 def digest(spec: Spec) -> str:
     """What a spec says about pods, in a few characters."""
-    said = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_not_in_pods(Spec))
-    return _hash({name: value for name, value in said.items() if value != {}})
+    spec_fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_not_in_pods(Spec))
+    return _hash({name: value for name, value in spec_fields.items() if value != {}})
 
 
 @functools.cache
@@ -155,7 +155,7 @@ def engine(deployment: Object) -> Mapping[str, Any]:
     return found
 
 
-def _rendered(live: Object, said: str, endpoint: Endpoint, manager: str) -> Any:
+def _rendered(live: Object, spec_digest: str, endpoint: Endpoint, manager: str) -> Any:
     """What the same spec was rendered to before; None where there is no such thing."""
     record = (live["metadata"].get("annotations") or {}).get(ANNOTATION)
     if record is None:
@@ -165,7 +165,9 @@ def _rendered(live: Object, said: str, endpoint: Endpoint, manager: str) -> Any:
         return owned or None
     try:
         rendered = json.loads(record)
-        same = rendered["spec"] == said or rendered["spec"] == _digest_as_written(endpoint.document.get("spec", {}))
+        same = rendered["spec"] == spec_digest or rendered["spec"] == _digest_as_written(
+            endpoint.document.get("spec", {})
+        )
         return rendered["template"] if same else None
     except (ValueError, TypeError, KeyError):
         return None  # not written by us

@@ -31,21 +31,16 @@ from stoker_operator.objects.facts import (
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.reconcile.apply import MANAGER, Writer
+from stoker_operator.reconcile.conditions import older_objects
 from stoker_operator.reconcile.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.reconcile.diagnosis import Diagnosis, diagnose
 from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
+from stoker_operator.reconcile.observed import Observed, ObservedWorkload
 from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.pinning import engine, image, is_behind
 from stoker_operator.reconcile.referenced_objects import Reference, Version, older, references
-from stoker_operator.reconcile.status import (
-    Observed,
-    ObservedWorkload,
-    failed,
-    older_objects,
-    reported_args,
-    reported_workload,
-    status,
-)
+from stoker_operator.reconcile.status import failed, status
+from stoker_operator.reconcile.workload_status import reported_args, reported_workload
 
 #: How long requests go to the engine of an endpoint that has become ready, while it has not reported its blocks.
 _ASK_FOR: Final = timedelta(minutes=2)
@@ -112,15 +107,15 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
     if endpoint is None or endpoint.deleting:  # its objects go with it, by their owner references
         return Outcome.GONE
     operators = cluster.operators
-    owner = Owner(key.name, key.namespace, endpoint.uid, operator=operators.own if operators else "")
+    owner = Owner(key.name, key.namespace, endpoint.uid, operator=operators.own_name if operators else "")
     evaluation = evaluate(owner, endpoint.document, context)
-    wanted = {Child.of(each) for each in evaluation.objects}
-    live = observe.children(cluster.store, owner, wanted)
+    desired = {Child.of(each) for each in evaluation.objects}
+    live = observe.children(cluster.store, owner, desired)
     if operators and operators.serving(key, live.get(Child("Deployment"))):
         return Outcome.YIELDED
     modes: Mapping[str, tuple[str, ...]] = {}
     if not is_held(endpoint, evaluation, live, MANAGER):
-        live |= observe.unlabelled(cluster.kube, owner, wanted - live.keys())
+        live |= observe.unlabelled(cluster.kube, owner, desired - live.keys())
         modes = _access_modes(cluster, key, evaluation)
     decision = decide(endpoint, owner, evaluation, live, modes, MANAGER)
 
@@ -128,7 +123,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
     check = "Deployment" if evaluation.parsed and evaluation.parsed.spec.template.spec else ""
     applied = cluster.writer.apply(decision.objects, live, decision.unwanted, check=check)
     if operators:
-        operators.saw(key, applied.live.get(Child("Deployment")))
+        operators.observe(key, applied.live.get(Child("Deployment")))
     if check and applied.refused and applied.refused.kind == check:
         problem = f"the API server refuses the pods it makes: {applied.refusal}"
         decision = refuse(decision, Violation("spec.template", problem, "correct it", reason="InvalidTemplate"))
@@ -139,12 +134,12 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
         if child.kind == "Deployment" and is_ours(owner, each)
     }
     seen = Observed(applied.live, applied.refusal, workloads, context.route)
-    told = status(endpoint, decision, seen, now)
-    if operators and told != endpoint.status and operators.replaces(key, told):
+    new_status = status(endpoint, decision, seen, now)
+    if operators and new_status != endpoint.status and operators.replaces(key, new_status):
         return Outcome.YIELDED
-    unchanged = cluster.writer.apply_status(endpoint, told, now, older_objects(decision, seen))
-    if operators and told != endpoint.status:
-        operators.wrote_status(key, told)
+    unchanged = cluster.writer.apply_status(endpoint, new_status, now, older_objects(decision, seen))
+    if operators and new_status != endpoint.status:
+        operators.wrote_status(key, new_status)
     if not unchanged:
         return Outcome.CHANGED
     if applied.refusal:
@@ -152,7 +147,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
     if decision.held:
         return Outcome.HELD
     moving = any(not each.rollout.complete for each in workloads.values())
-    silent = any(each.silent for each in workloads.values()) and _became_ready(told) > now - _ASK_FOR
+    silent = any(each.silent for each in workloads.values()) and _ready_since(new_status) > now - _ASK_FOR
     return Outcome.MOVING if moving or decision.conflict or silent else Outcome.SETTLED
 
 
@@ -217,8 +212,8 @@ def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[st
     spec = evaluation.parsed.spec if evaluation.parsed else None
     if spec is None or not spec.has_two_pods:
         return {}
-    asked = {each.name: observe.access_modes(cluster.kube, key.namespace, each.name) for each in named_claims(spec)}
-    return {name: modes for name, modes in asked.items() if modes is not None}
+    found = {each.name: observe.access_modes(cluster.kube, key.namespace, each.name) for each in named_claims(spec)}
+    return {name: modes for name, modes in found.items() if modes is not None}
 
 
 def _trouble(
@@ -260,9 +255,9 @@ def _reported(
     return cluster.reported(endpoint.key, workload, pod.name, metrics_url(container, pod.address)) or known
 
 
-def _became_ready(told: dict[str, Any]) -> datetime:
+def _ready_since(reported: dict[str, Any]) -> datetime:
     """When it did, of a status that is reported; long ago, if it is not ready."""
-    ready = next(each for each in told["conditions"] if each["type"] == "Ready")
+    ready = next(each for each in reported["conditions"] if each["type"] == "Ready")
     if ready["status"] != "True":
         return datetime.min.replace(tzinfo=UTC)
     return datetime.fromisoformat(ready["lastTransitionTime"])

@@ -121,8 +121,8 @@ class Routes:
         taken = [(name, owner) for name in claim.names if (owner := self._owner(name)) not in (None, key)]
         if taken:
             remedy = "set spec.model.servedNames to names of its own, or spec.routing.gateway to Disabled"
-            told = "; ".join(f"the name {name} belongs to {_whose(owner, key)}" for name, owner in taken)
-            return Route("NameTaken", f"{told}; {remedy}")
+            conflicts = "; ".join(f"the name {name} belongs to {_owner_text(owner, key)}" for name, owner in taken)
+            return Route("NameTaken", f"{conflicts}; {remedy}")
         return Route("Routed", "the gateway serves it", self._gateway)
 
     def secrets(self, namespace: str) -> list[str]:
@@ -170,9 +170,9 @@ def _claim(key: Key, document: Object, opted_in: bool) -> Claim:
 
 
 def _names(document: Object) -> tuple[str, ...]:
-    given = _part(document, "spec", "model", "servedNames")
-    if isinstance(given, list) and given:
-        return tuple(dict.fromkeys(name for name in given if isinstance(name, str)))
+    served_names = _part(document, "spec", "model", "servedNames")
+    if isinstance(served_names, list) and served_names:
+        return tuple(dict.fromkeys(name for name in served_names if isinstance(name, str)))
     try:
         return (ModelSource.parse(_text(_part(document, "spec", "model", "source"))).served_name,)
     except ArgumentError:
@@ -200,7 +200,7 @@ def _has_opted_in(namespace: Object | None) -> bool:
     return bool((namespace["metadata"].get("labels") or {}).get(label) == value)
 
 
-def _whose(owner: Key | None, key: Key) -> str:
+def _owner_text(owner: Key | None, key: Key) -> str:
     if owner is not None and owner.namespace == key.namespace:
         return f"the older endpoint {owner.name}"
     return "an older endpoint"

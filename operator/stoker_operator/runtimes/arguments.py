@@ -1,7 +1,7 @@
 """What the typed fields of a spec say, in vLLM's argument names, which are Stoker's too.
 
-An argument that is in `said` is decided: by a field, by the plan, or by what the absence of a field means. One that is
-not is left to the engine's own default, and free for ``spec.engine.args``.
+An argument that is in `decided_arguments` is decided: by a field, by the plan, or by what the absence of a field means.
+One that is not is left to the engine's own default, and free for ``spec.engine.args``.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ FIELDS: Final = {
 }
 
 
-def said(spec: Spec, plan: Plan, chat_template: str | None) -> dict[str, Any]:
+def decided_arguments(spec: Spec, plan: Plan, chat_template: str | None) -> dict[str, Any]:
     """The arguments that are decided, by name, in the engine's own types."""
     source = ModelSource.parse(spec.model.source)
     engine, placement = spec.engine, plan.placement
-    given: dict[str, Any] = {
+    optional: dict[str, Any] = {
         "revision": spec.model.revision,
         "chat_template": chat_template,
         "dtype": engine.dtype,
@@ -54,7 +54,7 @@ def said(spec: Spec, plan: Plan, chat_template: str | None) -> dict[str, Any]:
     return {
         "model": source.model_argument,
         "served_model_name": tuple(spec.model.served_names or [source.served_name]),
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in optional.items() if value is not None},
         # Absent, these mean something that the plan counts with, or that must not be had by accident.
         "trust_remote_code": bool(spec.model.trust_remote_code),
         "gpu_memory_utilization": engine.gpu_memory_utilization,

@@ -140,30 +140,30 @@ def refused(message: str, remedy: str = "", *, field: str = "spec.engine.args") 
     return Refused(Violation(field, message, remedy))
 
 
-def refuse_unreachable(given: Mapping[str, Any], remedies: Mapping[str, str]) -> None:
+def refuse_unreachable(arguments: Mapping[str, Any], remedies: Mapping[str, str]) -> None:
     """Refuses arguments under which the engine would not answer where the cluster sends requests.
 
     Args:
-        given: arguments of ``spec.engine.args``.
+        arguments: arguments of ``spec.engine.args``.
         remedies: arguments that are not the user's to give, and what to do instead.
 
     Raises:
         Refused: there is one.
     """
-    for name in given:
+    for name in arguments:
         if name in remedies:
             raise refused(f"{flag_name(name)} is not the endpoint's to choose", remedies[name])
-    if str(given.get("ssl_cert_reqs")) == "2":
+    if str(arguments.get("ssl_cert_reqs")) == "2":
         raise refused("--ssl-cert-reqs=2 shuts out the kubelet's probes, which have no certificate", "use 1")
 
 
-def listening_address(given: Mapping[str, Any]) -> str:
+def listening_address(arguments: Mapping[str, Any]) -> str:
     """The address where the engine of a pod listens: all, unless ``--host`` among the arguments says which family.
 
     Raises:
         Refused: it is the address of one interface, by which neither probes nor other pods might reach the engine.
     """
-    host = given.get("host", EVERY_ADDRESS)
+    host = arguments.get("host", EVERY_ADDRESS)
     if host not in (EVERY_ADDRESS, _EVERY_IPV4):
         raise refused(
             f"--host {host} is not where a pod is reached", f"use {EVERY_ADDRESS} or {_EVERY_IPV4}, or remove it"
@@ -171,7 +171,13 @@ def listening_address(given: Mapping[str, Any]) -> str:
     return str(host)
 
 
-def contradicts(flag: str, field: str, said: Any) -> Refused:
-    """`flag` says something else than `field`, which says `said`."""
-    value = " ".join(said) if isinstance(said, tuple) else str(said).lower() if isinstance(said, bool) else said
+def contradicts(flag: str, field: str, field_value: Any) -> Refused:
+    """`flag` says something else than `field`, which says `field_value`."""
+    value = (
+        " ".join(field_value)
+        if isinstance(field_value, tuple)
+        else str(field_value).lower()
+        if isinstance(field_value, bool)
+        else field_value
+    )
     return refused(f"{flag} contradicts {field}, which is {value}", f"set {field}")

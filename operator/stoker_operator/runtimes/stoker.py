@@ -16,7 +16,7 @@ from stoker_engine.contract.serve_args import ServeArgs
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.planner import Plan
 from stoker_operator.runtimes import vllm_flags
-from stoker_operator.runtimes.arguments import FIELDS, said
+from stoker_operator.runtimes.arguments import FIELDS, decided_arguments
 from stoker_operator.runtimes.runtime import (
     PORT,
     Invocation,
@@ -91,17 +91,17 @@ def serve_args(
     port: int = PORT,
 ) -> ServeArgs:
     """What ``stoker serve`` is started with; arguments and errors as those of `Runtime.invocation`."""
-    decided = said(spec, plan, chat_template) | {
+    decided = decided_arguments(spec, plan, chat_template) | {
         "device": plan.placement.accelerator.device,
         "shutdown_timeout": spec.rollout.drain,
     }
     if api_keys is not None:
         decided["api_key_file"] = api_keys
-    more = _parse(spec)
-    for name, value in more.items():
+    user_arguments = _parse(spec)
+    for name, value in user_arguments.items():
         if name in decided and decided[name] != value:
             raise contradicts(flag_name(name), FIELDS[name], decided[name])
-    values = {**_DEFAULTS, **more, **decided, "host": host or listening_address(more), "port": port}
+    values = {**_DEFAULTS, **user_arguments, **decided, "host": host or listening_address(user_arguments), "port": port}
     try:
         return ServeArgs(_build(EngineArgs, values), _build(FrontendArgs, values))
     except ArgumentError as error:
@@ -131,13 +131,13 @@ def _parse(spec: Spec) -> dict[str, Any]:
         raise refused("--help starts no engine", "remove it") from None
     if unknown:
         _refuse_unknown(unknown[0])
-    given = {
+    arguments = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(namespace).items()
         if value is not absent and name != "model"
     }
-    refuse_unreachable(given, _NOT_THE_USERS)
-    return given
+    refuse_unreachable(arguments, _NOT_THE_USERS)
+    return arguments
 
 
 def _refuse_unknown(word: str) -> None:

@@ -17,7 +17,7 @@ from stoker_engine.contract.argv import flag_name, human_int
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.planner import Plan
 from stoker_operator.runtimes import vllm_flags
-from stoker_operator.runtimes.arguments import FIELDS, said
+from stoker_operator.runtimes.arguments import FIELDS, decided_arguments
 from stoker_operator.runtimes.runtime import (
     PORT,
     Invocation,
@@ -67,23 +67,23 @@ class Vllm(Runtime):
         """As `Runtime.invocation`. Flags are judged by the version in `vllm_flags`; with an image of the user's
         own, which may hold another, those that it lacks are passed on."""
         assert api_keys is None, "vLLM reads no key files"
-        decided = said(spec, plan, chat_template)
+        decided = decided_arguments(spec, plan, chat_template)
         if spec.model.source.startswith("demo://"):
             raise refused(
                 "the demo model comes inside Stoker's own image",
                 "use runtime stoker, or name a model of the hub",
                 field="spec.model.source",
             )
-        given = _parse(spec)
-        for name, value in given.items():
+        user_arguments = _parse(spec)
+        for name, value in user_arguments.items():
             if name in decided and _read(name, value, decided[name]) != decided[name]:
                 raise contradicts(flag_name(name), FIELDS[name], decided[name])
         cache = _cpu_cache(plan)
-        if cache and "kv_cache_memory_bytes" not in given:
+        if cache and "kv_cache_memory_bytes" not in user_arguments:
             decided["kv_cache_memory_bytes"] = cache
-        more = spec.engine.args or []
-        words = [*_words(decided), f"--host={host or listening_address(given)}", f"--port={port}", *more]
-        if host and "host" in given:  # the last one counts
+        user_words = spec.engine.args or []
+        words = [*_words(decided), f"--host={host or listening_address(user_arguments)}", f"--port={port}", *user_words]
+        if host and "host" in user_arguments:  # the last one counts
             words.append(f"--host={host}")
         return Invocation(("serve", *words))
 
@@ -129,15 +129,15 @@ def _parse(spec: Spec) -> dict[str, str | bool | list[str]]:
     if any(word in ("-h", "--help") or word.startswith("--help=") for word in words):
         raise refused("--help starts no engine", "remove it")
     try:
-        given, unknown = vllm_flags.parse(words)
+        arguments, unknown = vllm_flags.parse(words)
     except ArgumentError as error:
         raise refused(str(error), "see `vllm serve --help=all`") from None
     if unknown and spec.engine.image is None:
         _refuse_unknown(unknown[0])
-    refuse_unreachable(given, _NOT_THE_USERS)
-    if "api_key" in given and spec.auth:
+    refuse_unreachable(arguments, _NOT_THE_USERS)
+    if "api_key" in arguments and spec.auth:
         raise refused("--api-key would be taken instead of spec.auth.apiKeysSecretRef", "remove one of the two")
-    return given
+    return arguments
 
 
 def _refuse_unknown(word: str) -> None:

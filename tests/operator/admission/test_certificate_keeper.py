@@ -129,9 +129,9 @@ async def presented(tls: ssl.SSLContext, authorities: bytes, host: str = "localh
     return ssl.DER_cert_to_PEM_cert(shown).encode()
 
 
-async def until_presented(ours: CertificateKeeper, authorities: bytes, certificate: bytes) -> None:
+async def until_presented(certificate_keeper: CertificateKeeper, authorities: bytes, certificate: bytes) -> None:
     async def is_presented() -> bool:
-        return await presented(ours.tls, authorities) == certificate
+        return await presented(certificate_keeper.tls, authorities) == certificate
 
     await until_async(is_presented, "the certificate is presented")
 
@@ -139,16 +139,16 @@ async def until_presented(ours: CertificateKeeper, authorities: bytes, certifica
 def test_the_leader_makes_one_and_tells_whom_to_trust_first() -> None:
     async def main() -> None:
         kube, served = Kube(), list[Certificate]()
-        ours = keeper(kube, on_load=served.append)
-        await ours.start()
-        await until_async(lambda: ours.loaded)
+        certificate_keeper = keeper(kube, on_load=served.append)
+        await certificate_keeper.start()
+        await until_async(lambda: certificate_keeper.loaded)
         assert kube.written == ["ValidatingWebhookConfiguration", "Secret"]
         assert kube.announced == kube.stored["ca.crt"]
-        assert await presented(ours.tls, kube.announced) == kube.stored["tls.crt"] == served[0].chain
+        assert await presented(certificate_keeper.tls, kube.announced) == kube.stored["tls.crt"] == served[0].chain
         await kube.looked_at_again()
         assert len(kube.written) == 2, "what is as it should be is not written"
         assert len(served) == 1
-        await ours.stop()
+        await certificate_keeper.stop()
 
     asyncio.run(main())
 
@@ -156,18 +156,18 @@ def test_the_leader_makes_one_and_tells_whom_to_trust_first() -> None:
 def test_the_others_wait_for_it_and_serve_the_same() -> None:
     async def main() -> None:
         kube, leads = Kube(), False
-        ours = keeper(kube, leading=lambda: leads)
-        await ours.start()
+        certificate_keeper = keeper(kube, leading=lambda: leads)
+        await certificate_keeper.start()
         await kube.looked_at_again()
-        assert not ours.loaded and not kube.written
+        assert not certificate_keeper.loaded and not kube.written
         with pytest.raises(OSError):
-            await presented(ours.tls, issue(OURS.hosts, datetime.now(UTC)).authorities)
+            await presented(certificate_keeper.tls, issue(OURS.hosts, datetime.now(UTC)).authorities)
         made = issue(OURS.hosts, datetime.now(UTC))
         kube.store(made)
-        await until_async(lambda: ours.loaded)
-        assert await presented(ours.tls, made.authorities) == made.chain
+        await until_async(lambda: certificate_keeper.loaded)
+        assert await presented(certificate_keeper.tls, made.authorities) == made.chain
         assert not kube.written
-        await ours.stop()
+        await certificate_keeper.stop()
 
     asyncio.run(main())
 
@@ -204,12 +204,12 @@ def test_a_secret_that_holds_something_else_is_written_anew(content: dict[str, s
     async def main() -> None:
         kube = Kube()
         kube.objects["Secret"]["data"] = content
-        ours = keeper(kube)
-        await ours.start()
-        await until_async(lambda: ours.loaded)
+        certificate_keeper = keeper(kube)
+        await certificate_keeper.start()
+        await until_async(lambda: certificate_keeper.loaded)
         assert set(kube.stored) == {"tls.crt", "tls.key", "ca.crt"}
-        assert await presented(ours.tls, kube.announced) == kube.stored["tls.crt"]
-        await ours.stop()
+        assert await presented(certificate_keeper.tls, kube.announced) == kube.stored["tls.crt"]
+        await certificate_keeper.stop()
 
     asyncio.run(main())
 
@@ -224,13 +224,13 @@ def test_of_two_that_think_they_lead_one_makes_it_and_both_announce_that() -> No
             kube.store(rival)
 
         kube.before_write = be_faster
-        ours = keeper(kube)
-        await ours.start()
+        certificate_keeper = keeper(kube)
+        await certificate_keeper.start()
         await until_async(lambda: kube.announced == rival.authorities)
-        await until_async(lambda: ours.loaded)
+        await until_async(lambda: certificate_keeper.loaded)
         assert kube.stored["tls.crt"] == rival.chain
-        assert await presented(ours.tls, kube.announced) == rival.chain
-        await ours.stop()
+        assert await presented(certificate_keeper.tls, kube.announced) == rival.chain
+        await certificate_keeper.stop()
 
     asyncio.run(main())
 
@@ -238,14 +238,14 @@ def test_of_two_that_think_they_lead_one_makes_it_and_both_announce_that() -> No
 def test_a_bundle_that_somebody_changed_is_put_right() -> None:
     async def main() -> None:
         kube = Kube()
-        ours = keeper(kube)
-        await ours.start()
-        await until_async(lambda: ours.loaded)
+        certificate_keeper = keeper(kube)
+        await certificate_keeper.start()
+        await until_async(lambda: certificate_keeper.loaded)
         right = kube.announced
         config: Any = kube.objects["ValidatingWebhookConfiguration"]
         del config["webhooks"][0]["clientConfig"]["caBundle"]
         await until_async(lambda: kube.announced == right)
-        await ours.stop()
+        await certificate_keeper.stop()
 
     asyncio.run(main())
 
@@ -256,67 +256,67 @@ def test_who_begins_to_lead_sees_to_it_at_once(monkeypatch: pytest.MonkeyPatch) 
     async def main() -> None:
         kube, leads = Kube(), False
         kube.store(issue(OURS.hosts, datetime.now(UTC)))
-        ours = keeper(kube, leading=lambda: leads)
-        await ours.start()
-        await until_async(lambda: ours.loaded)
+        certificate_keeper = keeper(kube, leading=lambda: leads)
+        await certificate_keeper.start()
+        await until_async(lambda: certificate_keeper.loaded)
         assert not kube.announced
         leads = True
-        ours.wake()
+        certificate_keeper.wake()
         await until_async(lambda: kube.announced == kube.stored["ca.crt"])
-        await ours.stop()
+        await certificate_keeper.stop()
 
     asyncio.run(main())
 
 
 def test_without_a_configuration_it_is_served_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> int:
+    def num_warnings() -> int:
         return sum("there is no ValidatingWebhookConfiguration stoker" in line for line in caplog.messages)
 
     async def main() -> None:
         kube = Kube()
         del kube.objects["ValidatingWebhookConfiguration"]
-        ours = keeper(kube)
-        await ours.start()
-        await until_async(lambda: ours.loaded)
-        await until_async(told)
+        certificate_keeper = keeper(kube)
+        await certificate_keeper.start()
+        await until_async(lambda: certificate_keeper.loaded)
+        await until_async(num_warnings)
         await kube.looked_at_again()
-        await ours.stop()
+        await certificate_keeper.stop()
 
     asyncio.run(main())
-    assert told() == 1
+    assert num_warnings() == 1
 
 
 def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> int:
+    def num_warnings() -> int:
         return sum("there is no Secret stoker-system/stoker-webhook" in line for line in caplog.messages)
 
     async def main() -> None:
         kube = Kube()
         secret = kube.objects.pop("Secret")
-        ours = keeper(kube)
-        await ours.start()
-        await until_async(told)
+        certificate_keeper = keeper(kube)
+        await certificate_keeper.start()
+        await until_async(num_warnings)
         await kube.looked_at_again()
         kube.objects["Secret"] = secret
-        await until_async(lambda: ours.loaded)
-        await ours.stop()
+        await until_async(lambda: certificate_keeper.loaded)
+        await certificate_keeper.stop()
 
     asyncio.run(main())
-    assert told() == 1
+    assert num_warnings() == 1
     assert "make it again with helm upgrade" in caplog.text and "replicas that run" not in caplog.text
 
 
 def test_a_secret_that_is_deleted_later_is_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         kube = Kube()
-        ours = keeper(kube)
-        await ours.start()
-        await until_async(lambda: ours.loaded)
+        certificate_keeper = keeper(kube)
+        await certificate_keeper.start()
+        await until_async(lambda: certificate_keeper.loaded)
         del kube.objects["Secret"]
-        ours.wake()
+        certificate_keeper.wake()
         await until_async(lambda: "make it again with helm upgrade; replicas that run serve the last" in caplog.text)
-        assert ours.loaded
-        await ours.stop()
+        assert certificate_keeper.loaded
+        await certificate_keeper.stop()
 
     asyncio.run(main())
 
@@ -330,11 +330,11 @@ def test_one_that_cannot_be_renewed_is_served_as_long_as_it_lives(caplog: pytest
         aged = issue(OURS.hosts, datetime.now(UTC) - LIFETIME * 3 / 4)
         kube.store(aged)
         kube.before_write = refuse
-        ours = keeper(kube)
-        await ours.start()
-        await until_async(lambda: ours.loaded)
-        assert await presented(ours.tls, kube.announced) == aged.chain, "and it is trusted"
-        await ours.stop()
+        certificate_keeper = keeper(kube)
+        await certificate_keeper.start()
+        await until_async(lambda: certificate_keeper.loaded)
+        assert await presented(certificate_keeper.tls, kube.announced) == aged.chain, "and it is trusted"
+        await certificate_keeper.stop()
 
     asyncio.run(main())
     assert any("a policy forbids it" in line for line in caplog.messages)
@@ -343,18 +343,18 @@ def test_one_that_cannot_be_renewed_is_served_as_long_as_it_lives(caplog: pytest
 def test_one_of_somebody_else_is_served_and_never_written() -> None:
     async def main() -> None:
         kube, clock = Kube(), Clock(datetime.now(UTC) - LIFETIME + timedelta(hours=2))
-        ours = keeper(kube, THEIRS, now=clock)
-        await ours.start()
+        certificate_keeper = keeper(kube, THEIRS, now=clock)
+        await certificate_keeper.start()
         await kube.looked_at_again()
-        assert not ours.loaded
+        assert not certificate_keeper.loaded
         theirs = issue(("localhost",), clock.now)
         kube.store(theirs)
-        await until_async(lambda: ours.loaded)
+        await until_async(lambda: certificate_keeper.loaded)
         clock.now = datetime.now(UTC)  # to renew it is theirs to do
         renewed = issue(("localhost",), clock.now)
         kube.store(renewed)
-        await until_presented(ours, theirs.authorities + renewed.authorities, renewed.chain)
+        await until_presented(certificate_keeper, theirs.authorities + renewed.authorities, renewed.chain)
         assert not kube.written
-        await ours.stop()
+        await certificate_keeper.stop()
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_operator.admission.certificates import LIFETIME, Certificate, Unusable, issue, renewal
+from stoker_operator.admission.certificates import LIFETIME, Certificate, UnusableCertificate, issue, renewal
 
 NOW = datetime.now(UTC)
 HOSTS = ("stoker-webhook.stoker-system.svc", "127.0.0.1")
@@ -84,10 +84,10 @@ def test_an_authority_that_has_expired_is_left_out() -> None:
 def test_it_is_kept_for_two_thirds_of_its_life(certificate: Certificate) -> None:
     assert renewal(certificate) - NOW == pytest.approx(LIFETIME * 2 / 3, abs=timedelta(hours=1))
     certificate.check_ours(HOSTS, renewal(certificate) - timedelta(seconds=1))
-    with pytest.raises(Unusable, match="expires on"):
+    with pytest.raises(UnusableCertificate, match="expires on"):
         certificate.check_ours(HOSTS, renewal(certificate))
     certificate.check(renewal(certificate))  # though it can still be served
-    with pytest.raises(Unusable, match="expired on"):
+    with pytest.raises(UnusableCertificate, match="expired on"):
         certificate.check(NOW + LIFETIME + timedelta(seconds=1))
 
 
@@ -103,10 +103,10 @@ def test_it_is_kept_for_two_thirds_of_its_life(certificate: Certificate) -> None
     ],
 )
 def test_what_does_not_fit_is_refused(certificate: Certificate, part: str, content: bytes, why: str) -> None:
-    with pytest.raises(Unusable, match=why):
+    with pytest.raises(UnusableCertificate, match=why):
         replace(certificate, **{part: content}).check_ours(HOSTS, NOW)
 
 
 def test_hosts_that_it_is_not_for_are_named(certificate: Certificate) -> None:
-    with pytest.raises(Unusable, match=r"it is not for 10\.0\.0\.1, new$"):
+    with pytest.raises(UnusableCertificate, match=r"it is not for 10\.0\.0\.1, new$"):
         certificate.check_ours((*HOSTS, "10.0.0.1", "new"), NOW)

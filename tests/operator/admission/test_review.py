@@ -33,7 +33,7 @@ WRONG = Violation("spec.parallelism", "it needs 8 GPUs, 4 available", "use tenso
 
 def review(new: Document | None, old: Document | None = None, **request: Any) -> Document:
     """A review as the API server sends it."""
-    asked = {
+    fields = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "kind": KIND,
         "resource": RESOURCE,
@@ -45,18 +45,18 @@ def review(new: Document | None, old: Document | None = None, **request: Any) ->
         "userInfo": {"username": "admin"},
         "dryRun": False,
     }
-    return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": asked | request}
+    return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": fields | request}
 
 
 def refuse(_new: Any, _old: Any) -> ReviewVerdict:
     return ReviewVerdict([WRONG])
 
 
-def respond(asked: Document, check: Check = refuse) -> Document:
-    answered = answer(asked, check)
+def respond(request: Document, check: Check = refuse) -> Document:
+    answered = answer(request, check)
     assert (answered["apiVersion"], answered["kind"]) == (API_VERSION, "AdmissionReview")
     response: Document = answered["response"]
-    assert response["uid"] == asked["request"]["uid"]
+    assert response["uid"] == request["request"]["uid"]
     return response
 
 
@@ -92,8 +92,8 @@ def test_a_changed_spec_is_judged_with_what_it_was(document: Callable[..., Docum
     old, new = document(), document(replicas=2)
     seen: list[Any] = []
 
-    def check(*both: Any) -> ReviewVerdict:
-        seen.append(both)
+    def check(*documents: Any) -> ReviewVerdict:
+        seen.append(documents)
         return ReviewVerdict([WRONG])
 
     assert respond(review(new, old), check)["allowed"] is False
@@ -153,10 +153,10 @@ MALFORMED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("asked", MALFORMED, ids=range(len(MALFORMED)))
-def test_what_is_no_review_is_refused_as_such(asked: Any) -> None:
+@pytest.mark.parametrize("malformed", MALFORMED, ids=range(len(MALFORMED)))
+def test_what_is_no_review_is_refused_as_such(malformed: Any) -> None:
     with pytest.raises(Malformed):
-        answer(asked, refuse)
+        answer(malformed, refuse)
 
 
 # ---- over HTTPS
@@ -226,8 +226,8 @@ def test_a_review_is_little_work(tmp_path: Path, document: Callable[..., Documen
 
     async def ask(session: aiohttp.ClientSession, url: str) -> None:
         for index in range(40):
-            asked, allowed = (document(replicas=index), True) if index % 2 else (bad, False)
-            async with session.post(url, json=review(asked)) as response:
+            manifest, allowed = (document(replicas=index), True) if index % 2 else (bad, False)
+            async with session.post(url, json=review(manifest)) as response:
                 answered = await response.json()
             assert answered["response"]["allowed"] is allowed, answered
 
@@ -235,7 +235,7 @@ def test_a_review_is_little_work(tmp_path: Path, document: Callable[..., Documen
     served(check, ask, tmp_path, metrics)
     assert b'stoker_operator_admissions_total{verdict="denied"} 20.0' in metrics.text()
     assert b'stoker_operator_admissions_total{verdict="allowed"} 20.0' in metrics.text()
-    for asked in (bad, document(replicas=40)):
-        first, *later = (work(lambda asked=asked: answer(review(asked), check)) for _ in range(20))  # type: ignore[misc]
+    for body in (bad, document(replicas=40)):
+        first, *later = (work(lambda body=body: answer(review(body), check)) for _ in range(20))  # type: ignore[misc]
         assert max(first, *later) < 50_000, "milliseconds"
         assert max(later) <= first + 100

@@ -20,7 +20,8 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.drift import differs
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
-from .spec_cases import RIGHT, at, dotted, fields
+from .schema_faults import at, dotted, fields
+from .spec_cases import RIGHT
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 OWNER = Owner("a", "default", "uid")
@@ -52,12 +53,12 @@ def edges(node: dict[str, Any], value: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from([value[:0], value])
     if "additionalProperties" in node and value:
         filler = next(iter(value.values()))
-        most = {f"key-{number}": filler for number in range(node["maxProperties"])}
-        return st.sampled_from([{}, most])
+        full = {f"key-{number}": filler for number in range(node["maxProperties"])}
+        return st.sampled_from([{}, full])
     return st.sampled_from([{}, value])
 
 
-def _places() -> Iterator[tuple[str, Any, Any]]:
+def _fields_with_edges() -> Iterator[tuple[str, Any, Any]]:
     seen = set()
     for name, right in RIGHT.items():
         for path, node in fields(SCHEMA, right):
@@ -67,15 +68,15 @@ def _places() -> Iterator[tuple[str, Any, Any]]:
                 yield name, path, node
 
 
-PLACES = tuple(_places())
+EDGES = tuple(_fields_with_edges())
 
 
 @settings(
     max_examples=600, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(place=st.sampled_from(PLACES), data=st.data())
-def test_the_edges_of_every_field_are_planned_or_refused(catalogue: Catalogue, place: Any, data: Any) -> None:
-    name, path, node = place
+@given(field=st.sampled_from(EDGES), data=st.data())
+def test_the_edges_of_every_field_are_planned_or_refused(catalogue: Catalogue, field: Any, data: Any) -> None:
+    name, path, node = field
     spec = copy.deepcopy(RIGHT[name])
     spec.setdefault("engine", {}).setdefault("image", "mine:1")
     at(spec, path[:-1])[path[-1]] = data.draw(edges(node, at(spec, path)), label=dotted(path))

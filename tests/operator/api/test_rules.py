@@ -1,6 +1,6 @@
 """What is said of a manifest that is wrong, word for word, and what a right one means.
 
-`api/spec_cases.py` has many more wrong ones, which a real API server judges as well.
+`rule_breakers.py` and `schema_faults.py` have many more wrong ones, which a real API server judges as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker_operator.api.manifest import parse, read
 from stoker_operator.api.v1alpha1.parallelism import Parallelism, options, resolve
 from stoker_operator.api.violation import Refused
 
-from .spec_cases import CHANGES, Change
+from .spec_changes import CHANGES, Change
 
 GPUS = {"accelerator": "nvidia-h100-80gb", "count": 4}
 CLAIM = {"persistentVolumeClaim": {"claimName": "weights"}}
@@ -142,13 +142,13 @@ def test_absence_means_something(endpoint: Any) -> None:
     assert (spec.engine.gpu_memory_utilization, spec.engine.runtime, spec.monitoring.mode) == (0.92, "stoker", "Auto")
     assert (spec.hardware.accelerators, spec.hardware.pods_per_replica, spec.hardware.gpus) == (1, 1, 1)
     assert spec.sizes == (1, 1, 1)
-    given = endpoint(
+    explicit = endpoint(
         rollout={"maxSurge": 0, "maxUnavailable": "50%", "drainSeconds": 0, "imageUpdates": "Always"},
         engine={"gpuMemoryUtilizationPercent": 50},
     ).spec
-    assert (given.rollout.surge, given.rollout.unavailable, given.rollout.drain) == (0, "50%", 0)
-    assert given.rollout.follows_images
-    assert given.engine.gpu_memory_utilization == 0.5
+    assert (explicit.rollout.surge, explicit.rollout.unavailable, explicit.rollout.drain) == (0, "50%", 0)
+    assert explicit.rollout.follows_images
+    assert explicit.engine.gpu_memory_utilization == 0.5
 
 
 sizes = st.one_of(st.none(), st.integers(1, 64))

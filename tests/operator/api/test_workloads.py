@@ -16,7 +16,8 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.decide import Decision, decide
 from stoker_operator.reconcile.diagnosis import Diagnosis
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
-from stoker_operator.reconcile.status import Observed, ObservedWorkload, status
+from stoker_operator.reconcile.observed import Observed, ObservedWorkload
+from stoker_operator.reconcile.status import status
 
 OWNER = Owner("demo", "default", "uid-1")
 PREFILL = OWNER.of("prefill")
@@ -75,8 +76,8 @@ def test_each_workload_is_pinned_by_itself(document: Any) -> None:
     assert set(first.pinned) == {MAIN, "prefill"}
     live = {Child.of(each): each for each in first.objects}
     assert len(live) == len(first.objects)
-    again = decided(document(), live, PREFILL)
-    assert again.objects == first.objects and not again.unwanted
+    second_decision = decided(document(), live, PREFILL)
+    assert second_decision.objects == first.objects and not second_decision.unwanted
 
 
 def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: Any) -> None:

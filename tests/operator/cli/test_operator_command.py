@@ -73,7 +73,7 @@ def test_a_pod_knows_its_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--leader-elect"], "--operator-namespace is needed outside a pod"),
         (WEBHOOK, "--operator-namespace is needed outside a pod"),
@@ -97,11 +97,11 @@ def test_a_pod_knows_its_namespace() -> None:
         *(([*GATEWAY, f"--gateway-url={url}"], "URL without a path") for url in NO_URLS),
     ],
 )
-def test_what_makes_no_sense_is_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         parse(list(argv))
     assert exit_.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
         silent.settimeout(60)
         connection, _ = silent.accept()  # it asks, and gets no answer
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
         connection.close()
     assert process.returncode == 0
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
 
 
 def test_a_wrong_policy_is_refused_before_the_cluster_is_asked(

@@ -194,18 +194,18 @@ def test_what_is_not_known_is_said(answer: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "give either -f FILE or --model MODEL"),
         (["-f", "x", "--model", "y"], "give either -f FILE or --model MODEL"),
         (["-f", "x", "--count", "2"], "--count stands in for a manifest; put it into x"),
     ],
 )
-def test_a_manifest_or_flags(words: list[str], said: str, capsys: Any) -> None:
+def test_a_manifest_or_flags(words: list[str], message: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_one_endpoint_at_a_time(tmp_path: Any, document: Any, capsys: Any) -> None:
@@ -253,7 +253,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize(
-    ("held", "count", "said"),
+    ("held", "count", "verdict"),
     [
         (3, "4", "not now: 1 of 4 free on big, held by ns/other (3)"),
         (3, "1", "it has room for a pod now"),
@@ -261,14 +261,14 @@ class Cluster:
     ],
 )
 def test_the_clusters_nodes_are_asked(
-    held: int, count: str, said: str, answer: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+    held: int, count: str, verdict: str, answer: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kube.Kube, "connect", lambda: Cluster(held))
     words = [*LLAMA_8B[:-1], count, "--runtime", "vllm", "--cluster"]
     _, found = answer(*words)
-    assert found["cluster"] == said
+    assert found["cluster"] == verdict
     _, out, _ = run(*words)
-    assert f"cluster      {said}" in out
+    assert f"cluster      {verdict}" in out
 
 
 def test_a_cluster_that_is_not_there_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,9 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     ref = {"secretKeyRef": {"name": "s", "key": "k"}}
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2$$"}, {"name": "TOKEN", "valueFrom": ref}]
-    _, _, given, _ = run(engine={"env": env})
-    assert (given["A"], given["B"], given["TOKEN"]) == ("1", "12$", "secret")
-    assert given["PATH"] == os.environ["PATH"]
+    _, _, environment, _ = run(engine={"env": env})
+    assert (environment["A"], environment["B"], environment["TOKEN"]) == ("1", "12$", "secret")
+    assert environment["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.parametrize(

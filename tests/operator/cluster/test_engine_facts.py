@@ -114,8 +114,8 @@ def test_an_engine_tells_how_weights_and_cache_are_stored(serve: Any) -> None:
     [(b"fp8_e4m3", b"x" * 300), (b"fp8_e4m3", b"<script>"), (b"fp8_e4m3", b"\xff\xfe"), (b"fp8_e4m3", b"\\n")],
 )
 def test_what_is_no_name_is_not_passed_on(serve: Any, good: bytes, bad: bytes) -> None:
-    told = ask(serve(answer(METRICS + MODEL.replace(good, bad))))
-    assert told == Reported(1234, "", "gptq (uint4 in groups of 128)")
+    reported = ask(serve(answer(METRICS + MODEL.replace(good, bad))))
+    assert reported == Reported(1234, "", "gptq (uint4 in groups of 128)")
 
 
 def test_where_metrics_are() -> None:
@@ -167,10 +167,10 @@ def test_an_endless_answer_costs_some_megabytes(serve: Any, talk: Talk) -> None:
     tracemalloc.start()
     try:
         assert ask(server, seconds=60) is None  # it ends by its size
-        _, most = tracemalloc.get_traced_memory()
+        _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 16 << 20
+    assert peak_bytes < 16 << 20
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
@@ -186,11 +186,11 @@ def test_a_drip_ends_in_time_whatever_it_drips(serve: Any, head: bytes) -> None:
 
 def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_facts, "_TIMEOUT_SECONDS", 3600)
-    told: list[Key] = []
+    reported_keys: list[Key] = []
     came = threading.Event()
 
     def tell(key: Key) -> None:
-        told.append(key)
+        reported_keys.append(key)
         came.set()
 
     clock = 1000.0
@@ -203,14 +203,14 @@ def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeyp
             assert facts.reported(hostile, "main", "pod", hung.url) is None
     assert facts.reported(KEY, "main", "pod-1", honest.url) is None
     assert came.wait(120)
-    assert told == [KEY]
+    assert reported_keys == [KEY]
     assert facts.reported(KEY, "main", "pod-1", honest.url) == Reported(1234)
     assert len(honest.requests) == 1
     assert len(hung.requests) <= 10, "one request at a time to each"
     assert facts.reported(KEY, "main", "pod-2", honest.url) is None, "another pod is asked again"
     assert facts.reported(KEY, "prefill", "pod-9", honest.url) is None, "and another workload for itself"
     facts.forget(KEY)
-    assert KEY not in facts._asked
+    assert KEY not in facts._requests
 
 
 def test_one_that_does_not_tell_is_asked_again_after_a_pause(serve: Any) -> None:
@@ -219,9 +219,9 @@ def test_one_that_does_not_tell_is_asked_again_after_a_pause(serve: Any) -> None
     server = serve(answer(b""))
     for attempts in (1, 2):
         facts.reported(KEY, "main", "pod", server.url)
-        until(lambda: not facts._asked[KEY]["main"].asking, "it has been asked")
+        until(lambda: not facts._requests[KEY]["main"].is_pending, "it has been asked")
         facts.reported(KEY, "main", "pod", server.url)
-        assert not facts._asked[KEY]["main"].asking
+        assert not facts._requests[KEY]["main"].is_pending
         assert len(server.requests) == attempts
         clock += 2
 

@@ -38,12 +38,12 @@ class Pod:
 
     def __init__(self) -> None:
         self.answers = {"/copies": answer(1, 1)}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         pod = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                pod.asked.append(self.path)
+                pod.requests.append(self.path)
                 body = pod.answers.get(self.path)
                 self.send_response(200 if body is not None else 503)
                 self.send_header("Content-Length", str(len(body or b"")))
@@ -77,8 +77,8 @@ def watch_with() -> Iterator[Watch]:
     """Makes watches that ask nobody any more when the test has ended, since their threads go on."""
     made: list[EngineWatch] = []
 
-    def make(told: Callable[[Key], None] = lambda _: None, every: float = 0.02) -> EngineWatch:
-        made.append(EngineWatch(told, every))
+    def make(on_change: Callable[[Key], None] = lambda _: None, every: float = 0.02) -> EngineWatch:
+        made.append(EngineWatch(on_change, every))
         return made[-1]
 
     yield make
@@ -94,7 +94,7 @@ def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
     assert ask(pod) == EngineStates(engine_states(1, 1))
     pod.answers["/copies"] = answer(1, 0, 1)
     assert ask(pod) == EngineStates(engine_states(1, 0, 1))
-    assert pod.asked == ["/copies"] * 2
+    assert pod.requests == ["/copies"] * 2
     del pod.answers["/copies"]
     assert ask(pod) is None
 
@@ -102,7 +102,7 @@ def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
 def test_an_engine_may_be_known_by_less(pod: Pod) -> None:
     pod.answers["/copies"] = b'[{"number": 1, "serves": false}, {"number": 0, "serves": true}, {"number": 2}]'
     found = ask(pod)
-    assert found is not None and found.each == (EngineState(0, True), EngineState(1, False))
+    assert found is not None and found.engines == (EngineState(0, True), EngineState(1, False))
 
 
 @pytest.mark.parametrize(
@@ -134,28 +134,28 @@ def test_a_liar_costs_little(pod: Pod) -> None:
     states = [EngineState(number, False, 4, (3, 99, 3), "\u202e \x00<b>" + "word " * 100) for number in range(80)]
     pod.answers["/copies"] = json.dumps([state.to_dict() for state in states]).encode()
     found = ask(pod)
-    assert found is not None and len(found.each) == 64
-    for state in found.each:
+    assert found is not None and len(found.engines) == 64
+    for state in found.engines:
         assert state.missing_ranks == (3,)
         assert len(state.message) <= 400 and state.message.isprintable()
 
 
 def test_somebody_is_told_when_an_engine_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
-    told: list[Key] = []
-    watch = watch_with(told.append)
+    notified: list[Key] = []
+    watch = watch_with(notified.append)
     seen = lambda: watch.engine_states(KEY, "main", {"a": pod.url})  # noqa: E731
     assert seen() == {}
     until(seen)
     assert seen() == {"a": EngineStates(engine_states(1, 1))}
     for up in ((1, 0), (1, 1)):
-        before = len(told)
+        before = len(notified)
         pod.answers["/copies"] = answer(*up)
-        until(lambda before=before: len(told) > before)
-        assert [engine.serves for engine in seen()["a"].each] == [bool(each) for each in up]
-    quiet, asked = len(told), len(pod.asked)
-    until(lambda: len(pod.asked) > asked + 3)
-    assert len(told) == quiet, "nothing is new"
-    assert set(told) == {KEY}
+        until(lambda before=before: len(notified) > before)
+        assert [engine.serves for engine in seen()["a"].engines] == [bool(each) for each in up]
+    quiet, num_requests = len(notified), len(pod.requests)
+    until(lambda: len(pod.requests) > num_requests + 3)
+    assert len(notified) == quiet, "nothing is new"
+    assert set(notified) == {KEY}
 
 
 def test_what_is_silent_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) -> None:
@@ -185,4 +185,4 @@ def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod, watch_w
     for _ in range(100):
         watch.engine_states(KEY, "main", {"a": pod.url})
     until(lambda: watch.engine_states(KEY, "main", {"a": pod.url}))
-    assert pod.asked == ["/copies"]
+    assert pod.requests == ["/copies"]

@@ -55,12 +55,12 @@ class Hub:
     """The stand-in: what it was asked for, and where it is."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.status = 0
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(handler) -> None:  # noqa: N805 - the names are http.server's
-                self.asked.append(handler.path)
+                self.requests.append(handler.path)
                 body = FILES.get(handler.path)
                 handler.send_response(self.status or (200 if body else 404))
                 handler.end_headers()
@@ -103,14 +103,14 @@ def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> Non
     assert arrived.get(timeout=60) == ("org/model", "a/b")
     found = configs.get("org/model", "a/b")
     assert found is not None and found["hidden_size"] == 16
-    assert len(hub.asked) == 2  # what is there is not asked for again
+    assert len(hub.requests) == 2  # what is there is not asked for again
 
 
 QUANTIZATION, INDEX, WEIGHTS = "hf_quant_config.json", "model.safetensors.index.json", "model.safetensors"
 
 
 @pytest.mark.parametrize(
-    ("name", "beside", "asked"),
+    ("name", "beside", "requested"),
     [
         (
             "org/sparse",
@@ -125,23 +125,23 @@ QUANTIZATION, INDEX, WEIGHTS = "hf_quant_config.json", "model.safetensors.index.
     ],
 )
 def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too_and_once(
-    hub: Hub, name: str, beside: dict[str, Any], asked: list[str]
+    hub: Hub, name: str, beside: dict[str, Any], requested: list[str]
 ) -> None:
     configs = HubConfigs(lambda *_: None, hub.url)
     configs.fetch(Model(name, None))
     expected = {**SPARSE, **beside}
     assert configs.get(name, None) == expected
     # One request for each file, and none for what config.json says; the weights' is one for the header alone.
-    assert hub.asked == [f"/{name}/resolve/main/{file}" for file in asked]
+    assert hub.requests == [f"/{name}/resolve/main/{file}" for file in requested]
     for user in ("a", "b"):
         assert configs.get(name, None, Key("default", user)) == expected
-    assert len(hub.asked) == len(asked)
+    assert len(hub.requests) == len(requested)
 
 
 @pytest.mark.parametrize("name", ["org/missing", "org/list", "org/text", "org/odd"])
 def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str) -> None:
     clock, looked = Clock(), []
-    configs = HubConfigs(lambda *told: looked.append(told), hub.url, clock)
+    configs = HubConfigs(lambda *attempt: looked.append(attempt), hub.url, clock)
     model = Model(name, None)
     configs.fetch(model)
     attempts = 1
@@ -152,7 +152,7 @@ def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str
         assert _asks(configs, model)
         configs.fetch(model)
         attempts += 1
-    assert len([path for path in hub.asked if name in path and path.endswith("/config.json")]) == attempts
+    assert len([path for path in hub.requests if name in path and path.endswith("/config.json")]) == attempts
     assert looked == [(model, frozenset())], "only of the first"
 
 
@@ -184,7 +184,7 @@ def test_offline_asks_nobody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_first_attempt_is_waited_for_and_no_other(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     looked: list[tuple[Model, Any]] = []
-    configs = HubConfigs(lambda *told: looked.append(told), hub.url, clock)
+    configs = HubConfigs(lambda *attempt: looked.append(attempt), hub.url, clock)
     configs._start = lambda: None  # type: ignore[method-assign]
     model, user = Model("org/missing", None), Key("ns", "demo")
     assert not configs.pending(*model)
@@ -226,10 +226,10 @@ def test_offline_nobody_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(hub_configs._HubFiles, "download", lambda self, name, most: asked.append(name) or CONFIG)
-    told: dict[Model, Any] = {}
-    configs = HubConfigs(lambda model, users: told.update({model: users}), hub.url)
+    downloads: list[str] = []
+    monkeypatch.setattr(hub_configs._HubFiles, "download", lambda self, name, _: downloads.append(name) or CONFIG)
+    users_by_model: dict[Model, Any] = {}
+    configs = HubConfigs(lambda model, users: users_by_model.update({model: users}), hub.url)
     configs._start = lambda: None  # type: ignore[method-assign]
     models = [Model(f"org/{number}", None) for number in range(1500)]
     users = [Key("ns", f"endpoint-{number}") for number in range(1500)]
@@ -238,8 +238,8 @@ def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, m
             configs.get(*model, user)
         while not configs._queue.empty():
             configs.fetch(configs._queue.get())
-    assert len(asked) == 1500
-    assert told == {model: {user} for model, user in zip(models, users, strict=True)}
+    assert len(downloads) == 1500
+    assert users_by_model == {model: {user} for model, user in zip(models, users, strict=True)}
     configs.get(*models[0], users[1])
     assert configs._known[models[0]].users == {users[0], users[1]} and not configs._known[models[1]].users
     configs.forget(users[0])

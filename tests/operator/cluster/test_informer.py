@@ -17,13 +17,13 @@ class FakeKube:
 
     def __init__(self, *objects: Any, kinds: tuple[str, ...] = ()) -> None:
         self.objects, self.kinds = objects, kinds
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
 
     def serves(self, kind: str) -> bool:
         return kind in self.kinds
 
     def list(self, kind: str, namespace: str, labels: Any) -> Listing:
-        self.asked.append((kind, namespace))
+        self.requests.append((kind, namespace))
         return Listing([each for each in self.objects if each["kind"] == kind], "50")
 
 
@@ -42,11 +42,11 @@ def informer(*objects: Any, **options: Any) -> tuple[Informer, Store, FakeKube]:
 def test_news_is_told_once() -> None:
     watching, _, _ = informer()
     label = {INSTANCE: "demo"}
-    assert watching.saw(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
-    assert watching.saw(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the echo of what we wrote ourselves
-    assert watching.saw("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == {Key("ns", "demo")}
-    assert watching.saw("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == {Key("ns", "demo")}
-    assert watching.saw("Service", "ADDED", seen("Service", 4, "other")) == set()  # nobody's
+    assert watching.on_event(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
+    assert watching.on_event(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the echo of what we wrote ourselves
+    assert watching.on_event("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.on_event("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.on_event("Service", "ADDED", seen("Service", 4, "other")) == set()  # nobody's
 
 
 def test_a_list_finds_what_a_watch_missed() -> None:
@@ -60,17 +60,17 @@ def test_a_list_finds_what_a_watch_missed() -> None:
 def test_what_a_cluster_does_not_know_is_not_asked_for() -> None:
     watching, _, kube = informer()
     watching.relist()
-    assert "PodMonitor" not in {kind for kind, _ in kube.asked}
+    assert "PodMonitor" not in {kind for kind, _ in kube.requests}
     watching, _, kube = informer(kinds=("PodMonitor",))
     watching.relist()
-    assert ("PodMonitor", "") in kube.asked and watching.pod_monitors
+    assert ("PodMonitor", "") in kube.requests and watching.pod_monitors
 
 
 def test_an_operator_of_some_namespaces_asks_for_nothing_else() -> None:
     watching, _, kube = informer(namespaces=("one", "two"))
     watching.relist()
-    assert {namespace for _, namespace in kube.asked} == {"one", "two"}
-    assert "Node" not in {kind for kind, _ in kube.asked}
+    assert {namespace for _, namespace in kube.requests} == {"one", "two"}
+    assert "Node" not in {kind for kind, _ in kube.requests}
 
 
 def test_what_a_gateway_needs_is_looked_at_where_there_is_one() -> None:
@@ -78,12 +78,12 @@ def test_what_a_gateway_needs_is_looked_at_where_there_is_one() -> None:
     needed = {"Namespace", "Role", "RoleBinding"}
     watching, _, kube = informer(namespace)
     watching.relist()
-    assert not needed & {kind for kind, _ in kube.asked}
+    assert not needed & {kind for kind, _ in kube.requests}
     watching, store, kube = informer(namespace, seen(KIND, 1), seen(KIND, 1, "other"), gateway=True)
     watching.relist()
-    assert needed <= {kind for kind, _ in kube.asked}
-    both = {Key("ns", "demo"), Key("ns", "other")}
-    assert watching.news() == both
+    assert needed <= {kind for kind, _ in kube.requests}
+    watched = {Key("ns", "demo"), Key("ns", "other")}
+    assert watching.news() == watched
     labelled = {**namespace, "metadata": {**namespace["metadata"], "resourceVersion": "60", "annotations": {"a": "b"}}}
-    assert watching.saw("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == both
+    assert watching.on_event("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == watched
     assert "spec" not in (store.get("Namespace", "", "ns") or {})

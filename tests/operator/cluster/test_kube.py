@@ -25,12 +25,12 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, str]] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
         class Handler(BaseHTTPRequestHandler):
             def answer(handler) -> None:  # noqa: N805 - the names are http.server's
                 handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-                self.asked.append(handler.command)
+                self.requests.append(handler.command)
                 status, after = self.answers.pop(0) if self.answers else (200, "")
                 handler.send_response(status)
                 if after:
@@ -63,9 +63,13 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made.http.server_close()
 
 
-@pytest.mark.parametrize(("said", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)])
+@pytest.mark.parametrize(
+    ("retry_after", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
+)
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_write_says_when_to_try_again_and_does_not_wait(server: Server, status: int, said: str, seconds: int) -> None:
+def test_a_write_says_when_to_try_again_and_does_not_wait(
+    server: Server, status: int, retry_after: str, seconds: int
+) -> None:
     kube = Kube.connect()
     writes = [
         lambda: kube.apply(LEASE, "stoker"),
@@ -75,11 +79,11 @@ def test_a_write_says_when_to_try_again_and_does_not_wait(server: Server, status
         lambda: kube.delete("Lease", "ns", "x", "uid"),
     ]
     for write in writes:
-        server.answers = [(status, said)]
+        server.answers = [(status, retry_after)]
         with pytest.raises(KubeError) as caught:
             write()
         assert (caught.value.status, caught.value.retry_after) == (status, seconds)
-    assert len(server.asked) == len(writes)
+    assert len(server.requests) == len(writes)
 
 
 def test_a_list_is_asked_for_again_when_the_api_server_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

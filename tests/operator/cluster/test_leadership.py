@@ -285,7 +285,7 @@ def test_a_lead_that_lapsed_before_its_renewal_came_through_is_another_one(serve
 
         await replica.leadership._hold(late)
         assert replica.leadership.epoch == 2
-        assert [what for what, _ in replica.story] == ["gain", "loss", "gain"]
+        assert [change for change, _ in replica.story] == ["gain", "loss", "gain"]
 
     virtual_time(main)
 

@@ -88,7 +88,7 @@ def test_what_a_round_of_lists_tells_first_wakes_whom_it_is_about(
         kube.broken = broken
         kube.endpoint = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
         await until_async(lambda: woken)
-        controller.saw(KIND, "MODIFIED", kube.endpoint)
+        controller.on_event(KIND, "MODIFIED", kube.endpoint)
         await kube.listed_again()
         assert woken == [Key("ns", "demo")], "once"
         await controller.stop()
@@ -107,19 +107,19 @@ def test_a_review_waits_a_little_for_a_description(
         monkeypatch.setattr(controller._configs, "get", lambda *_, **__: None)
         monkeypatch.setattr(controller._configs, "pending", lambda *_: pending)
         document: Any = {**ENDPOINT, "apiVersion": "stoker.dev/v1alpha1"}
-        await controller._learn(document)
+        await controller._await_config(document)
         document["spec"] = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
-        await controller._learn(document)
+        await controller._await_config(document)
         assert loop.time() == 0
         document["spec"]["model"] = {"source": "hf://org/model"}
-        waiting = asyncio.create_task(controller._learn(document))
+        waiting = asyncio.create_task(controller._await_config(document))
         await elapse(1)
         assert not waiting.done()
         pending = not comes
-        controller._looked_at_hub(Model("org/model", None), set())
+        controller._on_hub_attempt(Model("org/model", None), set())
         await waiting
         assert loop.time() == (1 if comes else 2)
-        await controller._learn({"spec": {"model": 5}})
+        await controller._await_config({"spec": {"model": 5}})
 
     virtual_time(main)
 
@@ -143,21 +143,23 @@ def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPat
         lead = Lead(controller, monkeypatch)
         kube.broken = True
         lead.epoch = 1
-        controller._gain()
+        controller._start_leading()
         await until_async(lambda: kube.failures >= 2)
         newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
-        controller.saw(KIND, "MODIFIED", newer)
+        controller.on_event(KIND, "MODIFIED", newer)
         assert woken == [], "nobody works by what may be old"
         kube.broken = False
         await until_async(lambda: woken)
         assert set(woken) == {Key("ns", "demo")}
         woken.clear()
         lead.epoch = None
-        controller._let_go()
-        controller.saw(KIND, "MODIFIED", {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "3"}})
+        controller._stop_working()
+        controller.on_event(
+            KIND, "MODIFIED", {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "3"}}
+        )
         assert woken == []
         lead.epoch = 2
-        controller._gain()
+        controller._start_leading()
         controller._wake(Key("ns", "demo"))
         assert woken == [], "each lead lists again"
         await until_async(lambda: woken)
@@ -201,12 +203,12 @@ def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.Mon
         kube.pod_monitors = True
         await until_async(lambda: started)
         await kube.listed_again()
-        ((watched, saw, ended),) = started
+        ((watched, on_event, ended),) = started
         assert [each.kind for each in watched] == ["PodMonitor"]
-        told: list[Any] = []
-        monkeypatch.setattr(controller, "saw", lambda *words: told.append(words))
-        await asyncio.to_thread(saw, "PodMonitor", "ADDED", {})
-        await until_async(lambda: told == [("PodMonitor", "ADDED", {})])
+        events: list[Any] = []
+        monkeypatch.setattr(controller, "on_event", lambda *words: events.append(words))
+        await asyncio.to_thread(on_event, "PodMonitor", "ADDED", {})
+        await until_async(lambda: events == [("PodMonitor", "ADDED", {})])
         await asyncio.to_thread(ended)
         await until_async(lambda: len(started) == 2)
         await controller.stop()
@@ -230,11 +232,11 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
         controller._store.replace(KIND, "", [newer], "50")
         listing = asyncio.create_task(controller._relist())
         await elapse(100)
-        controller.saw(KIND, "MODIFIED", ENDPOINT)  # it may be late
+        controller.on_event(KIND, "MODIFIED", ENDPOINT)  # it may be late
         await elapse(100)
         assert rounds == []
         for _ in range(5):
-            controller.saw(KIND, None, ENDPOINT)
+            controller.on_event(KIND, None, ENDPOINT)
         await elapse(550)
         assert rounds == [200], "and then the clock again"
         controller._informer.needs_relist = False
@@ -261,7 +263,7 @@ def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pyt
             woken.clear()
             granted.clear()
             metadata = {"name": name, "resourceVersion": str(version), "labels": {"stoker.dev/gateway": label}}
-            controller.saw("Namespace", "MODIFIED", {"kind": "Namespace", "metadata": metadata})
+            controller.on_event("Namespace", "MODIFIED", {"kind": "Namespace", "metadata": metadata})
 
         def route(namespace: str) -> str:
             found = controller._context(Key(namespace, "demo")).route
@@ -271,7 +273,7 @@ def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pyt
         for version, namespace, created in ((100, "ns", 1), (101, "younger", 2)):
             metadata = {"name": "demo", "namespace": namespace, "resourceVersion": str(version)}
             metadata["creationTimestamp"] = f"2026-01-01T00:00:0{created}Z"
-            controller.saw(KIND, "ADDED", {"kind": KIND, "metadata": metadata, "spec": spec})
+            controller.on_event(KIND, "ADDED", {"kind": KIND, "metadata": metadata, "spec": spec})
         says(102, "younger", "enabled")
         assert route("younger") == "Routed"
         says(103, "ns", "enabled")
@@ -284,7 +286,7 @@ def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pyt
         assert (route("ns"), route("younger")) == ("Disabled", "Routed")
         granted.clear()
         role = {"name": "stoker-gateway", "namespace": "ns", "resourceVersion": "106"}
-        controller.saw("Role", "DELETED", {"kind": "Role", "metadata": role})
+        controller.on_event("Role", "DELETED", {"kind": "Role", "metadata": role})
         assert granted == [Key("ns", "")]
         await controller.stop()
 

@@ -92,8 +92,8 @@ def test_pods_go_where_their_accelerator_is(endpoint: Any) -> None:
     assert spec["affinity"] == node_affinity(accelerator.node_labels)
     assert "affinity" not in pod(endpoint)
     more = {"key": "team", "operator": "Exists"}
-    mine = pod(endpoint, hardware=GPU, engine={"image": "x"}, template={"spec": {"tolerations": [more]}})
-    assert mine["tolerations"] == [*spec["tolerations"], more]
+    user_affinity = pod(endpoint, hardware=GPU, engine={"image": "x"}, template={"spec": {"tolerations": [more]}})
+    assert user_affinity["tolerations"] == [*spec["tolerations"], more]
 
 
 def test_a_pod_ends_when_its_requests_have(endpoint: Any) -> None:
@@ -129,8 +129,8 @@ def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
 
 
 def test_the_administrator_says_how_endpoints_are_scraped(endpoint: Any) -> None:
-    def monitor(said: dict[str, Any], **spec: Any) -> Any:
-        policy = Policy.model_validate(said)
+    def monitor(chart_policy: dict[str, Any], **spec: Any) -> Any:
+        policy = Policy.model_validate(chart_policy)
         objects = render(endpoint(**spec), Catalogue.load(), True, policy)
         return next((each for each in objects if each["kind"] == "PodMonitor"), None)
 
@@ -282,8 +282,8 @@ def test_claims_on_devices_are_passed_on(endpoint: Any) -> None:
 
 
 def test_the_same_in_gives_the_same_out(endpoint: Any) -> None:
-    once, again = (json.dumps(objects(endpoint, **VLLM, hardware=GPU)) for _ in range(2))
-    assert once == again
+    once, second_rendering = (json.dumps(objects(endpoint, **VLLM, hardware=GPU)) for _ in range(2))
+    assert once == second_rendering
 
 
 def test_whatever_is_written_goes_to_a_volume(endpoint: Any) -> None:
@@ -341,16 +341,16 @@ def test_kubernetes_does_not_rewrite_a_template(endpoint: Any) -> None:
 
 
 def test_the_users_environment_comes_last_and_wins(endpoint: Any) -> None:
-    mine = [
+    user_env = [
         {"name": "HF_HOME", "value": "/elsewhere"},
         {"name": "EMPTY", "value": ""},
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
     ]
-    env = pod(endpoint, engine={"env": mine})["containers"][0]["env"]
+    env = pod(endpoint, engine={"env": user_env})["containers"][0]["env"]
     assert [variable["name"] for variable in env] == ["HOME", "XDG_CACHE_HOME", "HF_HOME", "EMPTY", "TOKEN"]
     assert env[2]["value"] == "/elsewhere"
     assert env[3] == {"name": "EMPTY"}
-    assert env[4] == mine[2]
+    assert env[4] == user_env[2]
 
 
 def test_accelerators_are_asked_for_by_their_resource(endpoint: Any) -> None:

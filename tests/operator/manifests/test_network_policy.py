@@ -91,7 +91,7 @@ ADDRESSES = [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.128/25
 
 
 @pytest.mark.parametrize(
-    ("said", "let_in"),
+    ("network_policy", "let_in"),
     [
         (None, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
         ({}, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
@@ -101,9 +101,9 @@ ADDRESSES = [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.128/25
         ({"mode": "Open"}, {NEIGHBOUR, OPERATOR, PROMETHEUS, STRANGER, IMPOSTOR, OUTSIDE}),
     ],
 )
-def test_who_may_send_requests(document: Any, said: Any, let_in: set[Any]) -> None:
+def test_who_may_send_requests(document: Any, network_policy: Any, let_in: set[Any]) -> None:
     everyone = [NEIGHBOUR, STRANGER, OPERATOR, IMPOSTOR, PROMETHEUS, OUTSIDE]
-    spec = {} if said is None else {"networkPolicy": said}
+    spec = {} if network_policy is None else {"networkPolicy": network_policy}
     policy = policy_of(document, template=SIDECARS, **spec)
     assert [each for each in everyone if admits(policy, each, 8000)] == [each for each in everyone if each in let_in]
     for port in (9000, 8443, 22):  # a sidecar's, declared or not, is nobody's
@@ -114,12 +114,12 @@ def test_the_gateway_comes_to_whom_it_serves(document: Any) -> None:
     settings = GatewaySettings("https://models.example.com", "stoker-system", "gateway")
     labels = (("app.kubernetes.io/name", "stoker-gateway"), ("app.kubernetes.io/component", "gateway"))
     gateway = Sender("stoker-system", labels)
-    others = [STRANGER, IMPOSTOR, OUTSIDE, Sender("other", labels), Sender("stoker-system", labels[:1])]
+    strangers = [STRANGER, IMPOSTOR, OUTSIDE, Sender("other", labels), Sender("stoker-system", labels[:1])]
     owner = Owner("demo", "default", "u")
     for served_by, let_in in ((settings, True), (None, False)):
         policy = network_policy(owner, parse(document()).spec, POLICY, served_by)
         assert admits(policy, gateway, 8000) is let_in
-        assert not any(admits(policy, each, 8000) for each in others)
+        assert not any(admits(policy, each, 8000) for each in strangers)
         assert not admits(policy, gateway, 9000)
     closed = document(networkPolicy={"mode": "None"})
     assert network_policy(owner, parse(closed).spec, POLICY, settings) is None
@@ -147,25 +147,25 @@ def test_changing_it_restarts_no_pod(document: Any) -> None:
     live = pinned(today, None, document())
     container = {"name": "engine", "image": "newer"}
     newer = {**today, "spec": {**today["spec"], "template": {"spec": {"containers": [container]}}}}
-    for said in ({"mode": "Open"}, {"mode": "None"}, {"from": FROM}):
-        assert pinned(newer, live, document(networkPolicy=said))["spec"]["template"] == today["spec"]["template"]
+    for policy in ({"mode": "Open"}, {"mode": "None"}, {"from": FROM}):
+        assert pinned(newer, live, document(networkPolicy=policy))["spec"]["template"] == today["spec"]["template"]
     assert pinned(newer, live, document(engine={"maxNumSeqs": 3}))["spec"]["template"] != today["spec"]["template"]
 
 
 def test_every_change_of_it_is_applied(document: Any) -> None:
     """What is left out of a rule or a peer lets more in, so a policy that has more is not as it should be."""
-    both = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
-    said = [
+    both_selectors = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
+    specs = [
         {},
         {"mode": "Open"},
-        {"from": [both]},
-        {"from": [{"podSelector": both["podSelector"]}]},
-        {"from": [{"namespaceSelector": both["namespaceSelector"]}]},
+        {"from": [both_selectors]},
+        {"from": [{"podSelector": both_selectors["podSelector"]}]},
+        {"from": [{"namespaceSelector": both_selectors["namespaceSelector"]}]},
         {"from": [{"podSelector": {"matchLabels": {}}}, {"namespaceSelector": {}}]},
         {"from": ADDRESSES},
         {"from": [{"ipBlock": {"cidr": "203.0.113.0/24", "except": []}}]},
     ]
-    policies = [policy_of(document, networkPolicy=each) for each in said]
+    policies = [policy_of(document, networkPolicy=each) for each in specs]
     for desired in policies:
         fields = {"f:spec": {"f:podSelector": {}, "f:policyTypes": {}, "f:ingress": {}}}
         managed = {"manager": "stoker", "operation": "Apply", "fieldsV1": fields}

@@ -41,15 +41,15 @@ OURS: dict[str, Any] = {
 }
 
 
-def merged(**theirs: Any) -> Any:
-    before = copy.deepcopy((OURS, theirs))
-    result = merge_pod_spec(OURS, theirs)
-    assert (OURS, theirs) == before
+def merged(**patch: Any) -> Any:
+    before = copy.deepcopy((OURS, patch))
+    result = merge_pod_spec(OURS, patch)
+    assert (OURS, patch) == before
     return result
 
 
-def engine(**theirs: Any) -> Any:
-    return merged(containers=[{"name": "engine", **theirs}])["containers"][0]
+def engine(**patch: Any) -> Any:
+    return merged(containers=[{"name": "engine", **patch}])["containers"][0]
 
 
 HANDLERS: dict[str, Any] = {
@@ -62,21 +62,23 @@ HANDLERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", ["livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop"])
-@pytest.mark.parametrize("own", HANDLERS)
-@pytest.mark.parametrize("given", HANDLERS)
-def test_a_probe_or_hook_is_of_one_kind(field: str, own: str, given: str) -> None:
+@pytest.mark.parametrize("old_kind", HANDLERS)
+@pytest.mark.parametrize("new_kind", HANDLERS)
+def test_a_probe_or_hook_is_of_one_kind(field: str, old_kind: str, new_kind: str) -> None:
     times = {"failureThreshold": 2}
-    ours = copy.deepcopy(OURS)
-    theirs: Any = {field: {given: HANDLERS[given], "periodSeconds": 3}}
-    mine: Any = {field: {own: {**HANDLERS[own], "mine": 1}, **times}}
+    base = copy.deepcopy(OURS)
+    patch: Any = {field: {new_kind: HANDLERS[new_kind], "periodSeconds": 3}}
+    base_probe: Any = {field: {old_kind: {**HANDLERS[old_kind], "mine": 1}, **times}}
     hook = field in ("postStart", "preStop")
-    ours["containers"][0] |= {"lifecycle": mine} if hook else mine
-    both = merge_pod_spec(ours, {"containers": [{"name": "engine", **({"lifecycle": theirs} if hook else theirs)}]})
-    container = both["containers"][0]
+    base["containers"][0] |= {"lifecycle": base_probe} if hook else base_probe
+    merged_spec = merge_pod_spec(
+        base, {"containers": [{"name": "engine", **({"lifecycle": patch} if hook else patch)}]}
+    )
+    container = merged_spec["containers"][0]
     result = (container["lifecycle"] if hook else container)[field]
-    kept = {"mine": 1} if own == given else {}
-    assert result == {given: {**HANDLERS[given], **kept}, **times, "periodSeconds": 3}
-    assert ours["containers"][0]["image"] == container["image"]
+    kept = {"mine": 1} if old_kind == new_kind else {}
+    assert result == {new_kind: {**HANDLERS[new_kind], **kept}, **times, "periodSeconds": 3}
+    assert base["containers"][0]["image"] == container["image"]
 
 
 def test_the_times_of_a_probe_change_without_its_kind() -> None:
@@ -85,18 +87,18 @@ def test_the_times_of_a_probe_change_without_its_kind() -> None:
 
 
 def test_a_variable_or_volume_is_of_one_kind() -> None:
-    ours = copy.deepcopy(OURS)
-    ours["containers"].append({"name": "more", "env": [{"name": "A", "value": "1"}]})
+    base = copy.deepcopy(OURS)
+    base["containers"].append({"name": "more", "env": [{"name": "A", "value": "1"}]})
     source = {"secretKeyRef": {"name": "s", "key": "k"}}
-    both = merge_pod_spec(
-        ours,
+    merged_spec = merge_pod_spec(
+        base,
         {
             "containers": [{"name": "more", "env": [{"name": "A", "valueFrom": source}]}],
             "volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}],
         },
     )
-    assert both["containers"][1]["env"] == [{"name": "A", "valueFrom": source}]
-    assert both["volumes"][0] == {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}
+    assert merged_spec["containers"][1]["env"] == [{"name": "A", "valueFrom": source}]
+    assert merged_spec["volumes"][0] == {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}
 
 
 def test_nothing_changes_nothing() -> None:
@@ -114,16 +116,16 @@ def test_nothing_changes_nothing() -> None:
     ids=".".join,
 )  # fmt: skip
 def test_null_takes_a_default_away(path: list[str]) -> None:
-    theirs: Any = None
+    patch: Any = None
     for name in reversed(path):
-        theirs = {name: theirs}
+        patch = {name: patch}
     expected = copy.deepcopy(OURS)
     at = expected
     for name in path[:-1]:
         at = at[name]
     del at[path[-1]]
-    assert merged(**theirs) == expected
-    assert merged(**theirs | {"nodeSelector": {"a": None, "b": "c"}}) == expected | {"nodeSelector": {"b": "c"}}
+    assert merged(**patch) == expected
+    assert merged(**patch | {"nodeSelector": {"a": None, "b": "c"}}) == expected | {"nodeSelector": {"b": "c"}}
 
 
 def test_null_takes_nothing_away_that_has_a_field_of_its_own_or_a_name() -> None:
@@ -150,11 +152,11 @@ def test_ids_may_be_left_to_the_cluster(document: Any, catalogue: Catalogue, run
         (deployment,) = (each for each in made if each["kind"] == "Deployment")
         return deployment["spec"]["template"]["spec"]["securityContext"]
 
-    ours = context(Policy())
-    assert ours["fsGroup"] == 65532
-    left = {key: value for key, value in ours.items() if key not in ("fsGroup", "runAsUser")}
-    assert context(Policy.of({"podIds": "Cluster"}, "policy")) == left
-    assert context(Policy(), securityContext={"fsGroup": None, "runAsUser": None}) == left
+    security_context = context(Policy())
+    assert security_context["fsGroup"] == 65532
+    without_ids = {key: value for key, value in security_context.items() if key not in ("fsGroup", "runAsUser")}
+    assert context(Policy.of({"podIds": "Cluster"}, "policy")) == without_ids
+    assert context(Policy(), securityContext={"fsGroup": None, "runAsUser": None}) == without_ids
 
 
 def test_maps_are_merged_and_theirs_wins() -> None:
@@ -175,15 +177,15 @@ def test_the_engines_container_is_merged_and_others_run_beside_it() -> None:
             },
         ]
     )
-    ours, sidecar = result["containers"]
+    engine_result, sidecar = result["containers"]
     assert sidecar == {"name": "sidecar", "image": "y"}
-    assert ours["image"] == "x"
-    assert ours["readinessProbe"] == {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 5}
-    assert ours["ports"] == [
+    assert engine_result["image"] == "x"
+    assert engine_result["readinessProbe"] == {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 5}
+    assert engine_result["ports"] == [
         {"name": "http", "containerPort": 8000, "protocol": "TCP"},
         {"containerPort": 9000, "protocol": "TCP"},
     ]
-    assert ours["volumeMounts"] == [
+    assert engine_result["volumeMounts"] == [
         {"name": "mine", "mountPath": "/cache"},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "mine", "mountPath": "/more"},
@@ -229,11 +231,11 @@ terms = st.lists(st.lists(expressions, min_size=1, max_size=2), min_size=1, max_
 nodes = st.dictionaries(st.sampled_from(["a", "b", "gpu"]), st.sampled_from(["x", "y", "a100", "t4"]))
 
 
-@given(theirs=terms, node=nodes)
-def test_a_node_must_be_allowed_by_both(theirs: Any, node: dict[str, str]) -> None:
-    affinity = required([{"matchExpressions": term} for term in theirs])
-    both = merged(affinity=affinity)
-    assert fits(node, both) == (fits(node, OURS) and fits(node, {"affinity": affinity}))
+@given(patch=terms, node=nodes)
+def test_a_node_must_be_allowed_by_both(patch: Any, node: dict[str, str]) -> None:
+    affinity = required([{"matchExpressions": term} for term in patch])
+    joined = merged(affinity=affinity)
+    assert fits(node, joined) == (fits(node, OURS) and fits(node, {"affinity": affinity}))
 
 
 @given(node=nodes)
@@ -250,7 +252,7 @@ def test_fields_of_nodes_can_be_asked_for_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "expected"),
+    ("patch", "expected"),
     [
         (
             {"terminationGracePeriodSeconds": 1},
@@ -314,9 +316,9 @@ def test_fields_of_nodes_can_be_asked_for_too() -> None:
         ),
     ],
 )
-def test_what_cannot_be_merged_is_refused(theirs: Any, expected: str) -> None:
+def test_what_cannot_be_merged_is_refused(patch: Any, expected: str) -> None:
     with pytest.raises(Refused) as refused:
-        merge_pod_spec(OURS, theirs)
+        merge_pod_spec(OURS, patch)
     assert str(refused.value).startswith(expected)
 
 
@@ -328,27 +330,27 @@ anything: Any = st.recursive(
 names = st.sampled_from(["containers", "volumes", "tolerations", "affinity", "securityContext", "initContainers"])
 
 
-@given(theirs=st.dictionaries(names, anything))
-def test_nonsense_is_refused_or_left_to_the_api_server(theirs: Any) -> None:
+@given(patch=st.dictionaries(names, anything))
+def test_nonsense_is_refused_or_left_to_the_api_server(patch: Any) -> None:
     try:
-        merge_pod_spec(OURS, theirs)
+        merge_pod_spec(OURS, patch)
     except Refused as refused:
         assert all(violation.field.startswith("spec.template.spec") for violation in refused.violations)
 
 
-@given(theirs=anything)
-def test_nonsense_in_a_sidecar_too(theirs: Any) -> None:
+@given(patch=anything)
+def test_nonsense_in_a_sidecar_too(patch: Any) -> None:
     try:
-        merge_pod_spec(OURS, {"containers": [{"name": "sidecar", "ports": theirs}], "initContainers": theirs})
+        merge_pod_spec(OURS, {"containers": [{"name": "sidecar", "ports": patch}], "initContainers": patch})
     except Refused as refused:
         assert all(violation.field.startswith("spec.template.spec.") for violation in refused.violations)
 
 
-@given(theirs=anything)
-def test_nonsense_in_the_engines_container_too(theirs: Any) -> None:
-    given = {"name": "engine", "ports": theirs, "volumeMounts": theirs, "readinessProbe": theirs}
+@given(patch=anything)
+def test_nonsense_in_the_engines_container_too(patch: Any) -> None:
+    container = {"name": "engine", "ports": patch, "volumeMounts": patch, "readinessProbe": patch}
     try:
-        merge_pod_spec(OURS, {"containers": [given]})
+        merge_pod_spec(OURS, {"containers": [container]})
     except Refused as refused:
         assert all(violation.field.startswith("spec.template.spec.containers") for violation in refused.violations)
 
@@ -376,15 +378,15 @@ pods: Any = st.recursive(
 
 
 @settings(max_examples=300, deadline=None)
-@given(theirs=st.dictionaries(words, pods, max_size=4))
-def test_any_template_is_rendered_or_refused(theirs: Any) -> None:
+@given(patch=st.dictionaries(words, pods, max_size=4))
+def test_any_template_is_rendered_or_refused(patch: Any) -> None:
     hardware = {"accelerator": "nvidia-l4"}
     spec = Spec.model_validate(
         {
             "model": {"source": "hf://org/name"},
             "hardware": hardware,
             "engine": {"image": "x"},
-            "template": {"spec": theirs},
+            "template": {"spec": patch},
         }
     )
     try:

@@ -45,10 +45,10 @@ def document(
 @pytest.fixture
 def spec() -> Callable[..., Spec]:
     """`document`, read."""
-    return lambda *args, **given: parse(document(*args, **given)).spec
+    return lambda *args, **parts: parse(document(*args, **parts)).spec
 
 
 @pytest.fixture
 def studied(spec: Callable[..., Spec]) -> Callable[..., Study]:
     """The study of a `document`."""
-    return lambda *args, **given: study(spec(*args, **given), Catalogue.load())
+    return lambda *args, **parts: study(spec(*args, **parts), Catalogue.load())

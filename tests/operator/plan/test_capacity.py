@@ -59,8 +59,8 @@ def test_never_or_not_now(nodes: list[Node], holders: list[Holder], expected: st
 
 def test_of_many_holders_the_largest_are_named() -> None:
     holders = [Holder(f"ns/{index}", "a", {GPU: 1}) for index in range(8)]
-    said = capacity([node("a", 8)], holders, H100, 2)
-    assert said == "not now: 0 of 8 free on a, held by " + ", ".join(f"ns/{i} (1)" for i in range(5)) + " and 3 more"
+    reason = capacity([node("a", 8)], holders, H100, 2)
+    assert reason == "not now: 0 of 8 free on a, held by " + ", ".join(f"ns/{i} (1)" for i in range(5)) + " and 3 more"
 
 
 def test_processors_are_not_counted() -> None:

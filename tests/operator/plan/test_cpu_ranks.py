@@ -22,15 +22,15 @@ def pod(memory: str, **more: Any) -> dict[str, Any]:
     return {"resources": {"limits": {"memory": memory, **more}}}
 
 
-def refused(asked: Spec) -> Any:
+def refused(spec: Spec) -> Any:
     with pytest.raises(Unplannable) as caught:
-        plan(asked, Catalogue.load())
+        plan(spec, Catalogue.load())
     (violation,) = caught.value.violations
     return violation
 
 
 @pytest.mark.parametrize(
-    ("given", "sizes"),
+    ("parallelism", "sizes"),
     [
         (None, (1, 1, 1)),
         ({}, (1, 1, 1)),
@@ -41,8 +41,8 @@ def refused(asked: Spec) -> Any:
         ({"pipeline": 2, "data": 2}, (1, 2, 2)),
     ],
 )
-def test_what_is_absent_is_one(spec: SpecOf, given: Any, sizes: tuple[int, int, int]) -> None:
-    planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi"), parallelism=given, runtime="stoker"), Catalogue.load())
+def test_what_is_absent_is_one(spec: SpecOf, parallelism: Any, sizes: tuple[int, int, int]) -> None:
+    planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi"), parallelism=parallelism, runtime="stoker"), Catalogue.load())
     assert (planned.placement.sizes, planned.placement.count, planned.placement.idle) == (sizes, 1, 0)
 
 
@@ -61,13 +61,13 @@ def test_each_rank_has_its_part_of_the_memory(spec: SpecOf) -> None:
 
 def test_what_does_not_fit_names_the_memory_that_would(spec: SpecOf) -> None:
     """And that would do: what is refused for its memory is accepted with what the remedy says."""
-    given: dict[str, Any] = {"parallelism": {"data": 4}, "runtime": "stoker"}
-    violation = refused(spec(QWEN, "cpu", hardware=pod("8Gi"), **given))
+    parts: dict[str, Any] = {"parallelism": {"data": 4}, "runtime": "stoker"}
+    violation = refused(spec(QWEN, "cpu", hardware=pod("8Gi"), **parts))
     assert violation.reason == "DoesNotFit"
     assert "a rank's part, one of 4, of the container's memory" in violation.message
     assert violation.field == "spec.hardware.resources.limits.memory"
     needed = violation.remedy.split("limits.memory to ")[1].split(" ")[0]
-    assert plan(spec(QWEN, "cpu", hardware=pod(needed), **given), Catalogue.load())
+    assert plan(spec(QWEN, "cpu", hardware=pod(needed), **parts), Catalogue.load())
 
 
 def test_a_split_that_fits_where_engines_do_not(spec: SpecOf) -> None:
@@ -78,8 +78,8 @@ def test_a_split_that_fits_where_engines_do_not(spec: SpecOf) -> None:
 @pytest.mark.parametrize(("cpus", "warned"), [("2", True), ("3500m", True), ("4", False), (None, False)])
 def test_more_ranks_than_processors_are_warned_about(spec: SpecOf, cpus: str | None, warned: bool) -> None:
     limits = {} if cpus is None else {"cpu": cpus}
-    given: dict[str, Any] = {"parallelism": {"tensor": 2, "data": 2}, "runtime": "stoker"}
-    planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi", **limits), **given), Catalogue.load())
+    parts: dict[str, Any] = {"parallelism": {"tensor": 2, "data": 2}, "runtime": "stoker"}
+    planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi", **limits), **parts), Catalogue.load())
     assert any("4 ranks take turns" in each and "limits.cpu 4" in each for each in planned.warnings) == warned
 
 
@@ -95,10 +95,10 @@ def test_copies_are_not_better_pods_by_count(spec: SpecOf, studied: Callable[...
 def test_copies_share_no_experts(spec: SpecOf, accelerator: str, source: str) -> None:
     """The planner and the engine say the same."""
     hardware = pod("400Gi") if accelerator == "cpu" else {"count": 4}
-    given: dict[str, Any] = {"hardware": hardware, "runtime": "stoker", "image": "mine:1"}
+    parts: dict[str, Any] = {"hardware": hardware, "runtime": "stoker", "image": "mine:1"}
     for expert in (2, 4):
         sizes = {"tensor": 2, "data": 2, "expert": expert}
-        violation = refused(spec(source, accelerator, parallelism=sizes, **given))
+        violation = refused(spec(source, accelerator, parallelism=sizes, **parts))
         assert (violation.field, violation.reason) == ("spec.parallelism.expert", "ExpertsNotShared")
         assert violation.message == ENGINES_SHARE_NO_EXPERTS
         assert "data 1 with expert 2" in violation.remedy
@@ -110,16 +110,18 @@ def test_experts_are_dealt_over_one_engine(spec: SpecOf) -> None:
     """Whole experts weigh what their columns weigh where both divide; vLLM's engines share them besides."""
     h100 = "nvidia-h100-80gb"
     dealt = {"tensor": 4, "expert": 4}
-    ours = plan(spec(MIXTURE, h100, 4, parallelism=dealt, runtime="stoker", image="mine:1"), Catalogue.load())
+    stoker_plan = plan(spec(MIXTURE, h100, 4, parallelism=dealt, runtime="stoker", image="mine:1"), Catalogue.load())
     split = plan(spec(MIXTURE, h100, 4, parallelism={"tensor": 4}, runtime="stoker", image="mine:1"), Catalogue.load())
-    assert ours.placement.expert and ours.estimate is not None and split.estimate is not None
-    assert ours.estimate.weight_bytes_per_gpu == split.estimate.weight_bytes_per_gpu
-    assert not any("will refuse to start" in warning for warning in ours.warnings)
+    assert stoker_plan.placement.expert and stoker_plan.estimate is not None and split.estimate is not None
+    assert stoker_plan.estimate.weight_bytes_per_gpu == split.estimate.weight_bytes_per_gpu
+    assert not any("will refuse to start" in warning for warning in stoker_plan.warnings)
 
 
 def test_nodes_are_refused_by_name(spec: SpecOf) -> None:
     sizes = {"tensor": 8, "pipeline": 2}
-    asked = spec(QWEN, "nvidia-h100-80gb", 8, hardware={"nodes": 2}, parallelism=sizes, runtime="stoker", image="m:1")
+    tested_spec = spec(
+        QWEN, "nvidia-h100-80gb", 8, hardware={"nodes": 2}, parallelism=sizes, runtime="stoker", image="m:1"
+    )
     with pytest.raises(Unplannable) as caught:
-        plan(asked, Catalogue.load())
+        plan(tested_spec, Catalogue.load())
     assert any(each.field == "spec.hardware.nodes" and "stoker" in each.message for each in caught.value.violations)

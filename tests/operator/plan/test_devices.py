@@ -65,8 +65,8 @@ def test_a_share_is_found_by_its_label_and_warned_about(spec: SpecOf) -> None:
     small = "hf://Qwen/Qwen3-0.6B"
     (warning,) = plan(spec(small, "nvidia-l4-shared", 1, maxModelLen=4096), catalogue).warnings
     assert "gpuMemoryUtilizationPercent" in warning
-    asked = spec(small, "nvidia-l4-shared", 1, maxModelLen=4096, gpuMemoryUtilizationPercent=40)
-    assert not plan(asked, catalogue).warnings
+    tested_spec = spec(small, "nvidia-l4-shared", 1, maxModelLen=4096, gpuMemoryUtilizationPercent=40)
+    assert not plan(tested_spec, catalogue).warnings
 
 
 def with_topology(count: int, **pod: Any) -> dict[str, Any]:

@@ -78,14 +78,14 @@ def test_verdicts_are_the_engines(seed: int, spec: Callable[..., Spec]) -> None:
     config = ModelConfig.from_dict(stated)
     formats = on_load_formats(config, quantization) if quantization else ALL_NUMBERS
     for ranks in (1, 2, 3, 4):
-        asked = spec(
+        tested_spec = spec(
             "hf://org/m",
             "cpu",
             hardware={"resources": {"limits": {"memory": "64Gi"}}},
             parallelism={"tensor": ranks, "data": dice.choice([1, 2])},
             **{"runtime": "stoker", "dtype": "float32", **({"quantization": quantization} if quantization else {})},
         )
-        found = study(asked, Catalogue.load(), stated)
+        found = study(tested_spec, Catalogue.load(), stated)
         reasons = {each.reason for each in found.unplannable}
         assert reasons <= DIVISION, reasons
         assert bool(reasons) == refused(config, ranks, formats), (ranks, reasons)
@@ -135,8 +135,8 @@ def test_refusals_are_in_the_engines_words(seed: int, spec: Callable[..., Spec])
         spec("hf://org/m", accelerator, hardware=hardware, parallelism=sizes, **engine), Catalogue.load(), stated
     )
     refusals = [each.message for each in (*found.refused, *found.unplannable)]
-    said = start_objection(stated, quantization, sizes, "cpu" if accelerator == "cpu" else "cuda")
-    assert bool(refusals) == bool(said), (refusals, said)
+    objection = start_objection(stated, quantization, sizes, "cpu" if accelerator == "cpu" else "cuda")
+    assert bool(refusals) == bool(objection), (refusals, objection)
     # Where two things are wrong, either may be said.
     two = "expert" in sizes and sizes["data"] > 1 and "num_local_experts" not in stated
-    assert two or not said or any(each in said for each in refusals), (refusals, said)
+    assert two or not objection or any(each in objection for each in refusals), (refusals, objection)

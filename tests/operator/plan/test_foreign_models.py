@@ -52,8 +52,8 @@ COUNTED = {
 def test_a_model_has_as_many_weights_as_in_transformers(kind: str) -> None:
     config: Any = CONFIG_MAPPING[kind]()
     with torch.device("meta"):
-        theirs = getattr(transformers, COUNTED[kind])(config)
-    numbers = sum(each.numel() for each in theirs.parameters())
+        transformers_model = getattr(transformers, COUNTED[kind])(config)
+    numbers = sum(each.numel() for each in transformers_model.parameters())
     found = foreign_config({**config.to_dict(), "architectures": [COUNTED[kind]]})
     assert sum(size.numbers for size in weight_sizes(found)) == pytest.approx(
         numbers, rel=0.01 if kind.startswith("qwen") else 0.035
@@ -69,8 +69,8 @@ def test_a_model_has_as_many_weights_as_in_transformers(kind: str) -> None:
 
 def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
     config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"]}
-    ours = plan(spec("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), Catalogue.load(), config)
-    assert ours.estimate is None and "Exaone4ForCausalLM is not supported" in ours.unknown
+    stoker_plan = plan(spec("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), Catalogue.load(), config)
+    assert stoker_plan.estimate is None and "Exaone4ForCausalLM is not supported" in stoker_plan.unknown
     assert plan(spec("hf://org/m", "nvidia-h200", 2), Catalogue.load(), config).estimate is not None
 
 
@@ -86,12 +86,12 @@ def test_our_own_engine_does_not_split_them(
     spec: Callable[..., Spec], count: int, parallelism: dict[str, int] | None, remedy: str
 ) -> None:
     config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"]}
-    asked = spec("hf://org/m", "nvidia-h100-80gb", count, parallelism=parallelism, runtime="stoker", image="x")
+    tested_spec = spec("hf://org/m", "nvidia-h100-80gb", count, parallelism=parallelism, runtime="stoker", image="x")
     if not remedy:
-        assert plan(asked, Catalogue.load(), config).unknown
+        assert plan(tested_spec, Catalogue.load(), config).unknown
         return
     with pytest.raises(Unplannable) as caught:
-        plan(asked, Catalogue.load(), config)
+        plan(tested_spec, Catalogue.load(), config)
     (violation,) = caught.value.violations
     assert (violation.field, violation.reason) == ("spec.parallelism", "NotSplit")
     assert violation.message == not_split("Exaone4ForCausalLM").message
@@ -108,9 +108,9 @@ def test_remedies_of_what_is_not_split_are_possible(
     architecture = {"deepseek-ai/DeepSeek-R1": "DeepseekV32ForCausalLM", "exaone4": "Exaone4ForCausalLM"}.get(name)
     config |= {"architectures": [architecture]} if architecture else {}
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]} if quantized else None
-    asked = spec("hf://org/m", accelerator, count, runtime="stoker", image="x")
+    tested_spec = spec("hf://org/m", accelerator, count, runtime="stoker", image="x")
     with pytest.raises(Unplannable) as caught:
-        plan(asked, Catalogue.load(), config)
+        plan(tested_spec, Catalogue.load(), config)
     (remedy,) = [each.remedy for each in caught.value.violations if each.reason == "NotSplit"]
     possible = name == "exaone4" and accelerator == "nvidia-h100-80gb" and not quantized
     assert (f"use tensor 1, pipeline 1, data {count}" in remedy) == possible
@@ -151,8 +151,10 @@ def test_what_is_not_understood_is_not_known_and_runs(spec: Callable[..., Spec],
 def test_an_encoder_takes_its_room(spec: Callable[..., Spec]) -> None:
     made = {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}
     sees = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
-    asked = spec("hf://org/m", "nvidia-l4", 1)
-    blind, seeing = (plan(asked, Catalogue.load(), {**made, "vision_config": each}).estimate for each in ({}, sees))
+    tested_spec = spec("hf://org/m", "nvidia-l4", 1)
+    blind, seeing = (
+        plan(tested_spec, Catalogue.load(), {**made, "vision_config": each}).estimate for each in ({}, sees)
+    )
     assert blind and seeing
     assert seeing.weight_bytes_per_gpu - blind.weight_bytes_per_gpu == pytest.approx(2 * 411e6, rel=0.01)
 

@@ -196,9 +196,9 @@ class Generated:
             config = whole = make(**self.fields)
             model = AutoModelForCausalLM
         with torch.device("meta"):
-            theirs = model.from_config(whole)
+            transformers_model = model.from_config(whole)
         total = 0.0
-        for name, each in theirs.named_parameters():
+        for name, each in transformers_model.named_parameters():
             matrix = ".layers." in name and each.dim() >= 2 and not name.endswith(("gate.weight", "router.weight"))
             if self.kind == "gpt_oss":
                 matrix = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
@@ -221,5 +221,5 @@ def test_sizes_are_those_of_transformers(seed: int) -> None:
         assert isinstance(shape, Shape), (shape, generated.config)
         assert sum(layer.attention.cache.numbers_per_token for layer in shape.config.layers) == cached
         # Our engine gives each row of a block, or of a matrix, scales of its own.
-        most = 0.01 if runtime == "vllm" else 0.035
-        assert weight_bytes(shape.config, 2, formats=shape.formats) == pytest.approx(weights, rel=most), runtime
+        tolerance = 0.01 if runtime == "vllm" else 0.035
+        assert weight_bytes(shape.config, 2, formats=shape.formats) == pytest.approx(weights, rel=tolerance), runtime

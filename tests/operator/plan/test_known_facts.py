@@ -36,7 +36,7 @@ class Fact(NamedTuple):
         refused: the reason of the refusal; empty: it runs.
         gigabytes: weights on each accelerator.
         length: the least that its longest sequence is.
-        most: the most that it is.
+        max_length: the most that it is.
         parallelism, engine: more of the spec.
     """
 
@@ -47,7 +47,7 @@ class Fact(NamedTuple):
     refused: str = ""
     gigabytes: float | None = None
     length: int = 1
-    most: int = 1 << 40
+    max_length: int = 1 << 40
     parallelism: dict[str, Any] | None = None
     engine: dict[str, Any] = {}  # noqa: RUF012 - read only
 
@@ -125,9 +125,9 @@ def test_what_is_known(studied: Callable[..., Study], fact: Fact) -> None:
     assert estimate is not None and estimate.max_model_len is not None
     assert fact.gigabytes is not None
     assert estimate.weight_bytes_per_gpu / 1e9 == pytest.approx(fact.gigabytes, rel=0.01, abs=0.06)
-    assert fact.length <= estimate.max_model_len <= fact.most
-    own = found.wanted_len
-    assert (estimate.max_model_len < own) == any("sequences are cut" in warning for warning in found.warnings)
+    assert fact.length <= estimate.max_model_len <= fact.max_length
+    model_len = found.wanted_len
+    assert (estimate.max_model_len < model_len) == any("sequences are cut" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(

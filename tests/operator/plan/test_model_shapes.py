@@ -103,17 +103,17 @@ def test_a_model_has_as_many_weights_as_are_published(name: str) -> None:
 def test_a_model_of_another_runtime_has_nearly_as_many(name: str) -> None:
     shape = shape_of(source(name), None, "vllm")
     assert isinstance(shape, Shape), shape
-    ours = sum(size.numbers for size in weight_sizes(shape.config))
-    assert ours == pytest.approx(PUBLISHED_ELSEWHERE[name], rel=0.007)
+    num_weights = sum(size.numbers for size in weight_sizes(shape.config))
+    assert num_weights == pytest.approx(PUBLISHED_ELSEWHERE[name], rel=0.007)
 
 
 @pytest.mark.parametrize("name", [name for name in table() if "/" in name])
 def test_every_entry_is_a_model_whose_size_is_known(name: str) -> None:
     shape = shape_of(source(name), None, "vllm")
     assert isinstance(shape, Shape), shape
-    ours = sum(size.numbers for size in weight_sizes(shape.config))
+    num_weights = sum(size.numbers for size in weight_sizes(shape.config))
     # Chat models and quantized ones are as large as the model they were made from, but for padded matrices.
-    assert any(abs(ours - size) <= 0.01 * size for size in (PUBLISHED | PUBLISHED_ELSEWHERE).values())
+    assert any(abs(num_weights - size) <= 0.01 * size for size in (PUBLISHED | PUBLISHED_ELSEWHERE).values())
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,15 @@ def test_transformers_reads_the_same_shape(name: str) -> None:
     assert isinstance(shape, Shape)
     kind = {"LlamaForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma2ForCausalLM": "gemma2"}
     architecture = shape.config.architecture
-    theirs: Any = CONFIG_MAPPING[kind.get(architecture, "phi3")](**dict(table()[name]))
-    assert theirs.num_attention_heads == shape.heads
-    assert theirs.num_key_value_heads == shape.kv_heads
-    assert theirs.num_hidden_layers == shape.config.num_hidden_layers
-    assert getattr(theirs, "head_dim", None) or theirs.hidden_size // shape.heads == shape.config.head_dim
-    assert theirs.max_position_embeddings == shape.config.longest_model_len
+    transformers_config: Any = CONFIG_MAPPING[kind.get(architecture, "phi3")](**dict(table()[name]))
+    assert transformers_config.num_attention_heads == shape.heads
+    assert transformers_config.num_key_value_heads == shape.kv_heads
+    assert transformers_config.num_hidden_layers == shape.config.num_hidden_layers
+    assert (
+        getattr(transformers_config, "head_dim", None)
+        or transformers_config.hidden_size // shape.heads == shape.config.head_dim
+    )
+    assert transformers_config.max_position_embeddings == shape.config.longest_model_len
 
 
 def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None:
@@ -146,14 +149,17 @@ def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None
     for name in DEMO_MODELS:
         shape = shape_of(source(f"demo://{name}"), None)
         assert isinstance(shape, Shape)
-        theirs = GGUFFile(demo_model(name)).config()
+        file_config = GGUFFile(demo_model(name)).config()
         if cpu_library(cpu, torch.float32) is not None:
             formats = find_checkpoint(EngineArgs(f"demo://{name}")).weight_formats(torch.float32, cpu)
-            assert weight_bytes(shape.config, 4, formats=shape.formats) == weight_bytes(theirs, 4, formats=formats)
+            assert weight_bytes(shape.config, 4, formats=shape.formats) == weight_bytes(file_config, 4, formats=formats)
             assert weight_bytes(shape.config, 4, formats=shape.formats) < weight_bytes(shape.config, 4)
-        assert list(weight_sizes(shape.config)) == list(weight_sizes(theirs))
-        assert [layer.cache for layer in shape.config.layers] == [layer.cache for layer in theirs.layers]
-        assert (shape.config.dtype, shape.config.longest_model_len) == (theirs.dtype, theirs.longest_model_len)
+        assert list(weight_sizes(shape.config)) == list(weight_sizes(file_config))
+        assert [layer.cache for layer in shape.config.layers] == [layer.cache for layer in file_config.layers]
+        assert (shape.config.dtype, shape.config.longest_model_len) == (
+            file_config.dtype,
+            file_config.longest_model_len,
+        )
 
 
 @pytest.mark.parametrize(
@@ -179,10 +185,14 @@ def test_a_checkpoint_that_is_quantized_says_so(name: str, method: str, bits: in
 
 def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
-    other = shape_of(source("org/model"), config, "vllm")
-    assert isinstance(other, str) and other.startswith("how large weights are that torchao quantizes is not known")
-    told = shape_of(source("org/model"), config)
-    assert isinstance(told, str) and told.startswith("the checkpoint is quantized by 'torchao', which is not computed")
+    vllm_shape = shape_of(source("org/model"), config, "vllm")
+    assert isinstance(vllm_shape, str) and vllm_shape.startswith(
+        "how large weights are that torchao quantizes is not known"
+    )
+    reason = shape_of(source("org/model"), config)
+    assert isinstance(reason, str) and reason.startswith(
+        "the checkpoint is quantized by 'torchao', which is not computed"
+    )
 
 
 @pytest.mark.parametrize("runtime", ["stoker", "vllm"])

@@ -75,9 +75,9 @@ def test_plan_and_admission_agree(seed: int, tmp_path: Path, capsys: Any) -> Non
     file.write_text(yaml.safe_dump(made))
     code = main(["-f", str(file), "-o", "json"])
     found = json.loads(capsys.readouterr().out)
-    said = {f"{each['field']}: {each['message']}; {each['remedy']}".removesuffix("; ") for each in found["errors"]}
-    assert said == judged(made)
-    assert (code, found["accepted"]) == ((2, False) if said else (0, True))
+    messages = {f"{each['field']}: {each['message']}; {each['remedy']}".removesuffix("; ") for each in found["errors"]}
+    assert messages == judged(made)
+    assert (code, found["accepted"]) == ((2, False) if messages else (0, True))
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -87,9 +87,9 @@ def test_what_is_recommended_passes_the_judge(seed: int) -> None:
     made["spec"]["engine"] |= {"image": "mine:1"}
     made["spec"]["engine"].pop("args", None)
     for change in ({}, {"parallelism": {"mode": "Auto"}}):
-        asked = {**made, "spec": {**made["spec"], **change}}
+        document = {**made, "spec": {**made["spec"], **change}}
         try:
-            found = study(parse(asked).spec, CATALOGUE)
+            found = study(parse(document).spec, CATALOGUE)
         except Refused:
             continue
         # Quantizations, lengths and the like are the author's, whatever the sizes.
@@ -97,21 +97,21 @@ def test_what_is_recommended_passes_the_judge(seed: int) -> None:
         of_sizes |= {"ShardsNotDivisible", "ExpertsNotDivisible", "ExpertMismatch", "TooFewLayers"}
         if found.advice is None or any(each.reason not in of_sizes for each in found.unplannable):
             continue
-        assert judged(written(asked, found.advice)) == set()
+        assert judged(written(document, found.advice)) == set()
         within = found.advice.option
         sizes = {**within.sizes._asdict(), **({"expert": within.expert} if within.expert > 1 else {})}
-        assert judged({**asked, "spec": {**asked["spec"], "parallelism": sizes}}) == set()
+        assert judged({**document, "spec": {**document["spec"], "parallelism": sizes}}) == set()
 
 
-def written(asked: dict[str, Any], advice: Advice) -> dict[str, Any]:
+def written(document: dict[str, Any], advice: Advice) -> dict[str, Any]:
     """The manifest with what is recommended in it."""
     expert = {"expert": advice.option.expert} if advice.option.expert > 1 else {}
     return {
-        **asked,
+        **document,
         "spec": {
-            **asked["spec"],
+            **document["spec"],
             "replicas": advice.replicas,
-            "hardware": {**asked["spec"]["hardware"], "count": advice.count, "nodes": advice.nodes},
+            "hardware": {**document["spec"]["hardware"], "count": advice.count, "nodes": advice.nodes},
             "parallelism": {**advice.sizes._asdict(), **expert},
         },
     }

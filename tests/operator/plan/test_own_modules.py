@@ -58,8 +58,8 @@ def test_a_quantized_checkpoint_is_refused_by_the_plan_too(
     assert started(tmp_path, config).startswith(found.message)
     assert found.remedy.startswith("use the unquantized model")
     if "use runtime: vllm" in found.remedy:
-        other = study(spec("hf://org/model", "nvidia-h100-80gb", 1, runtime="vllm"), Catalogue.load(), config)
-        assert not other.unplannable
+        vllm_study = study(spec("hf://org/model", "nvidia-h100-80gb", 1, runtime="vllm"), Catalogue.load(), config)
+        assert not vllm_study.unplannable
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -67,12 +67,12 @@ def test_what_is_not_quantized_when_it_is_loaded_is_refused_by_the_plan_too(
     spec: Callable[..., Spec], tmp_path: Path, kind: str
 ) -> None:
     config = {**CONFIG_MAPPING[kind]().to_dict(), "architectures": [MODELS[kind]]}
-    asked = {"runtime": "stoker", "image": "x", "quantization": "int8"}
-    found = refused(spec("hf://org/model", "nvidia-h100-80gb", 1, **asked), config)
+    engine = {"runtime": "stoker", "image": "x", "quantization": "int8"}
+    found = refused(spec("hf://org/model", "nvidia-h100-80gb", 1, **engine), config)
     assert (found.field, found.reason) == ("spec.engine.quantization", "UnsupportedQuantization")
     assert found.message in started(tmp_path, config, "int8")
-    del asked["quantization"]
-    assert plan(spec("hf://org/model", "nvidia-h100-80gb", 1, **asked), Catalogue.load(), config).unknown
+    del engine["quantization"]
+    assert plan(spec("hf://org/model", "nvidia-h100-80gb", 1, **engine), Catalogue.load(), config).unknown
 
 
 #: Of families of ours: by a method that is read, in a way that is not.

@@ -210,8 +210,8 @@ def test_a_matrix_takes_the_bytes_of_its_tensors(method: str, runtime: str) -> N
     assert down is not None and shape.formats.stored("embed") is None
     expected = sum(prod(sizes) * bytes_each for sizes, bytes_each in tensors)
     # Our engine gives each row of a block scales of its own: 4 bytes for 128.
-    most = 0.035 if (method, runtime) == ("FP8 blocks", "stoker") else 0.01
-    assert down.matrix_bytes(OUTPUTS, INNER) == pytest.approx(expected, rel=most)
+    tolerance = 0.035 if (method, runtime) == ("FP8 blocks", "stoker") else 0.01
+    assert down.matrix_bytes(OUTPUTS, INNER) == pytest.approx(expected, rel=tolerance)
 
 
 #: Methods by which files hold a scale for each tensor, and how many bytes of scales each tensor has.
@@ -255,9 +255,9 @@ def test_what_is_not_quantized_has_the_dtype_of_the_files(
 ) -> None:
     config = {field: value for field, value in table()[name].items() if field != "torch_dtype"}
     files = {**config, "dtype": "bfloat16"}  # as `checkpoint_files` finds it
-    asked = spec(f"hf://{name}", "nvidia-h100-80gb", 1, runtime=runtime, maxModelLen=1024, image="x")
-    for given in (None, files):
-        found = plan(asked, Catalogue.load(), given).estimate
+    tested_spec = spec(f"hf://{name}", "nvidia-h100-80gb", 1, runtime=runtime, maxModelLen=1024, image="x")
+    for tensors in (None, files):
+        found = plan(tested_spec, Catalogue.load(), tensors).estimate
         assert found is not None
         assert found.weight_bytes_per_gpu == pytest.approx(size, rel=0.015)
 

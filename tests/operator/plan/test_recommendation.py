@@ -86,8 +86,8 @@ def test_auto_is_what_is_recommended(spec: SpecOf, studied: Studied) -> None:
 
 
 def test_auto_heeds_the_floor(spec: SpecOf) -> None:
-    asked = spec(LLAMA_31_70B, H100, 8, parallelism={"mode": "Auto", "minConcurrency": 3})
-    assert plan(asked, Catalogue.load()).placement.sizes == (4, 1, 2)
+    tested_spec = spec(LLAMA_31_70B, H100, 8, parallelism={"mode": "Auto", "minConcurrency": 3})
+    assert plan(tested_spec, Catalogue.load()).placement.sizes == (4, 1, 2)
 
 
 def test_auto_says_that_engines_are_better_apart(spec: SpecOf) -> None:
@@ -117,8 +117,8 @@ def test_absence_means_what_it_did(spec: SpecOf) -> None:
 # Warnings
 
 
-def planned(spec: SpecOf, *args: Any, **given: Any) -> Plan:
-    return plan(spec(*args, **given), Catalogue.load())
+def planned(spec: SpecOf, *args: Any, **parts: Any) -> Plan:
+    return plan(spec(*args, **parts), Catalogue.load())
 
 
 def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
@@ -144,10 +144,10 @@ def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
 
 
 def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:
-    asked = {"tensor": 4, "data": 2}
-    (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=asked).warnings
+    parallelism = {"tensor": 4, "data": 2}
+    (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=parallelism).warnings
     assert warning.startswith("an engine holds 3 of 131,072 tokens at once, fewer than 4; use tensor 8, data 1")
-    assert not planned(spec, LLAMA_31_70B, H100, 8, parallelism={**asked, "minConcurrency": 3}).warnings
+    assert not planned(spec, LLAMA_31_70B, H100, 8, parallelism={**parallelism, "minConcurrency": 3}).warnings
 
 
 _FP8 = re.compile(
@@ -161,12 +161,12 @@ def test_weights_of_8_bits_are_offered_where_they_are_accepted(studied: Studied)
     offered = set()
     for source in (f"hf://{name}" for name in models.values()):
         for accelerator, count in (("nvidia-l4", 4), (H100, 1)):
-            given: dict[str, Any] = {"runtime": "stoker", "image": "mine:1"}
-            for violation in studied(source, accelerator, count, **given).unplannable:
+            parts: dict[str, Any] = {"runtime": "stoker", "image": "mine:1"}
+            for violation in studied(source, accelerator, count, **parts).unplannable:
                 if text := _FP8.search(violation.remedy):
-                    given |= {"parallelism": {size: int(many) for size, many in text.groupdict().items() if many}}
-                    given |= {"quantization": "fp8"}
-                    assert not studied(source, accelerator, count, **given).unplannable
+                    parts |= {"parallelism": {size: int(many) for size, many in text.groupdict().items() if many}}
+                    parts |= {"quantization": "fp8"}
+                    assert not studied(source, accelerator, count, **parts).unplannable
                     offered.add((source, accelerator))
     assert len(offered) > 3
     (violation,) = studied(LLAMA_31_70B, "nvidia-l4", 4, runtime="stoker", image="mine:1").unplannable

@@ -66,8 +66,8 @@ def drawn(seed: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
     stated = draw.choice(QUANTIZED)
     if stated and (known := config or table().get(name)) and not known.get("quantization_config"):
         config = {**known, "quantization_config": stated}
-    accelerator, most = draw.choice(ACCELERATORS)
-    count = draw.choice([size for size in (1, 2, 3, 4, 8) if size <= most])
+    accelerator, max_count = draw.choice(ACCELERATORS)
+    count = draw.choice([size for size in (1, 2, 3, 4, 8) if size <= max_count])
     sizes: dict[str, int] = {}
     ranks = draw.choice([1, 2, 4]) if accelerator == "cpu" else count
     if draw.random() < 0.6:
@@ -179,8 +179,8 @@ def named(seed: int) -> set[str]:
             assert {each.reason for each in refusals(manifest, plain)} <= reasons - {violation.reason}, str(violation)
         for kind, change in tried(manifest, violation):
             kinds.add(kind)
-            left = {each.reason for each in refusals(change, config)}
-            assert left <= reasons - {violation.reason}, (str(violation), kind, change["spec"], left)
+            remaining = {each.reason for each in refusals(change, config)}
+            assert remaining <= reasons - {violation.reason}, (str(violation), kind, change["spec"], remaining)
     return kinds
 
 
@@ -266,9 +266,11 @@ def named_by_rules(seed: int) -> set[str]:
             changes = [("one pod", merged(alone, "hardware.count", int(found[1])) if found[1] else alone)]
         for kind, change in changes:
             kinds.add(kind)
-            left = of_sizes(planned(change, config), "sizes" if "none" in kinds else kind)
-            others = [each for each in left if violation.reason == "TopologyMismatch" and "topology" not in each]
-            assert left == others, (str(violation), kind, change["spec"], left)
+            remaining = of_sizes(planned(change, config), "sizes" if "none" in kinds else kind)
+            unrelated = [
+                each for each in remaining if violation.reason == "TopologyMismatch" and "topology" not in each
+            ]
+            assert remaining == unrelated, (str(violation), kind, change["spec"], remaining)
     return kinds
 
 

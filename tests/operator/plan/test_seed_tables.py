@@ -34,7 +34,7 @@ def test_by_default_one_engine_is_spread_over_all_gpus(spec: Callable[..., Spec]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("parallelism", "expected"),
     [
         ({"tensor": 2}, (2, 1, 2)),
         ({"data": 4}, (1, 1, 4)),
@@ -44,9 +44,9 @@ def test_by_default_one_engine_is_spread_over_all_gpus(spec: Callable[..., Spec]
     ],
 )
 def test_what_is_absent_is_what_is_left(
-    spec: Callable[..., Spec], given: dict[str, int], expected: tuple[int, ...]
+    spec: Callable[..., Spec], parallelism: dict[str, int], expected: tuple[int, ...]
 ) -> None:
-    planned = plan(spec(LLAMA_8B, "nvidia-a100-80gb", 4, parallelism=given), Catalogue.load())
+    planned = plan(spec(LLAMA_8B, "nvidia-a100-80gb", 4, parallelism=parallelism), Catalogue.load())
     assert planned.placement.sizes == expected
 
 
@@ -177,9 +177,9 @@ def test_the_solutions_are_accepted(spec: Callable[..., Spec], sizes: dict[str, 
 
 
 def test_idle_gpus_are_permitted_where_they_are_asked_for(spec: Callable[..., Spec]) -> None:
-    asked = spec(MISTRAL_7B, "nvidia-a10g", 4, hardware={"allowIdle": True}, parallelism={"tensor": 3, "data": 1})
+    tested_spec = spec(MISTRAL_7B, "nvidia-a10g", 4, hardware={"allowIdle": True}, parallelism={"tensor": 3, "data": 1})
     with pytest.raises(Unplannable, match="tensor 3 does not divide the model's 32 attention heads"):
-        plan(asked, Catalogue.load())
-    asked = spec(MISTRAL_7B, "nvidia-a10g", 4, hardware={"allowIdle": True}, parallelism={"tensor": 2, "data": 1})
-    placement = plan(asked, Catalogue.load()).placement
+        plan(tested_spec, Catalogue.load())
+    tested_spec = spec(MISTRAL_7B, "nvidia-a10g", 4, hardware={"allowIdle": True}, parallelism={"tensor": 2, "data": 1})
+    placement = plan(tested_spec, Catalogue.load()).placement
     assert (placement.sizes, placement.idle) == ((2, 1, 1), 2)

@@ -23,9 +23,9 @@ AWQ = {
 SpecOf = Callable[..., Spec]
 
 
-def refusal(asked: Spec, config: Any = None) -> Any:
+def refusal(spec: Spec, config: Any = None) -> Any:
     with pytest.raises(Unplannable) as caught:
-        plan(asked, Catalogue.load(), config)
+        plan(spec, Catalogue.load(), config)
     (violation,) = caught.value.violations
     return violation
 
@@ -112,10 +112,10 @@ def test_our_engine_cuts_rows_between_groups(spec: SpecOf, stated: dict[str, Any
     """7,424 columns in four parts: 29 groups of 64 each, or 15, 15, 15 and 13 of 128. Outputs are cut anywhere."""
     config = {**AWQ, "hidden_size": 4096, "intermediate_size": 7424, "quantization_config": stated}
     config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-    asked = spec("hf://org/m", H100, 4, runtime="stoker", image="registry.example/engine:1")
+    tested_spec = spec("hf://org/m", H100, 4, runtime="stoker", image="registry.example/engine:1")
     if not problem:
-        assert plan(asked, Catalogue.load(), config).placement.tensor == 4
+        assert plan(tested_spec, Catalogue.load(), config).placement.tensor == 4
         return
     with pytest.raises(Unplannable) as caught:
-        plan(asked, Catalogue.load(), config)
+        plan(tested_spec, Catalogue.load(), config)
     assert any(f"as {problem} stores them" in str(each) for each in caught.value.violations)

@@ -81,10 +81,10 @@ def test_the_plan_refuses_what_the_start_does(architecture: str) -> None:
     served = 0
     for option in OPTIONS:
         config = {"architectures": [architecture], **SIZES, **option}
-        said = start(config)
-        served += not said
+        start_error = start(config)
+        served += not start_error
         messages = [each.message for each in study(spec, Catalogue.load(), config).unplannable]
-        assert messages == ([said] if said else []), (option, said)
+        assert messages == ([start_error] if start_error else []), (option, start_error)
     assert 5 < served < len(OPTIONS)
 
 

@@ -47,9 +47,9 @@ def bench(every: int) -> Bench:
     )
     layers: list[LayerConfig] = []
     for index, layer in enumerate(config.layers):
-        own = replace(layer.attention)
+        attention = replace(layer.attention)
         is_attention = every and index % every == 0
-        layers.append(replace(layer, attention=own) if is_attention else Recurrent(own, layer.mlp))
+        layers.append(replace(layer, attention=attention) if is_attention else Recurrent(attention, layer.mlp))
     config = replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
     return Bench(Shape(config), NUMBERS, SETTINGS, 8 * GIB, on_cpu=False, margin=0)
 
@@ -72,6 +72,6 @@ def test_sequences_are_counted_whole(every: int, block: int, blocks_of_states: i
 def test_what_a_model_needs_is_enough_and_hardly_more(every: int) -> None:
     needed = needed_bytes(bench(every))
     for memory, fits in ((needed + 1, True), (int(needed * 0.98), False)):
-        given = replace(bench(every), memory_bytes=memory)
-        found, _ = estimate(given, ONE_DEVICE)
+        sized = replace(bench(every), memory_bytes=memory)
+        found, _ = estimate(sized, ONE_DEVICE)
         assert (found.max_model_len is not None and found.max_model_len >= 2048) == fits

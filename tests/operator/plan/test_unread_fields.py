@@ -87,12 +87,12 @@ def test_fields_that_a_family_does_not_read_are_not_counted(kind: str) -> None:
     unread = {name: value for name, value in FIELDS.items() if not hasattr(plain, name)}
     assert unread
     with torch.device("meta"):
-        theirs = [
+        num_parameters = [
             sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
             for config in (plain, make(**SMALL, **unread))
         ]
-    assert theirs[0] == theirs[1]
+    assert num_parameters[0] == num_parameters[1]
     expected = counted(plain, KINDS[kind])
-    assert expected == pytest.approx(theirs[0], rel=0.01)
+    assert expected == pytest.approx(num_parameters[0], rel=0.01)
     for name, value in unread.items():
         assert counted(make(**SMALL, **{name: value}), KINDS[kind]) == expected, name

@@ -70,9 +70,9 @@ def test_a_stage_needs_a_layer(spec: SpecOf) -> None:
 
 
 def test_replicas_of_several_pods_are_computed_and_not_run(studied: Callable[..., Study], spec: SpecOf) -> None:
-    given = {"hardware": {"nodes": 2}, "parallelism": {"tensor": 8, "pipeline": 2}}
-    assert not studied(LLAMA_70B, "nvidia-l40s", 8, **given).unplannable
-    (violation,) = refused(spec(LLAMA_70B, "nvidia-l40s", 8, **given))
+    parts = {"hardware": {"nodes": 2}, "parallelism": {"tensor": 8, "pipeline": 2}}
+    assert not studied(LLAMA_70B, "nvidia-l40s", 8, **parts).unplannable
+    (violation,) = refused(spec(LLAMA_70B, "nvidia-l40s", 8, **parts))
     assert (violation.field, violation.reason) == ("spec.hardware.nodes", "NotSupported")
 
 
@@ -130,23 +130,23 @@ def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may
     assert violation.message == "the checkpoint is quantized by torchao, which runtime stoker does not load on cpu"
     assert violation.remedy.startswith("use the unquantized model, or use one by awq, auto_awq, ")
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
-    asked, catalogue = spec("hf://org/model", "nvidia-h100-80gb", 1), Catalogue.load()
+    tested_spec, catalogue = spec("hf://org/model", "nvidia-h100-80gb", 1), Catalogue.load()
     images = {**catalogue.runtimes, "stoker": {"cuda": "mine:1"}}
     has_image = catalogue.model_copy(update={"runtimes": images})
-    (violation,) = study(asked, has_image, config).unplannable
+    (violation,) = study(tested_spec, has_image, config).unplannable
     assert violation.remedy.endswith(", or use runtime: stoker")
     # Where another runtime has no image, or does not read the file either, it is not named.
-    (violation,) = study(asked, catalogue, config).unplannable
+    (violation,) = study(tested_spec, catalogue, config).unplannable
     assert "runtime: stoker" not in violation.remedy
     del config["quantization_config"]["load_in_8bit"]
-    (violation,) = study(asked, has_image, config).unplannable
+    (violation,) = study(tested_spec, has_image, config).unplannable
     assert "runtime: stoker" not in violation.remedy
 
 
-@pytest.mark.parametrize("asked", [None, "int8", "fp8"])
-def test_a_checkpoint_that_is_not_loaded_is_refused_whatever_is_asked(spec: SpecOf, asked: str | None) -> None:
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
+def test_a_checkpoint_that_is_not_loaded_is_refused_whatever_is_asked(spec: SpecOf, quantization: str | None) -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "quark"}}
-    (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker", quantization=asked), config)
+    (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker", quantization=quantization), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     (violation,) = refused(spec("hf://org/model", "nvidia-h100-80gb", 1, quantization="fp8"), config)
@@ -159,8 +159,8 @@ def test_a_cache_without_scales_is_refused_where_the_checkpoint_states_them(spec
 
     def reasons(scheme: Any, dtype: str | None, runtime: str = "stoker") -> list[str]:
         stated["kv_cache_scheme"] = scheme
-        asked = spec("hf://org/model", "nvidia-h100-80gb", 1, runtime=runtime, image="mine:1", kvCacheDtype=dtype)
-        return [each.reason for each in study(asked, Catalogue.load(), config).unplannable]
+        tested_spec = spec("hf://org/model", "nvidia-h100-80gb", 1, runtime=runtime, image="mine:1", kvCacheDtype=dtype)
+        return [each.reason for each in study(tested_spec, Catalogue.load(), config).unplannable]
 
     scales = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
     assert reasons(scales, "fp8_e5m2") == ["UnsupportedKVCacheDtype"]
@@ -170,7 +170,7 @@ def test_a_cache_without_scales_is_refused_where_the_checkpoint_states_them(spec
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "message", "remedy"),
+    ("model", "quantization", "message", "remedy"),
     [
         (QWEN_05B, "gptq", "gptq needs a checkpoint that was quantized so", "or use a method that quantizes when it"),
         (QWEN_05B, "bitsandbytes", "bitsandbytes needs a checkpoint", "loads, int8 or int4 or fp8"),
@@ -179,9 +179,9 @@ def test_a_cache_without_scales_is_refused_where_the_checkpoint_states_them(spec
     ],
 )
 def test_what_cannot_be_quantized_when_it_is_loaded(
-    spec: SpecOf, model: str, asked: str, message: str, remedy: str
+    spec: SpecOf, model: str, quantization: str, message: str, remedy: str
 ) -> None:
-    (violation,) = refused(spec(model, "cpu", runtime="stoker", quantization=asked))
+    (violation,) = refused(spec(model, "cpu", runtime="stoker", quantization=quantization))
     assert (violation.field, violation.reason) == ("spec.engine.quantization", "QuantizationMismatch")
     assert violation.message.startswith(message)
     assert remedy in violation.remedy
@@ -235,13 +235,13 @@ def test_less_than_2048_tokens_serve_nobody(spec: SpecOf) -> None:
         "max_position_embeddings": 32768,
         "torch_dtype": "bfloat16",
     }
-    asked = "hf://org/unknown"
-    layers = next(layers for layers in range(30, 60) if not _fits(spec(asked, "nvidia-h100-80gb", 1), config, layers))
-    (violation,) = refused(spec(asked, "nvidia-h100-80gb", 1), {**config, "num_hidden_layers": layers})
+    source = "hf://org/unknown"
+    layers = next(layers for layers in range(30, 60) if not _fits(spec(source, "nvidia-h100-80gb", 1), config, layers))
+    (violation,) = refused(spec(source, "nvidia-h100-80gb", 1), {**config, "num_hidden_layers": layers})
     assert violation.reason == "DoesNotFit"
     # A model whose own length is less may have less.
     short = {**config, "num_hidden_layers": layers - 1, "max_position_embeddings": 512}
-    assert plan(spec(asked, "nvidia-h100-80gb", 1), Catalogue.load(), short).max_model_len == 512
+    assert plan(spec(source, "nvidia-h100-80gb", 1), Catalogue.load(), short).max_model_len == 512
 
 
 def _fits(spec: Spec, config: dict[str, Any], layers: int) -> bool:
@@ -254,11 +254,11 @@ def _fits(spec: Spec, config: dict[str, Any], layers: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "length"),
     [(["--max-model-len=1024"], 1024), (["--max-model-len", "1024"], 1024), (["--max-model-len=auto"], None)],
 )
-def test_a_word_may_say_the_length(spec: SpecOf, args: list[str], told: int | None) -> None:
-    assert plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1, args=args), Catalogue.load()).max_model_len == told
+def test_a_word_may_say_the_length(spec: SpecOf, args: list[str], length: int | None) -> None:
+    assert plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1, args=args), Catalogue.load()).max_model_len == length
 
 
 # CPU: the memory is the container's limit
@@ -328,7 +328,7 @@ def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> Non
 
 
 @pytest.mark.parametrize(
-    ("config", "what"),
+    ("config", "reason"),
     [
         ({"architectures": ["BertForMaskedLM"]}, "an encoder that fills masks"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder-decoder"),
@@ -336,10 +336,10 @@ def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> Non
         ({"architectures": ["CLIPModel"]}, "without a head"),
     ],
 )
-def test_what_is_no_decoder_is_refused_saying_so(spec: SpecOf, config: dict[str, Any], what: str) -> None:
+def test_what_is_no_decoder_is_refused_saying_so(spec: SpecOf, config: dict[str, Any], reason: str) -> None:
     (violation,) = refused(spec("hf://org/unknown", "nvidia-h100-80gb", 1), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "NoDecoder")
-    assert what in violation.message and "not an autoregressive decoder" in violation.message
+    assert reason in violation.message and "not an autoregressive decoder" in violation.message
 
 
 def test_a_fetched_config_goes_before_the_table(spec: SpecOf) -> None:
@@ -359,14 +359,18 @@ def test_what_the_catalogue_lacks_is_refused_before(spec: SpecOf) -> None:
 
 
 def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
-    asked = spec(LLAMA_8B, "nvidia-h100-80gb", 4, runtime="stoker", image="x", kvCacheDtype="fp8", quantization="fp8")
-    assert plan(asked, Catalogue.load()).warnings == (
+    tested_spec = spec(
+        LLAMA_8B, "nvidia-h100-80gb", 4, runtime="stoker", image="x", kvCacheDtype="fp8", quantization="fp8"
+    )
+    assert plan(tested_spec, Catalogue.load()).warnings == (
         "the stoker engine of this release has no kernels for weights quantized by fp8 on nvidia-h100-80gb: it "
         "dequantizes them in every step, which is slow; use runtime vllm",
     )
     older = Release.model_validate({"devices": 1, "kvCacheDtypes": ["auto"], "quantizations": []})
     catalogue = Catalogue.load().model_copy(update={"releases": {"stoker": older}})
-    assert [warning.partition("release ")[2].partition(",")[0] for warning in plan(asked, catalogue).warnings] == [
+    assert [
+        warning.partition("release ")[2].partition(",")[0] for warning in plan(tested_spec, catalogue).warnings
+    ] == [
         "drives 1 accelerator",
         "has no key-value cache of fp8",
         "loads no weights quantized by fp8",
@@ -379,6 +383,6 @@ def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
 
 
 def test_all_that_is_wrong_is_said_at_once(spec: SpecOf) -> None:
-    asked = spec(MISTRAL_7B, "nvidia-t4", 1, dtype="bfloat16", kvCacheDtype="fp8", maxModelLen=100_000)
-    reasons = [violation.reason for violation in refused(asked)]
+    tested_spec = spec(MISTRAL_7B, "nvidia-t4", 1, dtype="bfloat16", kvCacheDtype="fp8", maxModelLen=100_000)
+    reasons = [violation.reason for violation in refused(tested_spec)]
     assert reasons == ["UnsupportedDtype", "UnsupportedKVCacheDtype", "MaxModelLenTooLong", "DoesNotFit"]

@@ -36,10 +36,10 @@ def test_values_change_it(tmp_path: Path, capsys: Any) -> None:
     words = ["-f", str(ROOT / "examples/01-demo.yaml"), "--values", str(file), "--release=r", "--release-namespace=ns"]
     assert main(words) == 0
     objects = {each["kind"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
-    _, operator, other = objects["NetworkPolicy"]["spec"]["ingress"][0]["from"]
+    _, operator, third_peer = objects["NetworkPolicy"]["spec"]["ingress"][0]["from"]
     assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "ns"}
     assert operator["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "r"
-    assert other == peer
+    assert third_peer == peer
 
 
 def test_values_left_empty_are_as_in_the_chart() -> None:
@@ -58,13 +58,13 @@ def test_values_that_are_none(content: str, tmp_path: Path, capsys: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"),
+    ("written", "stored"),
     [
         ("1024Mi", "1Gi"), ("0.5Gi", "512Mi"), ("1Gi", "1Gi"), ("1500Mi", "1500Mi"), ("1000m", "1"), ("500m", "500m"),
         ("1.5", "1500m"), (4, "4"), ("0", "0"), ("0Gi", "0"), ("1000", "1k"), ("2000M", "2G"), ("1e3", "1e3"),
         ("10e3", "10e3"), ("1E", "1E"), ("0.5Ki", "512"), ("3072", "3072"), ("4000Mi", "4000Mi"), ("1.5Gi", "1536Mi"),
     ],
 )  # fmt: skip
-def test_amounts_are_as_the_api_server_writes_them(given: int | str, stored: str) -> None:
-    assert canonical(given) == stored == canonical(stored)
-    assert amount(stored) == amount(given)
+def test_amounts_are_as_the_api_server_writes_them(written: int | str, stored: str) -> None:
+    assert canonical(written) == stored == canonical(stored)
+    assert amount(stored) == amount(written)

@@ -192,10 +192,10 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-places = st.sampled_from(["containers", "initContainers", "volumes", "securityContext", "hostPID"])
+field_names = st.sampled_from(["containers", "initContainers", "volumes", "securityContext", "hostPID"])
 
 
-@given(spec=st.dictionaries(places, anything), inside=anything)
+@given(spec=st.dictionaries(field_names, anything), inside=anything)
 def test_nonsense_is_refused_with_the_field(spec: Any, inside: Any) -> None:
     names = ("securityContext", "ports", "lifecycle", "readinessProbe", "projected")
     nested = {"containers": [{"name": "a", **dict.fromkeys(names, inside)}], "volumes": [{"projected": inside}]}

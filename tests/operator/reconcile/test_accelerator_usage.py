@@ -69,12 +69,12 @@ class Cluster(Kube):
 
 def test_a_round_of_requests_serves_all_who_ask_for_some_seconds() -> None:
     cluster, clock = Cluster([pod(takes(1))], [pod(takes(2)), pod({"name": "c"})]), 100.0
-    asked = AcceleratorUsage(cluster, lambda: clock)
+    usage = AcceleratorUsage(cluster, lambda: clock)
     for _ in range(100):
-        assert [each.requests[GPU] for each in asked.now()] == [1, 2]
+        assert [each.requests[GPU] for each in usage.now()] == [1, 2]
     assert cluster.rounds == 1
     clock += 15
-    asked.now()
+    usage.now()
     assert cluster.rounds == 2
 
 
@@ -86,17 +86,17 @@ def test_who_may_not_see_pods_says_nothing_of_them(caplog: pytest.LogCaptureFixt
 
 
 def test_a_list_is_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def request(self: Any, method: str, path: str, *, query: Any) -> Any:
-        asked.append(dict(query))
-        more = {"continue": "next"} if len(asked) % 2 else {}
-        return {"items": [pod(takes(len(asked)))], "metadata": {"resourceVersion": str(len(asked)), **more}}
+        requests.append(dict(query))
+        more = {"continue": "next"} if len(requests) % 2 else {}
+        return {"items": [pod(takes(len(requests)))], "metadata": {"resourceVersion": str(len(requests)), **more}}
 
     monkeypatch.setattr(Kube, "_request", request)
     kube = Kube(None)  # type: ignore[arg-type]
     assert [each.requests[GPU] for each in AcceleratorUsage(kube).now()] == [1, 2]
-    assert "continue" not in asked[0] and asked[1]["continue"] == "next"
-    assert asked[0]["fieldSelector"] == accelerator_usage._RUNNING
+    assert "continue" not in requests[0] and requests[1]["continue"] == "next"
+    assert requests[0]["fieldSelector"] == accelerator_usage._RUNNING
     items, version = kube.list("Pod")
     assert (len(items), items[0]["kind"], version) == (2, "Pod", "3")

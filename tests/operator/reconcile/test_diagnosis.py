@@ -105,11 +105,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("seen", "reason", "said"), CASES, ids=[f"{case[1]}-{i}" for i, case in enumerate(CASES)])
-def test_each_trouble_has_its_word_and_a_remedy(seen: Any, reason: str, said: str) -> None:
+@pytest.mark.parametrize(("seen", "reason", "message"), CASES, ids=[f"{case[1]}-{i}" for i, case in enumerate(CASES)])
+def test_each_trouble_has_its_word_and_a_remedy(seen: Any, reason: str, message: str) -> None:
     found = diagnose([seen], ROLLING)
     assert found and found.reason == reason
-    assert said in found.message
+    assert message in found.message
     assert "demo-1" in found.message
 
 
@@ -203,7 +203,7 @@ KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 
 @pytest.mark.parametrize("kind", ["initContainerStatuses", "containerStatuses"])
 @pytest.mark.parametrize(
-    ("status", "reason", "said"),
+    ("status", "reason", "message"),
     [
         ({"state": PULLS}, "ImagePullError", "no/such:1"),
         ({"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no Secret x"}}}, "StartError", "x"),
@@ -214,14 +214,14 @@ KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
         ({"state": {"waiting": {"reason": "SomethingNew", "message": "in its words"}}}, "SomethingNew", "in its words"),
     ],
 )
-def test_every_container_of_a_pod_is_told_of(kind: str, status: Any, reason: str, said: str) -> None:
+def test_every_container_of_a_pod_is_told_of(kind: str, status: Any, reason: str, message: str) -> None:
     helper = container("helper", **status)
     engine = STARTING if kind == "initContainerStatuses" else RUNNING
     statuses: dict[str, Any] = {"containerStatuses": [engine]}
     statuses[kind] = [*statuses.get(kind, []), helper]
     found = diagnose([pod(phase="Pending", **statuses)], ROLLING)
     assert found and found.reason == reason
-    assert said in found.message and "container helper in pod demo-1" in found.message
+    assert message in found.message and "container helper in pod demo-1" in found.message
 
 
 def test_a_container_that_has_come_round_is_not_blamed() -> None:
@@ -229,8 +229,8 @@ def test_a_container_that_has_come_round_is_not_blamed() -> None:
     helper = container("helper", ready=True, state={"running": {}}, lastState=ENDED)
     assert diagnose([pod(containerStatuses=[engine, helper])], ROLLING) is None
     # An engine that is at it again is not blamed for what another container lacks.
-    again = engine | {"lastState": ENDED}
-    found = diagnose([pod(containerStatuses=[again, container("helper", state=PULLS)])], ROLLING)
+    restarted = engine | {"lastState": ENDED}
+    found = diagnose([pod(containerStatuses=[restarted, container("helper", state=PULLS)])], ROLLING)
     assert found and found.reason == "ImagePullError"
 
 
@@ -257,8 +257,8 @@ def test_pods_that_wait_for_more_than_a_node_and_more_than_a_start() -> None:
     assert found and found.reason == "ReadinessGatesNotReady" and "gate x" in found.message
 
 
-@pytest.mark.parametrize(("turned", "told"), [("2026-01-01T12:00:00Z", False), ("2026-01-01T13:00:00Z", True)])
-def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, told: bool) -> None:
+@pytest.mark.parametrize(("turned", "is_reported"), [("2026-01-01T12:00:00Z", False), ("2026-01-01T13:00:00Z", True)])
+def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, is_reported: bool) -> None:
     ready = {
         "type": "Ready",
         "status": "False",
@@ -267,7 +267,7 @@ def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, told: bool) 
         "lastTransitionTime": turned,
     }
     found = diagnose([pod(conditions=[ready], containerStatuses=[RUNNING | {"ready": False}])], ROLLING)
-    assert (found is not None) == told
+    assert (found is not None) == is_reported
     if found:
         assert found.reason == "ContainersNotReady" and "containers with unready status: [engine]" in found.message
 
@@ -277,9 +277,9 @@ def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
     old = dataclasses.replace(crashed, name="demo-0", version="old", created="2026-01-01T11:00:00Z")
     fixed = Rollout(current=True, desired=1, total=1, updated=0, ready=0, available=0)
     assert diagnose([old], fixed) is None
-    both = dataclasses.replace(fixed, total=2, updated=1)
-    assert diagnose([pod(), old], both) is None
-    found = diagnose([crashed, old], both)
+    pods = dataclasses.replace(fixed, total=2, updated=1)
+    assert diagnose([pod(), old], pods) is None
+    found = diagnose([crashed, old], pods)
     assert found and "demo-1" in found.message
     # What nodes refuse is made again and again, and counted nowhere.
     refused = pod(phase="Failed", reason="OutOfcpu", message="m")

@@ -19,7 +19,7 @@ from stoker_operator.reconcile import reconcile as reconcile_module
 from stoker_operator.reconcile.reconcile import Outcome, reconcile
 from stoker_operator.settings import Settings
 
-from .test_reconcile import KEY, World
+from .fake_cluster import KEY, World
 
 OTHER = Key("default", "other")
 
@@ -98,11 +98,11 @@ def test_one_that_takes_too_long_is_reported_and_ends_as_ever(world: World, monk
         loop = asyncio.get_running_loop()
         report = operator._report
 
-        def told(*arguments: Any) -> None:
+        def report_and_signal(*arguments: Any) -> None:
             report(*arguments)
             loop.call_soon_threadsafe(reported.set)
 
-        monkeypatch.setattr(operator, "_report", told)
+        monkeypatch.setattr(operator, "_report", report_and_signal)
         monkeypatch.setattr(controller_module, "reconcile", slow)
         running = asyncio.create_task(operator._reconcile(KEY))
         async with asyncio.timeout(120):

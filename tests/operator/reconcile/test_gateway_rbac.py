@@ -81,8 +81,8 @@ def test_it_grows_shrinks_and_goes() -> None:
     (rule,) = world.kube.objects["Role"]["rules"]
     assert rule == {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["a", "b"], "verbs": ["get"]}
     assert world.grant("b")[1] == ["apply Role"]
-    other = GatewaySettings(GATEWAY.url, "elsewhere", "gateway")
-    assert world.grant("b", gateway=other)[1] == ["apply RoleBinding"]
+    moved_gateway = GatewaySettings(GATEWAY.url, "elsewhere", "gateway")
+    assert world.grant("b", gateway=moved_gateway)[1] == ["apply RoleBinding"]
     assert world.grant() == (Outcome.GONE, ["delete RoleBinding", "delete Role"])
     assert world.kube.objects == {}
     assert namespaces(world.store) == set()
@@ -127,8 +127,8 @@ def test_after_any_history_it_is_what_is_needed_now() -> None:
         if chance.random() < 0.2:
             world.restart()
         world.grant(*secrets)
-        wanted = {each["kind"]: each for each in gateway_access("ns", secrets, GATEWAY)}
-        assert wanted.keys() == world.kube.objects.keys()
-        for kind, each in wanted.items():
+        expected = {each["kind"]: each for each in gateway_access("ns", secrets, GATEWAY)}
+        assert expected.keys() == world.kube.objects.keys()
+        for kind, each in expected.items():
             assert each.keys() - {"metadata"} <= world.kube.objects[kind].keys()
             assert all(world.kube.objects[kind][part] == each[part] for part in each.keys() - {"metadata"})

@@ -20,7 +20,7 @@ from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.settings import GatewaySettings
 
-from .test_reconcile import KEY, NOON, FakeKube, World
+from .fake_cluster import KEY, NOON, FakeKube, World
 
 LABELS = {"app.kubernetes.io/name": "stoker-operator"}
 
@@ -35,7 +35,7 @@ class Namespaces(FakeKube):
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         if namespace in ("a", "b"):
-            self.asked.append(f"get operator {namespace}")
+            self.requests.append(f"get operator {namespace}")
             if namespace in self.forbidden:
                 raise KubeError(403, "forbidden")
             return self.operators.get(namespace)
@@ -59,7 +59,7 @@ class Operator:
         self.world.restart()
         cluster = Cluster(self.world.kube, self.world.store, self.world.cluster.writer, operators=self.operators)
         outcome = reconcile(cluster, self.world.context, KEY, NOON)
-        return outcome, [each for each in self.world.kube.asked if each.split()[0] in ("apply", "delete", "create")]
+        return outcome, [each for each in self.world.kube.requests if each.split()[0] in ("apply", "delete", "create")]
 
 
 def installed(replicas: int = 2, labels: dict[str, str] = LABELS) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def installed(replicas: int = 2, labels: dict[str, str] = LABELS) -> dict[str, A
 
 @pytest.fixture
 def world(document: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("tests.operator.reconcile.test_reconcile.FakeKube", Namespaces)
+    monkeypatch.setattr("tests.operator.reconcile.fake_cluster.FakeKube", Namespaces)
     return World(document())
 
 
@@ -163,9 +163,9 @@ def test_drawn_operators_come_to_rest(world: World, seed: int) -> None:
         if rng.random() < 0.2:
             operator.restart()
     if rng.random() < 0.5:
-        gone = rng.choice("ab")
-        del running[gone]
-        world.kube.operators.pop(gone, None)
+        removed = rng.choice("ab")
+        del running[removed]
+        world.kube.operators.pop(removed, None)
     for _ in range(3):
         for operator in running.values():
             operator.reconcile()
@@ -176,10 +176,10 @@ def test_drawn_operators_come_to_rest(world: World, seed: int) -> None:
     if len(running) == 2:
         assert serving in outcomes
         return
-    (left,) = running.values()
-    left.restart()
-    left.reconcile()
-    assert record(world) == left.name
+    (remaining,) = running.values()
+    remaining.restart()
+    remaining.reconcile()
+    assert record(world) == remaining.name
 
 
 def test_what_the_gateway_may_read_is_granted_by_one_of_them(world: World) -> None:
@@ -191,7 +191,7 @@ def test_what_the_gateway_may_read_is_granted_by_one_of_them(world: World) -> No
         gateway = GatewaySettings("https://g", name, "g")
         operators = OtherOperators(world.kube, f"{name}/stoker")
         outcome = grant(world.kube, world.store, world.cluster.writer, "default", secrets, gateway, operators)
-        return outcome, [each for each in world.kube.asked if each.split()[0] in ("apply", "delete")]
+        return outcome, [each for each in world.kube.requests if each.split()[0] in ("apply", "delete")]
 
     assert granted("a", ("keys",)) == (Outcome.SETTLED, ["apply Role", "apply RoleBinding"])
     assert operator_of(world.kube.objects["RoleBinding", NAME]) == "a/stoker"

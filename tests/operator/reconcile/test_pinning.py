@@ -117,9 +117,9 @@ def test_what_others_change_of_the_pods_is_put_back(document: Any) -> None:
     live = applied(first)
     assert not differs(first, live, "stoker")
     live["spec"]["template"]["spec"]["containers"][0]["image"] = "theirs"
-    again = pinned(rendered("engine:2"), live, facts(document())).deployment
-    assert image(again) == "engine:1"
-    assert differs(again, live, "stoker")
+    repinned = pinned(rendered("engine:2"), live, facts(document())).deployment
+    assert image(repinned) == "engine:1"
+    assert differs(repinned, live, "stoker")
 
 
 def test_a_deployment_without_a_record_is_left_as_it_was_applied(document: Any) -> None:
@@ -173,9 +173,9 @@ def test_every_field_is_known_to_show_in_pods_or_not() -> None:
 
 def test_a_record_of_the_spec_as_it_was_written_still_holds(document: Any) -> None:
     """Releases until 0.1 hashed the spec's own words."""
-    said = hashlib.sha256(json.dumps(document()["spec"], sort_keys=True).encode()).hexdigest()[:16]
+    old_digest = hashlib.sha256(json.dumps(document()["spec"], sort_keys=True).encode()).hexdigest()[:16]
     live = rendered("engine:1")
-    record = {"spec": said, "template": live["spec"]["template"]}
+    record = {"spec": old_digest, "template": live["spec"]["template"]}
     live["metadata"]["annotations"] = {ANNOTATION: json.dumps(record)}
     upgraded = pinned(rendered("engine:2"), live, facts(document(replicas=3))).deployment
     assert image(upgraded) == "engine:1"

@@ -17,7 +17,7 @@ from stoker_operator.reconcile.object_versions import ObjectVersions
 from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.reconcile.referenced_objects import Reference, Version, older, references
 
-from .test_reconcile import NOON, World
+from .fake_cluster import NOON, World
 
 KEYS = Reference("spec.auth.apiKeysSecretRef", "Secret", "keys")
 AUTH = {"apiKeysSecretRef": {"name": "keys"}}
@@ -115,11 +115,11 @@ class Metadata:
     """Gives out metadata of one object, and counts."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, str, str]] = []
         self.answer: Callable[[], Any] = lambda: {"creationTimestamp": written(0)}
 
     def metadata(self, *key: str) -> Any:
-        self.asked.append(key)  # type: ignore[arg-type]
+        self.requests.append(key)  # type: ignore[arg-type]
         return self.answer()
 
 
@@ -137,14 +137,14 @@ def test_an_object_is_read_once_an_interval() -> None:
         each.start()
     for each in threads:
         each.join(60)
-    assert kube.asked == [("Secret", "ns", "keys")]
+    assert kube.requests == [("Secret", "ns", "keys")]
     now[0] = 440
     versions.get("ns", KEYS._replace(field="spec.engine.env[0]"))
-    assert len(kube.asked) == 1
+    assert len(kube.requests) == 1
     now[0] = 480  # the soonest look after the first
     versions.get("ns", KEYS)
     versions.get("other", KEYS)
-    assert len(kube.asked) == 3
+    assert len(kube.requests) == 3
 
 
 @pytest.mark.parametrize("status", [0, 403, 500])
@@ -156,7 +156,7 @@ def test_an_object_that_cannot_be_read_is_unknown(status: int, caplog: pytest.Lo
     kube.answer = fail
     versions = ObjectVersions(kube, 600, lambda: now[0])  # type: ignore[arg-type]
     assert versions.get("ns", KEYS) is versions.get("ns", KEYS) is None
-    assert len(kube.asked) == 1
+    assert len(kube.requests) == 1
     assert "Secret keys of namespace ns could not be read" in caplog.text
     now[0], kube.answer = 500, lambda: {"creationTimestamp": written(0)}
     assert versions.get("ns", KEYS) == version(0, 0)
@@ -189,13 +189,13 @@ def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document:
 
     known[0] = version(-100, 300)
     world.now = NOON + timedelta(seconds=400)
-    outcome, asked = world.reconcile()
+    outcome, requests = world.reconcile()
     assert outcome in (Outcome.SETTLED, Outcome.MOVING)  # which asks the engine for some minutes
     assert ready(world) == (
         "1 of 1 pods serve the newest spec; pod demo-1 runs with Secret keys (spec.auth.apiKeysSecretRef) as it was "
         "before 2026-01-01T12:05:00Z: kubectl rollout restart deployment/demo --namespace default renews them"
     )
-    assert [each for each in asked if "list" not in each] == ["apply InferenceEndpoint/status", "create Event Ready"]
+    assert [each for each in requests if "list" not in each] == ["apply InferenceEndpoint/status", "create Event Ready"]
     assert world.kube.objects["Deployment", "demo"]["spec"]["template"] == template
     assert world.reconcile()[1] == []  # an Event once
     known[0] = version(-100, 350)  # changed again

@@ -11,7 +11,7 @@ from stoker_operator.manager.controller import Controller
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.settings import Settings
 
-from .test_reconcile import World
+from .fake_cluster import World
 
 KINDS = ("ServiceAccount", "PersistentVolumeClaim", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
@@ -64,7 +64,7 @@ def test_growth_that_the_storage_class_refuses_is_taken_back(world: World) -> No
 
 
 @pytest.mark.parametrize(
-    ("asked", "has", "to", "refused"),
+    ("requested", "has", "to", "refused"),
     [
         ("1Gi", "1Gi", "2Gi", False),
         ("2Gi", "1Gi", "1Gi", False),
@@ -75,11 +75,11 @@ def test_growth_that_the_storage_class_refuses_is_taken_back(world: World) -> No
     ],
 )
 def test_the_webhook_compares_with_the_volume(
-    world: World, asked: str, has: str | None, to: str, refused: bool
+    world: World, requested: str, has: str | None, to: str, refused: bool
 ) -> None:
     world.reconcile()
     claim = world.kube.objects["PersistentVolumeClaim", "demo"]
-    claim["spec"]["resources"]["requests"]["storage"] = asked
+    claim["spec"]["resources"]["requests"]["storage"] = requested
     world.change("PersistentVolumeClaim", status={"capacity": {"storage": has}} if has else {})
     operator = Controller(Settings(), world.kube, Catalogue.load())
     operator._informer.relist()

@@ -103,7 +103,7 @@ def test_histories_end_as_the_rules_say_and_wake_whom_they_concern(seed: int) ->
     routes = Routes(GATEWAY)
     there: dict[Key, dict[str, Any]] = {}
     opted: dict[str, bool] = dict.fromkeys("abc", True)
-    told: dict[Key, Any] = {}
+    previous: dict[Key, Any] = {}
     for _ in range(300):
         concerned = set()
         if chance.random() < 0.15:
@@ -122,8 +122,8 @@ def test_histories_end_as_the_rules_say_and_wake_whom_they_concern(seed: int) ->
         for key in changed:
             concerned |= routes.learn(key, there.get(key), namespace(key.namespace, opted_in=opted[key.namespace]))
         now = {key: routes.of(key) for key in there}
-        assert {key for key in now.keys() | told.keys() if now.get(key) != told.get(key)} <= concerned
-        told = now
+        assert {key for key in now.keys() | previous.keys() if now.get(key) != previous.get(key)} <= concerned
+        previous = now
         assert {key for key, route in now.items() if route and route.gateway} == served(there, opted)
     for name in opted:
         secrets = {secret_of(there[key]) for key in served(there, opted) if key.namespace == name} - {""}

@@ -15,8 +15,9 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.decide import Decision, decide
 from stoker_operator.reconcile.diagnosis import Diagnosis
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
+from stoker_operator.reconcile.observed import Observed, ObservedWorkload
 from stoker_operator.reconcile.routing import Route
-from stoker_operator.reconcile.status import Observed, ObservedWorkload, status
+from stoker_operator.reconcile.status import status
 from stoker_operator.settings import GatewaySettings
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -51,7 +52,7 @@ def report(
     live: Any = None,
     before: Any = None,
     now: datetime = NOON,
-    told: Reported | None = None,
+    reported: Reported | None = None,
     access_modes: Any = None,
     engines: Any = None,
     route: Route | None = None,
@@ -59,7 +60,7 @@ def report(
     endpoint = facts(document, **(before or {}))
     live = {Child("Service"): ours("Service")} if live is None else live
     decision = decided(endpoint, live, catalogue, access_modes)
-    workloads = {MAIN: ObservedWorkload(rollout, trouble, told, engines=engines or {})} if rollout else {}
+    workloads = {MAIN: ObservedWorkload(rollout, trouble, reported, engines=engines or {})} if rollout else {}
     return status(endpoint, decision, Observed(live, refusal, workloads, route), now)
 
 
@@ -75,8 +76,8 @@ def message(reported: dict[str, Any], kind: str = "Ready") -> str:
 
 
 def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
-    told = Reported(1234, "fp8_e4m3", "int8 in groups of 128")
-    reported = report(document(replicas=2), catalogue, told=told)
+    engine_facts = Reported(1234, "fp8_e4m3", "int8 in groups of 128")
+    reported = report(document(replicas=2), catalogue, reported=engine_facts)
     assert [each["type"] for each in reported["conditions"]] == [
         "Accepted", "Planned", "Available", "Progressing", "Stalled", "Ready",
     ]  # fmt: skip
@@ -104,8 +105,8 @@ def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
 
 def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> None:
     each = tuple(EngineState(number, True, 2, (), "serving", 100, 1600) for number in range(2))
-    asked = document(replicas=2, parallelism={"tensor": 2, "data": 2})
-    reported = report(asked, catalogue, engines={"b": EngineStates(each), "a": EngineStates(each)})
+    manifest = document(replicas=2, parallelism={"tensor": 2, "data": 2})
+    reported = report(manifest, catalogue, engines={"b": EngineStates(each), "a": EngineStates(each)})
     engine = reported["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"]) == (4, 4)
     assert [(state["pod"], state["number"]) for state in engine["copyStates"]] == [

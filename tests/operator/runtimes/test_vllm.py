@@ -116,14 +116,14 @@ LINES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def spec_of(endpoint: Any, gpu: Any, given: dict[str, Any]) -> Any:
-    engine = {"runtime": "vllm", **given.get("engine", {})}
-    return endpoint(**{"model": MODEL, "hardware": gpu, **given, "engine": engine}).spec
+def spec_of(endpoint: Any, gpu: Any, parts: dict[str, Any]) -> Any:
+    engine = {"runtime": "vllm", **parts.get("engine", {})}
+    return endpoint(**{"model": MODEL, "hardware": gpu, **parts, "engine": engine}).spec
 
 
 @pytest.mark.slow
 def test_vllm_understands_what_the_operator_writes(endpoint: Any, gpu: Any) -> None:
-    specs = [(spec_of(endpoint, gpu, given), plan) for given, plan, _ in LINES]
+    specs = [(spec_of(endpoint, gpu, parts), plan) for parts, plan, _ in LINES]
     lines = [VLLM.invocation(spec, planned(spec, **plan), chat_template="{{ x }}").words for spec, plan in specs]
     flags, parsed = vllm_parser.parse([list(words[1:]) for words in lines])
     for (_, _, expected), values in zip(LINES, parsed, strict=True):
@@ -139,7 +139,7 @@ def test_vllm_understands_what_the_operator_writes(endpoint: Any, gpu: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("args", "expected"),
     [
         (
             ["--max-model-len=4k"],
@@ -170,8 +170,8 @@ def test_vllm_understands_what_the_operator_writes(endpoint: Any, gpu: Any) -> N
         (["--help=all"], "spec.engine.args: --help starts no engine"),
     ],
 )
-def test_args_that_cannot_be_honoured_are_refused(endpoint: Any, gpu: Any, given: list[str], expected: str) -> None:
-    engine = {"maxModelLen": 8192, "enablePrefixCaching": True, "quantization": "fp8", "args": given}
+def test_args_that_cannot_be_honoured_are_refused(endpoint: Any, gpu: Any, args: list[str], expected: str) -> None:
+    engine = {"maxModelLen": 8192, "enablePrefixCaching": True, "quantization": "fp8", "args": args}
     spec = spec_of(endpoint, gpu, {"engine": engine, "auth": {"apiKeysSecretRef": {"name": "s"}}})
     with pytest.raises(Refused) as refused:
         VLLM.invocation(spec, planned(spec))
@@ -179,8 +179,8 @@ def test_args_that_cannot_be_honoured_are_refused(endpoint: Any, gpu: Any, given
 
 
 def test_another_version_may_have_other_flags(endpoint: Any, gpu: Any) -> None:
-    own = spec_of(endpoint, gpu, {"engine": {"image": "my/vllm:nightly", "args": ["--brand-new", "1"]}})
-    assert VLLM.invocation(own, planned(own)).words[-2:] == ("--brand-new", "1")
+    custom_spec = spec_of(endpoint, gpu, {"engine": {"image": "my/vllm:nightly", "args": ["--brand-new", "1"]}})
+    assert VLLM.invocation(custom_spec, planned(custom_spec)).words[-2:] == ("--brand-new", "1")
     contradiction = spec_of(endpoint, gpu, {"engine": {"image": "my/vllm:nightly", "args": ["--brand-new", "-tp=9"]}})
     with pytest.raises(Refused, match="--tensor-parallel-size contradicts"):
         VLLM.invocation(contradiction, planned(contradiction))
@@ -191,8 +191,8 @@ def test_on_a_cpu_the_cache_is_what_the_container_has_room_for(endpoint: Any) ->
     spec = spec_of(endpoint, {"accelerator": "cpu"}, {})
     assert "--kv-cache-memory-bytes=1073741824" in VLLM.invocation(spec, planned(spec, estimate=estimate)).words
     assert not [word for word in VLLM.invocation(spec, planned(spec)).words if "kv-cache-memory" in word]
-    said = spec_of(endpoint, {"accelerator": "cpu"}, {"engine": {"args": ["--kv-cache-memory-bytes=5"]}})
-    words = VLLM.invocation(said, planned(said, estimate=estimate)).words
+    explicit_spec = spec_of(endpoint, {"accelerator": "cpu"}, {"engine": {"args": ["--kv-cache-memory-bytes=5"]}})
+    words = VLLM.invocation(explicit_spec, planned(explicit_spec, estimate=estimate)).words
     assert [word for word in words if "kv-cache-memory" in word] == ["--kv-cache-memory-bytes=5"]
 
 

@@ -87,13 +87,13 @@ def _key(letters: str) -> str:
     return rf"^({label}(\.{label})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
 
 
-def without_own_labels(what: str) -> Rule:
-    """The rule of a part whose `labels` are added to those by which the operator finds `what`."""
+def without_own_labels(objects: str) -> Rule:
+    """The rule of a part whose `labels` are added to those by which the operator finds `objects`."""
     return Rule(
         field="labels",
         holds=lambda it: not any(label in (it.labels or {}) for label in OWN_LABELS),
         cel=f"!has(self.labels) || !{list(OWN_LABELS)}.exists(label, label in self.labels)",
-        message=f"one of these labels is what the operator finds {what} by",
+        message=f"one of these labels is what the operator finds {objects} by",
         remedy=f"use labels other than {', '.join(OWN_LABELS)}",
     )
 

@@ -125,9 +125,9 @@ class VolumeClaimSpec(Part):
     @property
     def identity(self) -> tuple[Any, ...]:
         """What of a claim cannot be changed, as the API server has it."""
-        more = {name: amount for name, amount in self.resources.requests.items() if name != "storage"}
+        other_requests = {name: amount for name, amount in self.resources.requests.items() if name != "storage"}
         changeable = {"access_modes", "resources", "volume_attributes_class_name"}
-        return set(self.access_modes), more, self.resources.limits, self.model_dump(exclude=changeable)
+        return set(self.access_modes), other_requests, self.resources.limits, self.model_dump(exclude=changeable)
 
 
 class ClaimMetadata(Part):

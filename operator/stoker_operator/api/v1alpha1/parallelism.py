@@ -78,14 +78,15 @@ class Sizes(NamedTuple):
         return self.tensor * self.pipeline * self.data
 
 
-def resolve(gpus: int, given: Parallelism | None) -> Sizes:
-    """What is `given`, with what is absent following from it. It may use more or less than the `gpus` of a replica."""
-    given = given or Parallelism()
-    pipeline = given.pipeline or 1
-    if given.tensor is None:
-        data = given.data or 1
+def resolve(gpus: int, parallelism: Parallelism | None) -> Sizes:
+    """The sizes of `parallelism`; absent ones follow from the others. They may use more or less than the `gpus` of a
+    replica."""
+    parallelism = parallelism or Parallelism()
+    pipeline = parallelism.pipeline or 1
+    if parallelism.tensor is None:
+        data = parallelism.data or 1
         return Sizes(max(1, gpus // (pipeline * data)), pipeline, data)
-    return Sizes(given.tensor, pipeline, given.data or max(1, gpus // (pipeline * given.tensor)))
+    return Sizes(parallelism.tensor, pipeline, parallelism.data or max(1, gpus // (pipeline * parallelism.tensor)))
 
 
 def options(gpus: int) -> list[tuple[int, int]]:
@@ -104,8 +105,8 @@ def pipelines_that_fill(gpus: int) -> str:
 
 
 def _any_of(sizes: Iterable[str]) -> str:
-    *most, last = sizes
-    return f"{', '.join(most)} or {last}" if most else last
+    *leading, last = sizes
+    return f"{', '.join(leading)} or {last}" if leading else last
 
 
 def fills_the_replica(workload: Workload) -> bool:
@@ -121,17 +122,17 @@ def explain(workload: Workload) -> tuple[str, str]:
     """What is wrong with the product, and what the rule allows."""
     hardware, sizes = workload.hardware, workload.sizes
     gpus, used = hardware.gpus, sizes.used
-    given = workload.parallelism
+    parallelism = workload.parallelism
     product = f"tensor ({sizes.tensor}) × data ({sizes.data})"
-    if given and given.pipeline is not None:
+    if parallelism and parallelism.pipeline is not None:
         product += f" × pipeline ({sizes.pipeline})"
-    left = gpus // sizes.pipeline
+    gpus_per_stage = gpus // sizes.pipeline
     if gpus % sizes.pipeline:
         choice = pipelines_that_fill(gpus)
     elif hardware.pods_per_replica > 1:
-        choice = f"tensor must be at most {hardware.accelerators}, and tensor × data {left}"
+        choice = f"tensor must be at most {hardware.accelerators}, and tensor × data {gpus_per_stage}"
     else:
-        choice = sizes_that_fill(left)
+        choice = sizes_that_fill(gpus_per_stage)
     if used < gpus:
         idle = gpus - used
         problem = f"{product} uses {used} of {gpus} GPUs, {idle} would be idle"
@@ -144,13 +145,13 @@ def explain(workload: Workload) -> tuple[str, str]:
 # The same in CEL, which has no variables: a list of one item goes through `map`, and the item is the variable.
 # What an expression may cost is bounded beforehand. Strings of unknown length cannot be joined within that bound;
 # `format` and a look-up in a table are cheap.
-def _given(part: str, field: str, absent: int) -> str:
+def _cel_or_default(part: str, field: str, absent: int) -> str:
     return f"(has(self.{part}) && has(self.{part}.{field}) ? self.{part}.{field} : {absent})"
 
 
-_COUNT, _NODES = _given("hardware", "count", 1), _given("hardware", "nodes", 1)
-_TENSOR, _DATA = _given("parallelism", "tensor", 0), _given("parallelism", "data", 0)
-_PIPELINE = _given("parallelism", "pipeline", 1)
+_COUNT, _NODES = _cel_or_default("hardware", "count", 1), _cel_or_default("hardware", "nodes", 1)
+_TENSOR, _DATA = _cel_or_default("parallelism", "tensor", 0), _cel_or_default("parallelism", "data", 0)
+_PIPELINE = _cel_or_default("parallelism", "pipeline", 1)
 # [tensor, pipeline, data, gpus], after `resolve`.
 _SIZES = (
     f"[[{_COUNT} * {_NODES}, {_PIPELINE}, {_TENSOR}, {_DATA}]].map(g, ["
@@ -190,7 +191,7 @@ _EXPLAIN = f"{_SIZES}.map(s, '%s %s; %s%s'.format([{_PRODUCT}, {_PROBLEM}, {_CHO
 
 
 def _product_of(*fields: str) -> str:
-    return " * ".join(_given("parallelism", field, 1) for field in fields)
+    return " * ".join(_cel_or_default("parallelism", field, 1) for field in fields)
 
 
 RULES = (

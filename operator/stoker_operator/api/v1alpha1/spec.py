@@ -18,13 +18,14 @@ from stoker_operator.api.v1alpha1.storage import Storage
 from stoker_operator.api.v1alpha1.workload import Workload
 
 
-def _place(spec: str) -> str:
-    """`Storage.place` in CEL."""
+def _cel_cache_location(spec: str) -> str:
+    """`Storage.cache_location` in CEL."""
     cache = f"{spec}.storage.cache"
-    given = f"has({spec}.storage) && has({cache})"
+    claim = f"{cache}.persistentVolumeClaim"
+    has_cache = f"has({spec}.storage) && has({cache})"
     return (
-        f"({given} && has({cache}.volumeClaimTemplate) ? 'made' : "
-        f"{given} && has({cache}.persistentVolumeClaim) ? 'claim ' + {cache}.persistentVolumeClaim.claimName : 'node')"
+        f"({has_cache} && has({cache}.volumeClaimTemplate) ? 'made' : "
+        f"{has_cache} && has({claim}) ? 'claim ' + {claim}.claimName : 'node')"
     )
 
 
@@ -74,8 +75,8 @@ class Spec(Workload):
     CHANGES: ClassVar[tuple[ChangeRule, ...]] = (
         ChangeRule(
             field="storage.cache",
-            holds=lambda now, before: now.storage.place == before.storage.place,
-            cel=f"{_place('self')} == {_place('oldSelf')}",
+            holds=lambda now, before: now.storage.cache_location == before.storage.cache_location,
+            cel=f"{_cel_cache_location('self')} == {_cel_cache_location('oldSelf')}",
             message="the cache cannot be changed",
             remedy="restore it, or delete the endpoint and create it again",
         ),

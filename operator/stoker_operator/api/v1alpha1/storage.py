@@ -58,7 +58,7 @@ class Storage(Part):
     as is used under runtime vllm; else the container runtime's."""
 
     @property
-    def place(self) -> str:
+    def cache_location(self) -> str:
         """Which place the cache is, however large: a claim that is made, one that exists, or space on the node."""
         if self.cache and self.cache.volume_claim_template:
             return "made"

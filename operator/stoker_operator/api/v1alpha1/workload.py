@@ -43,10 +43,10 @@ class Workload(Part):
     def sizes(self) -> Sizes:
         """`parallelism` with what its absence means; with mode Auto, what holds until more is known."""
         if self.hardware.accelerator == CPU:
-            given = self.parallelism or Parallelism()
-            return Sizes(given.tensor or 1, given.pipeline or 1, given.data or 1)
+            parallelism = self.parallelism or Parallelism()
+            return Sizes(parallelism.tensor or 1, parallelism.pipeline or 1, parallelism.data or 1)
         if self.parallelism is not None and self.parallelism.mode is not None:
-            given = self.parallelism
-            if (given.tensor, given.data, given.pipeline) == (None, None, None):
+            parallelism = self.parallelism
+            if (parallelism.tensor, parallelism.data, parallelism.pipeline) == (None, None, None):
                 return Sizes(self.hardware.accelerators, self.hardware.pods_per_replica, 1)
         return resolve(self.hardware.gpus, self.parallelism)

@@ -17,7 +17,9 @@ from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 
-from .spec_cases import RIGHT, RULE_BREAKERS, Wrong, at, dotted, fields, generated
+from .rule_breakers import RULE_BREAKERS
+from .schema_faults import at, dotted, fields, generated
+from .spec_cases import RIGHT, Wrong
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 GENERATED = tuple(generated(SCHEMA))

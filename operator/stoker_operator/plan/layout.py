@@ -1,0 +1,108 @@
+"""What the ways of a spec share: the parallel layout, and what an engine's memory is reckoned with."""
+
+from __future__ import annotations
+
+from stoker_common.errors import ModelError
+from stoker_engine.architectures.compute_dtype import compute_dtype
+from stoker_engine.architectures.quantization.on_load import ON_LOAD
+from stoker_engine.sizing.dtype_sizes import element_bytes
+from stoker_engine.sizing.kv_format import kv_format
+from stoker_engine.sizing.memory import Numbers
+from stoker_engine.sizing.planned_formats import on_load_formats
+from stoker_engine.sizing.quantized_weights import usual_weights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
+from stoker_operator.api.quantity import amount
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.hardware import CPU
+from stoker_operator.plan.engine_settings import EngineSettings
+from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench
+from stoker_operator.plan.model_shapes import Shape
+from stoker_operator.plan.options import MIN_CONCURRENCY, ParallelLayout
+from stoker_operator.plan.placement import Placement
+
+_MIB = 1024**2
+#: More than any machine has; a limit may say more.
+_MAX_MEMORY = 1 << 60
+
+
+def layout_of(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> ParallelLayout:
+    """What the ways share. vLLM's engines of a mixture share its experts whether whole experts are dealt or each is
+    split; those of runtime stoker share nothing."""
+    mixture = isinstance(shape, Shape) and shape.experts > 0
+    parallelism = spec.parallelism
+    is_stoker, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
+    return ParallelLayout(
+        placement.sizes.used if on_cpu else placement.count,
+        placement.nodes,
+        bench,
+        joint_experts=mixture and not is_stoker,
+        whole_experts=placement.expert and (mixture or isinstance(shape, str)),
+        can_deal_experts=mixture,
+        min_concurrency=(parallelism.min_concurrency if parallelism else None) or MIN_CONCURRENCY,
+        max_per_pod=placement.accelerator.max_per_pod,
+        divisible=placement.accelerator.topology_label is None and spec.can_share_its_cache,
+        is_stoker=is_stoker,
+        counted=not on_cpu,
+    )
+
+
+def memory_bytes_of(spec: Spec, placement: Placement) -> int | None:
+    """The memory of one device. On CPU the ranks of all engines share the container's limit equally; without one the
+    engine takes what the machine has, which is not known beforehand."""
+    if placement.accelerator.memory_mib is not None:
+        return placement.accelerator.memory_mib * _MIB
+    limits = spec.hardware.resources.limits if spec.hardware.resources else None
+    limit = (limits or {}).get("memory")
+    if limit is None:
+        return None
+    return min(max(int(amount(limit)), 0), _MAX_MEMORY) // placement.sizes.used
+
+
+def bench_of(
+    spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
+) -> tuple[str, Bench | None]:
+    """What an engine is measured on; or why it cannot be measured."""
+    engine = spec.engine
+    on_cpu = spec.hardware.accelerator == CPU
+    is_stoker = engine.runtime == "stoker"
+    quantized = None
+    if engine.quantization and not shape.method and not is_stoker:
+        quantized = usual_weights(engine.quantization)
+        if quantized is None:
+            return f"how large weights are that {engine.quantization} quantizes is not known", None
+    is_quantized = bool(shape.method or engine.quantization) and is_stoker
+    dtype = compute_dtype(engine.dtype, shape.config.dtype or "bfloat16", quantized=is_quantized, on_cpu=on_cpu)
+    if not is_stoker and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
+        dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
+    try:
+        formats = _formats(engine.quantization, shape, dtype, on_cpu) if is_stoker else _files_formats(shape)
+    except ModelError as error:
+        return str(error), None
+    numbers = Numbers(
+        element_bytes=element_bytes(dtype),
+        kv=kv_format(engine.kv_cache_dtype or "auto", dtype),
+        block_size=settings.block_size,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        quantized=quantized,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_blocks=settings.num_blocks,
+        formats=formats,
+        fused=is_stoker and not on_cpu,
+    )
+    sharers = placement.sizes.used if on_cpu else 1
+    return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if is_stoker else FOREIGN_MARGIN, sharers)
+
+
+def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
+    """How our engine stores the weights of a model that it computes in `dtype`."""
+    if shape.is_gguf:
+        return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
+    if not shape.method and quantization in ON_LOAD:
+        return on_load_formats(shape.config, quantization)
+    return shape.formats
+
+
+def _files_formats(shape: Shape) -> WeightFormats:
+    """How other engines store the weights of a model; a GGUF file's they dequantize, as far as is known."""
+    return ALL_NUMBERS if shape.is_gguf else shape.formats

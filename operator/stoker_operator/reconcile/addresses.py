@@ -1,0 +1,48 @@
+"""Where clients reach an endpoint, as its status reports it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stoker_operator.manifests.service import url
+from stoker_operator.objects.facts import Child, Object
+from stoker_operator.reconcile.decide import Decision, is_ours
+from stoker_operator.reconcile.observed import Observed
+from stoker_operator.settings import GatewaySettings
+
+#: Ways to reach the API that are listed.
+_ADDRESSES: Final = 16
+
+
+def addresses(decision: Decision, seen: Observed) -> dict[str, Any]:
+    """Where clients reach the endpoint."""
+    parsed, service = decision.evaluation.parsed, _service(decision, seen)
+    gateway = serving_gateway(decision, seen)
+    routed = [{"name": "gateway", "url": f"{gateway.url}/v1"}] if gateway else []
+    if service is None:
+        return {}
+    if parsed is None:
+        return {"addresses": routed} if routed else {}
+    internal = url(decision.owner, parsed.spec)
+    listed = [{"name": "cluster", "url": internal}]
+    scheme, _, after_scheme = internal.partition("://")
+    port = after_scheme.partition("/")[0].rpartition(":")[2]
+    balancer: Any = (service.get("status") or {}).get("loadBalancer") or {}
+    for ingress in balancer.get("ingress") or ():
+        host = ingress.get("hostname") or ingress.get("ip")
+        if host:
+            host = f"[{host}]" if ":" in host else host
+            name = "loadBalancer" if len(listed) == 1 else f"loadBalancer-{len(listed)}"
+            listed.append({"name": name, "url": f"{scheme}://{host}:{port}/v1"})
+    return {"url": internal, "addresses": listed[: _ADDRESSES - len(routed)] + routed}
+
+
+def _service(decision: Decision, seen: Observed) -> Object | None:
+    """The endpoint's own Service."""
+    service = seen.live.get(Child("Service"))
+    return service if service is not None and is_ours(decision.owner, service) else None
+
+
+def serving_gateway(decision: Decision, seen: Observed) -> GatewaySettings | None:
+    """The gateway that serves the endpoint: it finds the pods by the endpoint's own Service."""
+    return seen.route.gateway if seen.route and _service(decision, seen) is not None else None

@@ -1,0 +1,101 @@
+"""What runs, as an endpoint's status reports it: images, arguments, plans and engines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stoker_operator.api.v1alpha1.status import MAX_ENGINE_STATES
+from stoker_operator.objects.facts import Endpoint, EngineStates
+from stoker_operator.plan.planner import Plan
+from stoker_operator.reconcile.decide import Decision
+from stoker_operator.reconcile.observed import Observed
+from stoker_operator.reconcile.pinning import engine, image
+
+#: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
+_WORD: Final = 256
+
+
+def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> dict[str, Any]:
+    """What runs. Where the spec is refused that is what the one before was made to."""
+    evaluation = decision.evaluation
+    if not decision.pinned or evaluation.plan is None or evaluation.parsed is None:
+        before = endpoint.status.get("workloads")
+        return {"workloads": before} if before else {}
+    runtime = evaluation.parsed.spec.engine.runtime
+    reported = []
+    for name, pinned in decision.pinned.items():
+        engine_status: dict[str, Any] = {"args": reported_args(engine(pinned.deployment))}
+        found = seen.workloads[name].reported if name in seen.workloads else None
+        if found is not None:
+            facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
+            engine_status |= {field: value for field, value in facts.items() if value != ""}
+        if name in seen.workloads:
+            engine_status |= _engines(seen.workloads[name].engines)
+        earlier = reported_workload(endpoint, name)
+        # Where other pods run than would be made today, the numbers are theirs.
+        numbers = earlier["plan"] if pinned.differs and earlier else _plan(evaluation.plan)
+        reported.append(
+            {
+                "name": name,
+                "runtime": runtime,
+                "image": image(pinned.deployment),
+                "plan": numbers,
+                "engine": engine_status,
+            }
+        )
+    return {"workloads": reported}
+
+
+def _engines(pods: Mapping[str, EngineStates]) -> dict[str, Any]:
+    """Which engines serve; those that do not are listed first."""
+    every = [(pod, engine) for pod, states in sorted(pods.items()) for engine in states.engines]
+    if not every:
+        return {}
+    listed = [
+        {
+            "pod": pod,
+            "number": engine.number,
+            "serves": engine.serves,
+            "ranks": engine.ranks,
+            **({"missingRanks": list(engine.missing_ranks)} if engine.missing_ranks else {}),
+            **({"message": engine.message} if engine.message and not engine.serves else {}),
+            **({} if engine.kv_blocks is None else {"kvBlocks": engine.kv_blocks}),
+            **({} if engine.kv_tokens is None else {"kvTokens": engine.kv_tokens}),
+        }
+        for pod, engine in sorted(every, key=lambda one: one[1].serves)
+    ]
+    serving = sum(engine.serves for _, engine in every)
+    return {"copies": len(every), "servingCopies": serving, "copyStates": listed[:MAX_ENGINE_STATES]}
+
+
+def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None:
+    """What was reported of a workload last."""
+    return next((each for each in endpoint.status.get("workloads") or () if each["name"] == name), None)
+
+
+def _plan(plan: Plan) -> dict[str, int]:
+    placement, estimate = plan.placement, plan.estimate
+    numbers: dict[str, int | None] = {
+        "tensor": placement.tensor,
+        "pipeline": placement.pipeline,
+        "data": placement.data,
+        "expert": placement.tensor * placement.data if placement.expert else None,
+        "nodes": placement.nodes,
+        "idle": placement.idle,
+        "maxModelLen": plan.max_model_len,
+    }
+    if estimate:
+        numbers |= {
+            "weightBytesPerGpu": estimate.weight_bytes_per_gpu,
+            "kvTokensPerCopy": estimate.kv_tokens_per_copy,
+            "kvBlocks": estimate.kv_blocks,
+            "maxModelLen": estimate.max_model_len,
+            "maxConcurrency": estimate.max_concurrency,
+        }
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def reported_args(container: Mapping[str, Any]) -> list[str]:
+    """The engine's command line, as it is reported."""
+    return [word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in container.get("args", ())]

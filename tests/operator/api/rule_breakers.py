@@ -1,0 +1,412 @@
+"""Specs that break a rule of the API: one or more for each rule, written by hand."""
+
+from __future__ import annotations
+
+from .spec_cases import (
+    COMPARES_WITH_NOTHING,
+    CPU,
+    DEMO,
+    GPUS,
+    METADATA,
+    WRONG_KEY,
+    WRONG_KEYS,
+    Wrong,
+    claim,
+    labelled_claim,
+    spec,
+)
+
+_FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
+_ONE_POD = "this claim is for one pod, and there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
+#: Specs that break a rule, one or more for each.
+RULE_BREAKERS = (
+    Wrong(
+        "too many",
+        spec(hardware=GPUS, parallelism={"tensor": 2, "data": 4}),
+        "spec.parallelism",
+        f"tensor (2) × data (4) needs 8 GPUs, 4 available; {_FOUR}, or hardware.count 8",
+    ),
+    Wrong(
+        "too many with a pipeline",
+        spec(hardware=GPUS, parallelism={"tensor": 2, "data": 2, "pipeline": 2}),
+        "spec.parallelism",
+        "tensor (2) × data (2) × pipeline (2) needs 8 GPUs, 4 available; tensor × data must be 2 (2 × 1 or 1 × 2), or "
+        "hardware.count 8",
+    ),
+    Wrong(
+        "too few",
+        spec(hardware=GPUS, parallelism={"tensor": 3, "data": 1}),
+        "spec.parallelism",
+        f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}, or hardware.allowIdle true",
+    ),
+    Wrong(
+        "too few by far",
+        spec(hardware=GPUS, parallelism={"tensor": 1, "data": 1}),
+        "spec.parallelism",
+        f"tensor (1) × data (1) uses 1 of 4 GPUs, 3 would be idle; {_FOUR}, or hardware.allowIdle true",
+    ),
+    Wrong(
+        "too few, explicitly not to be idle",
+        spec(hardware={**GPUS, "allowIdle": False}, parallelism={"tensor": 3}),
+        "spec.parallelism",
+        f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}",
+    ),
+    Wrong(
+        "too many are not idle ones",
+        spec(hardware={**GPUS, "allowIdle": True}, parallelism={"tensor": 8}),
+        "spec.parallelism",
+        f"tensor (8) × data (1) needs 8 GPUs, 4 available; {_FOUR}",
+    ),
+    Wrong(
+        "tensor given, the rest does not come out even",
+        spec(hardware={**GPUS, "count": 8}, parallelism={"tensor": 3}),
+        "spec.parallelism",
+        "tensor (3) × data (2) uses 6 of 8 GPUs, 2 would be idle; tensor × data must be 8 (8 × 1, 4 × 2",
+    ),
+    Wrong(
+        "data given, the rest does not come out even",
+        spec(hardware=GPUS, parallelism={"data": 3}),
+        "spec.parallelism",
+        f"tensor (1) × data (3) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}",
+    ),
+    Wrong(
+        "data given, more than there are",
+        spec(hardware=GPUS, parallelism={"data": 8}),
+        "spec.parallelism",
+        f"tensor (1) × data (8) needs 8 GPUs, 4 available; {_FOUR}, or hardware.count 8",
+    ),
+    Wrong(
+        "a pipeline that does not come out even",
+        spec(hardware=GPUS, parallelism={"pipeline": 3}),
+        "spec.parallelism",
+        "tensor (1) × data (1) × pipeline (3) uses 3 of 4 GPUs, 1 would be idle; pipeline must divide 4 (1, 2 or 4)",
+    ),
+    Wrong(
+        "more than any node has",
+        spec(hardware={"accelerator": "nvidia-l4"}, parallelism={"tensor": 128, "data": 128, "pipeline": 128}),
+        "spec.parallelism",
+        "tensor (128) × data (128) × pipeline (128) needs 2097152 GPUs, 1 available; pipeline must divide 1 (1)",
+    ),
+    Wrong(
+        "two nodes, wrongly",
+        spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "data": 4}),
+        "spec.parallelism",
+        "tensor (4) × data (4) needs 16 GPUs, 8 available; tensor must be at most 4, and tensor × data 8",
+    ),
+    Wrong(
+        "two nodes, a stage each, wrongly",
+        spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 2, "data": 1, "pipeline": 2}),
+        "spec.parallelism",
+        "tensor (2) × data (1) × pipeline (2) uses 4 of 8 GPUs, 4 would be idle; tensor must be at most 4, and "
+        "tensor × data 4, or hardware.allowIdle true",
+    ),
+    Wrong(
+        "tensor beyond a node",
+        spec(hardware={**GPUS, "nodes": 2}),
+        "spec.parallelism",
+        "tensor is more than the accelerators of a node; tensor must be at most hardware.count, and pipeline or data",
+    ),
+    Wrong(
+        "too many nodes",
+        spec(hardware={**GPUS, "count": 64, "nodes": 3}),
+        "spec.hardware.nodes",
+        "count × nodes is more than 128, the most accelerators a replica may have; lower one of them",
+    ),
+    Wrong(
+        "a split model on a cpu by another runtime",
+        spec(parallelism={"tensor": 2}, engine={"runtime": "vllm"}),
+        "spec.parallelism",
+        "on accelerator cpu, a runtime other than stoker runs one engine of the model, unsplit; remove parallelism, "
+        "and use spec.replicas for more engines, or use runtime: stoker",
+    ),
+    Wrong(
+        "more ranks than share a cpu",
+        spec(parallelism={"tensor": 3, "data": 11, "pipeline": 2}),
+        "spec.parallelism",
+        "tensor × pipeline × data is more than 64, the most that a pod's processors are shared by; lower one of them",
+    ),
+    *(
+        Wrong(
+            f"{size} chosen twice",
+            spec(hardware=GPUS, parallelism={"mode": "Auto", size: 4 if size != "pipeline" else 1}),
+            "spec.parallelism.mode",
+            f"mode Auto chooses {size}, and {size} is given as well; remove mode or {size}",
+        )
+        for size in ("tensor", "data", "pipeline", "expert")
+    ),
+    Wrong(
+        "experts on a cpu by another runtime",
+        spec(parallelism={"expert": 2}, engine={"runtime": "vllm"}),
+        "spec.parallelism",
+        "on accelerator cpu, a runtime other than stoker runs one engine of the model, unsplit; remove parallelism",
+    ),
+    Wrong(
+        "cpus counted",
+        spec(hardware={**CPU, "count": 2}),
+        "spec.hardware.count",
+        "accelerator cpu is not counted: a pod is one; remove count, and size the pod with spec.hardware.resources",
+    ),
+    Wrong(
+        "a cpu on two nodes",
+        spec(hardware={**CPU, "nodes": 2}),
+        "spec.hardware.nodes",
+        "accelerator cpu does not span nodes; remove nodes, and use spec.replicas",
+    ),
+    Wrong(
+        "a bucket", spec(model={"source": "s3://bucket"}), "spec.model.source", "this is no model source; use hf://ORG/"
+    ),
+    Wrong(
+        "half a name",
+        spec(model={"source": "hf://name"}),
+        "spec.model.source",
+        "this is no model source; use hf://ORG/",
+    ),
+    Wrong(
+        "another demo",
+        spec(model={"source": "demo://other"}),
+        "spec.model.source",
+        "there is no such demo model; use demo://gemma-3-270m",
+    ),
+    Wrong(
+        "out of the claim",
+        spec(model={"source": "pvc://a/../b"}),
+        "spec.model.source",
+        "the path leaves the claim; use a",
+    ),
+    Wrong(
+        "a revision of a file",
+        spec(model={"source": "file:///m", "revision": "main"}),
+        "spec.model.revision",
+        "only hf:// sources have revisions; remove revision, or name a hub repository",
+    ),
+    Wrong(
+        "a token for a demo",
+        spec(model={**DEMO, "tokenSecretRef": {"name": "a", "key": "b"}}),
+        "spec.model.tokenSecretRef",
+        "only hf:// sources take a token; remove tokenSecretRef, or name a hub repository",
+    ),
+    Wrong(
+        "no chat template in it",
+        spec(model={**DEMO, "chatTemplate": {}}),
+        "spec.model.chatTemplate",
+        "a chat template is given once; set either value or configMapKeyRef",
+    ),
+    Wrong(
+        "two chat templates",
+        spec(model={**DEMO, "chatTemplate": {"value": "x", "configMapKeyRef": {"name": "a", "key": "b"}}}),
+        "spec.model.chatTemplate",
+        "a chat template is given once; set either value or configMapKeyRef",
+    ),
+    Wrong(
+        "no cache in it",
+        spec(storage={"cache": {}}),
+        "spec.storage.cache",
+        "the cache is in one place; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
+    ),
+    Wrong(
+        "two caches",
+        spec(storage={"cache": {"emptyDir": {}, "persistentVolumeClaim": {"claimName": "a"}}}),
+        "spec.storage.cache",
+        "the cache is in one place; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
+    ),
+    Wrong(
+        "a cache that two pods need while they roll",
+        spec(storage=claim("ReadWriteOnce")),
+        "spec.storage.cache",
+        _ONE_POD,
+    ),
+    Wrong(
+        "a cache that two replicas need",
+        spec(replicas=2, storage=claim("ReadWriteOncePod"), rollout={"maxSurge": 0, "maxUnavailable": 1}),
+        "spec.storage.cache",
+        _ONE_POD,
+    ),
+    Wrong(
+        "a cache that the pods of a replica need",
+        spec(
+            hardware={**GPUS, "nodes": 2},
+            parallelism={"pipeline": 2},
+            storage=claim("ReadWriteOnce"),
+            rollout={"maxSurge": 0, "maxUnavailable": 1},
+        ),
+        "spec.storage.cache",
+        _ONE_POD,
+    ),
+    Wrong(
+        "a claim of no size",
+        spec(
+            storage={
+                "cache": {
+                    "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {}}}}
+                }
+            }
+        ),
+        "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
+        "a claim requests storage; set requests.storage, to 100Gi for example",
+    ),
+    Wrong(
+        "no way to roll",
+        spec(rollout={"maxSurge": 0}),
+        "spec.rollout",
+        "maxSurge 0 and maxUnavailable 0 leave no way to replace a pod; set maxUnavailable to 1, or maxSurge to 1",
+    ),
+    Wrong(
+        "no way to roll, in percent",
+        spec(rollout={"maxSurge": "0%", "maxUnavailable": "0%"}),
+        "spec.rollout",
+        "maxSurge 0 and maxUnavailable 0 leave no way to replace a pod; set maxUnavailable to 1, or maxSurge to 1",
+    ),
+    Wrong(
+        "a variable with two values",
+        spec(engine={"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "spec"}}}]}),
+        "spec.engine.env[0]",
+        "a variable has one value; set either value or valueFrom",
+    ),
+    Wrong(
+        "a variable from nowhere",
+        spec(engine={"env": [{"name": "A", "valueFrom": {}}]}),
+        "spec.engine.env[0].valueFrom",
+        "a value comes from one place; set one of secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef and file",
+    ),
+    Wrong(
+        "a label of ours",
+        spec(template={"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}),
+        "spec.template.metadata.labels",
+        "one of these labels is what the operator finds the pods by; use labels other than app.kubernetes.io/name",
+    ),
+    Wrong(
+        "a label of ours on the Service",
+        spec(service={"labels": {"app.kubernetes.io/managed-by": "x"}}),
+        "spec.service.labels",
+        "one of these labels is what the operator finds the Service by; use labels other than app.kubernetes.io/name",
+    ),
+    Wrong(
+        "a label of ours on the claim",
+        spec(storage=labelled_claim({"labels": {"a": "b", "stoker.dev/workload": "x"}})),
+        "spec.storage.cache.volumeClaimTemplate.metadata.labels",
+        "one of these labels is what the operator finds the claim by; use labels other than app.kubernetes.io/name",
+    ),
+    *(
+        Wrong(f"{field} {key[:20]!r} of {name}", make(field, {"fine": "a", key: "a"}), f"{path}.{field}", WRONG_KEY)
+        for (name, path, make), keys in zip(METADATA, WRONG_KEYS, strict=True)
+        for field, key in zip(("labels", "annotations"), keys, strict=True)
+    ),
+    Wrong(
+        "a selector by a label that there cannot be",
+        spec(networkPolicy={"from": [{"podSelector": {"matchLabels": {"a b": "c"}}}]}),
+        "spec.networkPolicy.from[0].podSelector.matchLabels",
+        WRONG_KEY,
+    ),
+    Wrong(
+        "a selector of namespaces by a label that there cannot be",
+        spec(networkPolicy={"from": [{"namespaceSelector": {"matchLabels": {"A.b/c": "c"}}}]}),
+        "spec.networkPolicy.from[0].namespaceSelector.matchLabels",
+        WRONG_KEY,
+    ),
+    Wrong(
+        "a selector of volumes by a label that there cannot be",
+        spec(storage=claim("ReadWriteMany", selector={"matchLabels": {"a/": "c"}})),
+        "spec.storage.cache.volumeClaimTemplate.spec.selector.matchLabels",
+        WRONG_KEY,
+    ),
+    Wrong(
+        "a load balancer for those inside",
+        spec(service={"type": "LoadBalancer"}),
+        "spec.networkPolicy",
+        "a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out; set networkPolicy.",
+    ),
+    Wrong(
+        "a node's port for those inside",
+        spec(service={"type": "NodePort"}, networkPolicy={"mode": "Namespace"}),
+        "spec.networkPolicy",
+        "a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out; set networkPolicy.",
+    ),
+    *(
+        Wrong(
+            f"no session: {header}",
+            spec(routing={"sessionHeader": header}),
+            "spec.routing.sessionHeader",
+            "this header cannot name a session: it is taken off requests, or is about the connection; use another one",
+        )
+        for header in ("x-stoker-session", "X-Gateway-A", "x-Envoy-retry", "HOST", "Connection", "te")
+    ),
+    Wrong(
+        "everyone, and some",
+        spec(networkPolicy={"mode": "Open", "from": [{"podSelector": {}}]}),
+        "spec.networkPolicy.from",
+        "clients are listed for mode Namespace only",
+    ),
+    Wrong(
+        "a peer that is nobody",
+        spec(networkPolicy={"from": [{"podSelector": {}}, {}]}),
+        "spec.networkPolicy.from[1]",
+        "a peer is either pods or addresses; set podSelector, namespaceSelector or both, or set ipBlock alone",
+    ),
+    Wrong(
+        "a peer of both kinds",
+        spec(networkPolicy={"from": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "spec.networkPolicy.from[0]",
+        "a peer is either pods or addresses; set podSelector, namespaceSelector or both, or set ipBlock alone",
+    ),
+    *(
+        Wrong(
+            f"no network: {cidr}",
+            spec(networkPolicy={"from": [{"ipBlock": {"cidr": cidr}}]}),
+            "spec.networkPolicy.from[0].ipBlock.cidr",
+            "this is no network; use one such as 10.0.0.0/8",
+        )
+        for cidr in ("10.0.0.1/8", "10.0.0.0/33", "10.0.0/8", "010.0.0.0/8", "::ffff:0:0/96", "1::2::3/64", "::1/64")
+    ),
+    Wrong(
+        "no network among those that are left out",
+        spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.1.0.1/16"]}}]}),
+        "spec.networkPolicy.from[0].ipBlock.except",
+        "one of these is no network; use networks such as 10.1.0.0/16",
+    ),
+    *(
+        Wrong(
+            f"{inner} is not a part",
+            spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": [inner]}}]}),
+            "spec.networkPolicy.from[0].ipBlock.except",
+            "one of these networks is not a part of cidr; use networks that cidr contains",
+        )
+        for inner in ("10.0.0.0/8", "11.0.0.0/16", "0.0.0.0/0", "2001:db8::/32")
+    ),
+    *(
+        Wrong(
+            f"{operator} {values}",
+            spec(
+                networkPolicy={
+                    "from": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": operator, **values}]}}]
+                }
+            ),
+            "spec.networkPolicy.from[0].podSelector.matchExpressions[0].values",
+            "In and NotIn compare with values, Exists and DoesNotExist with none; set values, or remove them",
+        )
+        for operator, values in (("In", {}), ("NotIn", {"values": []}), ("Exists", {"values": ["b"]}))
+    ),
+    *(
+        Wrong(
+            f"a selector of {where} that compares with nothing",
+            change,
+            f"spec.{where}.matchExpressions[0].values",
+            "In and NotIn compare with values, Exists and DoesNotExist with none; set values, or remove them",
+        )
+        for where, change in (
+            (
+                "networkPolicy.from[0].namespaceSelector",
+                spec(networkPolicy={"from": [{"namespaceSelector": {"matchExpressions": [COMPARES_WITH_NOTHING]}}]}),
+            ),
+            (
+                "storage.cache.volumeClaimTemplate.spec.selector",
+                spec(storage=claim("ReadWriteMany", selector={"matchExpressions": [COMPARES_WITH_NOTHING]})),
+            ),
+        )
+    ),
+    Wrong("autoscaling", spec(autoscaling={"minReplicas": 1}), "spec.autoscaling"),
+    Wrong("gateway", spec(gateway={}), "spec.gateway"),
+    Wrong("adapters", spec(adapters=[]), "spec.adapters"),
+    Wrong("prefill", spec(prefill={"hardware": GPUS}), "spec.prefill"),
+    Wrong("a variable twice", spec(engine={"env": [{"name": "A"}, {"name": "A", "value": "1"}]}), "spec.engine.env"),
+    Wrong("a name twice", spec(model={**DEMO, "servedNames": ["a", "b", "a"]}), "spec.model.servedNames"),
+)

@@ -1,0 +1,129 @@
+"""Writes while others write: stale facts, lost leads, changed objects."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.cluster.kube import KubeError
+from stoker_operator.cluster.store import Store
+from stoker_operator.objects.owner import GENERATION, INSTANCE
+from stoker_operator.reconcile.apply import MANAGER, NotLeading, Writer
+from stoker_operator.reconcile.pinning import ANNOTATION
+from stoker_operator.reconcile.reconcile import Cluster, Outcome
+
+from .fake_cluster import KEY, World
+
+
+def test_who_lost_the_lead_writes_nothing(world: World) -> None:
+    world.leading = False
+    with pytest.raises(NotLeading):
+        world.reconcile()
+    assert not [each for each in world.kube.requests if not each.startswith("get")]
+
+
+def test_what_somebody_changed_is_put_back(world: World) -> None:
+    world.reconcile()
+    live = world.kube.objects["Deployment", "demo"]
+    record = json.loads(live["metadata"]["annotations"][ANNOTATION])
+    assert record["template"] == live["spec"]["template"]
+    changed = copy.deepcopy(live["spec"])
+    changed["template"]["spec"]["containers"][0]["image"] = "theirs"
+    world.change("Deployment", spec=changed)
+    _, requests = world.reconcile()
+    assert requests == ["apply Deployment"]
+
+
+def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
+    """It is in the answer to our write, so that the watch brings no news of it."""
+    world.reconcile()
+    world.serve()
+    apply = world.kube.apply
+
+    def change_first(body: Any, *words: Any, **options: Any) -> Any:
+        if body["kind"] == KIND:
+            world.kube.apply = apply
+            live = world.kube.objects[KIND, "demo"]
+            live["metadata"]["generation"] += 1
+            world.kube.seen({**live, "spec": {**live["spec"], "replicas": 3}})
+        return apply(body, *words, **options)
+
+    world.kube.apply = change_first
+    assert world.reconcile()[0] is Outcome.CHANGED
+    assert not world.store.put(world.kube.objects[KIND, "demo"]), "the watch's event"
+    world.reconcile()
+    assert world.kube.objects["Deployment", "demo"]["spec"]["replicas"] == 3
+
+
+def test_who_sees_an_older_spec_than_the_deployment_was_made_of_renders_none_of_it(world: World) -> None:
+    """A standby whose watch of endpoints is behind takes over."""
+    world.reconcile()
+    world.serve()
+    stale = world.store.get(KIND, *KEY)
+    world.spec(engine={"maxNumSeqs": 4}, replicas=2)
+    world.reconcile()
+    before = copy.deepcopy(world.kube.objects["Deployment", "demo"])
+    world.store = Store(MANAGER, INSTANCE)
+    for live in world.kube.objects.values():
+        world.store.put(live if live["kind"] != KIND else stale)
+    world.cluster = Cluster(world.kube, world.store, Writer(world.kube, world.store))
+    _, requests = world.reconcile()
+    assert requests[0] == f"list {KIND}"
+    assert not [each for each in requests if each.startswith("apply") and "status" not in each]
+    assert world.kube.objects["Deployment", "demo"] == before
+    del world.kube.objects[KIND, "demo"]
+    world.store.put(stale)
+    assert world.reconcile() == (Outcome.GONE, [f"list {KIND}"]), "nor of one that is gone"
+
+
+def test_who_sees_nothing_new_at_all_is_refused_by_the_api_server(world: World) -> None:
+    """Its request was under way while the next one led: both the endpoint and the Deployment that it saw are old."""
+    world.reconcile()
+    seen = {kind: world.store.get(kind, *KEY) for kind in (KIND, "Deployment")}
+    world.spec(engine={"maxNumSeqs": 4})
+    world.reconcile()
+    before = copy.deepcopy(world.kube.objects["Deployment", "demo"])
+    world.store = Store(MANAGER, INSTANCE)
+    deployment: Any = copy.deepcopy(seen["Deployment"])
+    deployment["spec"]["replicas"] = 7  # something to put right
+    for live in (seen[KIND], deployment, *(world.kube.objects[each, "demo"] for each in ("Service", "ServiceAccount"))):
+        world.store.put(live)
+    world.cluster = Cluster(world.kube, world.store, Writer(world.kube, world.store))
+    with pytest.raises(KubeError, match="modified"):
+        world.reconcile()
+    assert world.kube.objects["Deployment", "demo"] == before
+    world.reconcile()
+    assert world.kube.objects["Deployment", "demo"] == before, "and then it sees"
+
+
+def test_a_status_that_changes_while_we_write_is_no_reason_to_give_up(world: World) -> None:
+    world.reconcile()
+    live = world.kube.objects["Deployment", "demo"]
+    world.kube.seen({**live, "status": {"replicas": 1}})  # nobody has told us yet
+    world.spec(replicas=3)
+    world.reconcile()
+    live = world.kube.objects["Deployment", "demo"]
+    assert live["spec"]["replicas"] == 3
+    assert live["metadata"]["annotations"][GENERATION] == "2"
+
+
+def test_a_generation_that_somebody_made_up_stops_nothing(world: World) -> None:
+    world.reconcile()
+    for made_up in ("99", "many", "-1", "²", "9" * 30):
+        metadata = world.kube.objects["Deployment", "demo"]["metadata"]
+        annotations = {**metadata["annotations"], GENERATION: made_up}
+        world.change("Deployment", metadata={**metadata, "annotations": annotations}, spec={"replicas": 5})
+        world.reconcile()
+        live = world.kube.objects["Deployment", "demo"]
+        assert (live["metadata"]["annotations"][GENERATION], live["spec"]["replicas"]) == ("1", 1)
+
+
+def test_a_generation_that_changes_nothing_of_the_deployment_writes_none(world: World) -> None:
+    world.reconcile()
+    world.spec(service={"port": 9000})
+    _, requests = world.reconcile()
+    assert "apply Service" in requests and "apply Deployment" not in requests
