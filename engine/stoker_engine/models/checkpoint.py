@@ -11,6 +11,7 @@ import torch
 
 from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.own_modules import own_modules, why_not_quantized
@@ -18,7 +19,6 @@ from stoker_engine.architectures.quantization.read import kv_cache_of, read_quan
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.hub.locate import locate_model
 from stoker_engine.models.loading.kv_scales import LayerScales
@@ -136,7 +136,7 @@ def _gguf(path: Path, asked: str | None) -> Checkpoint:
     if others := gguf.other_types():
         counts = ", ".join(f"{count} of type {name}" for name, count in sorted(others.items()))
         logger.info("there is no kernel for the types of these tensors, which are dequantized: %s", counts)
-    return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.spelling(), gguf, on_load))
+    return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.weight_names(), gguf, on_load))
 
 
 def _folder(path: Path, args: EngineArgs) -> Checkpoint:
@@ -155,12 +155,12 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
         quantization = read_quantization(given)
         on_load = format_on_load(args.quantization, quantization.method if quantization else None)
         config = ModelConfig.from_dict(given)
-        spelling, weights = FAMILIES[config.architecture], _safetensors(path)
+        weight_names, weights = FAMILIES[config.architecture].weight_names, _safetensors(path)
         if quantization is None:
-            return Checkpoint(path, config, card, DecoderLoader(spelling, weights, on_load))
+            return Checkpoint(path, config, card, DecoderLoader(weight_names, weights, on_load))
         refuse_transposed(config.architecture, quantization.method)
         modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
-        quantized = DecoderLoader(spelling, QuantizedFolder(weights, modules), kv_cache=kv_cache_of(given))
+        quantized = DecoderLoader(weight_names, QuantizedFolder(weights, modules), kv_cache=kv_cache_of(given))
         return Checkpoint(path, config, card, quantized, quantization.method)
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")

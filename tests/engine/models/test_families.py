@@ -19,13 +19,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from stoker_common.errors import ModelError
 from stoker_engine import LLM, SamplingParams
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.cpu.library import library
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128

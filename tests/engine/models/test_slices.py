@@ -23,13 +23,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from stoker_common.errors import WeightsError
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.gguf import gguf_tensor
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
@@ -143,7 +143,7 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
     """And of its ends; a tied head on another stage is read there as well."""
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names = FAMILIES[config.architecture]
+    names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     cpu, found = torch.device("cpu"), set[str]()
     for rank, stage in product(range(ranks), range(stages)):
@@ -167,7 +167,7 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
 def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names = FAMILIES[config.architecture]
+    names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
     for share in shares:
@@ -194,7 +194,7 @@ def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Pa
     """Whole ones, also where all of a layer's are in one tensor, whichever way round."""
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names = FAMILIES[config.architecture]
+    names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     for rank in range(ranks):
         source = SafetensorsFolder(tmp_path)
@@ -219,7 +219,7 @@ def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
     file = GGUFFile(path)
     config = file.config()
-    whole = _loaded(config, lambda model: load_weights(model, file, file.spelling()))
+    whole = _loaded(config, lambda model: load_weights(model, file, file.weight_names()))
     shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
     read = list[int]()
 
@@ -230,7 +230,7 @@ def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gguf_tensor, "preadv", counted)
     for share in shares:
         read.clear()
-        load_weights(_Slots(config, share), file, file.spelling())
+        load_weights(_Slots(config, share), file, file.weight_names())
         assert sum(read) == sum(slot.tensor.nbytes for slot in share.values())
     _assert_same_parts(whole, shares)
 
@@ -240,7 +240,7 @@ def test_what_is_transposed_and_shared_is_right_too(name: str, tmp_path: Path) -
     """It is read whole."""
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names, source = FAMILIES[config.architecture], SafetensorsFolder(tmp_path)
+    names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
     shares = _parts(whole, 3, random.Random(name))
     for share in shares:
@@ -295,7 +295,7 @@ def _random_blocks(shape: tuple[int, ...], rng: random.Random) -> Any:
 def test_a_whole_of_another_shape_is_refused_by_every_rank(tmp_path: Path) -> None:
     gguf_models.tiny(*gguf_models.MODELS["phi3"]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names, source = FAMILIES[config.architecture], SafetensorsFolder(tmp_path)
+    names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
     for slot, message in (
         ("layers.0.k.weight", r"qkv_proj\.weight: a fused tensor has"),

@@ -15,6 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_common.errors import ModelError
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
@@ -22,7 +23,6 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.loading.weights import load_weights
 from stoker_engine.parallel.communicator import Communicator, SingleRank
@@ -158,7 +158,7 @@ def load(folder: Path, ranks: Communicator, whole_experts: bool = False) -> Deco
     build = Build(torch.float32, backend, kernels, ranks, whole_experts=whole_experts)
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len=256)
-        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
+        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture].weight_names)
     return model
 
 

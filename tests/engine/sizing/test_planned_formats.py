@@ -13,13 +13,13 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from stoker_common.errors import ModelError
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.module_names import module_name
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.quantization.read import METHODS, read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.sizing.planned_formats import on_load_formats, stated_formats
 from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
