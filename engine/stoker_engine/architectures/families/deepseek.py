@@ -7,11 +7,10 @@ from typing import Any, Final
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import AttentionConfig, DecoderConfig
-from stoker_engine.architectures.families.family import Family
+from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.mixture import sigmoid_moe, sparse
 from stoker_engine.architectures.families.naming import IGNORED, LAYER, MOE_NAMES, MOE_STACKS, SHARED_EXPERTS
 from stoker_engine.architectures.families.reading import alike, mlp, num_heads, refuse, rms_norm
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.architectures.moe_config import MoEConfig
@@ -84,7 +83,6 @@ _COMMON: Final = {
 }
 
 _MLA_NAMES: Final = {
-    "layers.{i}.q": "model.layers.{i}.self_attn.q_proj",
     "layers.{i}.q_a": "model.layers.{i}.self_attn.q_a_proj",
     "layers.{i}.q_a_norm": "model.layers.{i}.self_attn.q_a_layernorm",
     "layers.{i}.q_b": "model.layers.{i}.self_attn.q_b_proj",

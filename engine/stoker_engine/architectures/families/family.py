@@ -8,8 +8,33 @@ from typing import Any
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
+from stoker_engine.architectures.gguf.gguf_metadata import Metadata
+from stoker_engine.architectures.weight_layout import Fused
 from stoker_engine.architectures.weight_names import WeightNames
+
+
+@dataclass(frozen=True)
+class GGUFFamily:
+    """One architecture of GGUF. What the metadata leave out, because llama.cpp knows it of an architecture, is stated
+    here.
+
+    Attributes:
+        name: GGUF's.
+        architecture: ours.
+        config: further fields of config.json, from the metadata.
+        rotated: queries' and keys' rows are rearranged for neighbouring rotary pairs (`gguf_names`).
+        names: the names that differ from the vocabulary.
+        fused: the tensors that hold several parameters, beyond those of all families.
+        describes: whether it is this family, where several go by one name.
+    """
+
+    name: str
+    architecture: str
+    config: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}
+    rotated: bool = False
+    names: Callable[[Metadata], dict[str, str]] = lambda metadata: {}
+    fused: Mapping[str, Fused] = field(default_factory=dict)
+    describes: Callable[[Metadata], bool] = lambda metadata: True
 
 
 @dataclass(frozen=True)

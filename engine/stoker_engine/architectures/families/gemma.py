@@ -21,7 +21,7 @@ from stoker_engine.architectures.decoder_config import (
     QKNormConfig,
     ResidualConfig,
 )
-from stoker_engine.architectures.families.family import Family
+from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.naming import LLAMA_NAMES, QK_NORMS
 from stoker_engine.architectures.families.reading import (
     alike,
@@ -32,7 +32,6 @@ from stoker_engine.architectures.families.reading import (
     rms_norm,
     windowed,
 )
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import AddOne
@@ -150,10 +149,7 @@ _GEMMA2_WEIGHTS: Final = WeightNames(names=LLAMA_NAMES | _SANDWICH_NAMES, operat
 
 _GEMMA3_WEIGHTS: Final = WeightNames(
     names=LLAMA_NAMES | QK_NORMS | _SANDWICH_NAMES,
-    renames=(
-        (r"^(language_model\.model|model\.language_model)\.", "model."),
-        (r"^language_model\.lm_head", "lm_head"),
-    ),
+    renames=((r"^(language_model\.model|model\.language_model)\.", "model."), (r"^language_model\.lm_head", "lm_head")),
     operations=_OPERATIONS,
     ignored=(*_IGNORED, r"(^|\.)vision_tower\.", r"(^|\.)multi_modal_projector\."),
 )

@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, QKNormConfig, ResidualConfig
-from stoker_engine.architectures.families.family import Family
+from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.gemma import SANDWICH
 from stoker_engine.architectures.families.mixture import sigmoid_moe, sparse
 from stoker_engine.architectures.families.naming import (
@@ -25,7 +25,6 @@ from stoker_engine.architectures.families.naming import (
     SHARED_EXPERTS,
 )
 from stoker_engine.architectures.families.reading import alike, attention, mlp, rms_norm, rotated
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames

@@ -7,7 +7,7 @@ from typing import Final
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, HeadConfig, QKNormConfig
-from stoker_engine.architectures.families.family import Family
+from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.llama import LLAMA_DEFAULTS
 from stoker_engine.architectures.families.naming import GATE_UP, GGUF_GATE_UP, IGNORED, LLAMA_NAMES, QKV
 from stoker_engine.architectures.families.reading import (
@@ -20,7 +20,6 @@ from stoker_engine.architectures.families.reading import (
     rms_norm,
     windowed,
 )
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames
@@ -60,18 +59,13 @@ _PHI: Final = {
 
 _PHI_WEIGHTS: Final = WeightNames(
     names={
-        "embed": "model.embed_tokens",
-        "layers.{i}.input_norm": "model.layers.{i}.input_layernorm",
-        "layers.{i}.q": "model.layers.{i}.self_attn.q_proj",
-        "layers.{i}.k": "model.layers.{i}.self_attn.k_proj",
-        "layers.{i}.v": "model.layers.{i}.self_attn.v_proj",
+        **LLAMA_NAMES,
         "layers.{i}.o": "model.layers.{i}.self_attn.dense",
         "layers.{i}.q_norm": "model.layers.{i}.self_attn.q_layernorm",
         "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_layernorm",
         "layers.{i}.up": "model.layers.{i}.mlp.fc1",
         "layers.{i}.down": "model.layers.{i}.mlp.fc2",
         "final_norm": "model.final_layernorm",
-        "lm_head": "lm_head",
     },
     ignored=IGNORED,
 )

@@ -14,7 +14,7 @@ from stoker_engine.architectures.decoder_config import (
     MLPConfig,
     QKNormConfig,
 )
-from stoker_engine.architectures.families.family import Family
+from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.llama import LLAMA_DEFAULTS, pre_norm
 from stoker_engine.architectures.families.mixture import softmax_moe, sparse
 from stoker_engine.architectures.families.naming import (
@@ -39,7 +39,6 @@ from stoker_engine.architectures.families.reading import (
     rotated,
     windowed,
 )
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames

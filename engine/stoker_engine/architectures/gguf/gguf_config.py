@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stoker_common.errors import ModelError
+from stoker_engine.architectures.families.family import GGUFFamily
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata, rope_scaling
 
 #: config.json's names for what all architectures state under the same key.

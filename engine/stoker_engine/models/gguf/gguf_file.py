@@ -14,8 +14,8 @@ import torch
 from gguf import GGMLQuantizationType
 
 from stoker_common.errors import ModelError
+from stoker_engine.architectures.families.family import GGUFFamily
 from stoker_engine.architectures.gguf.gguf_config import gguf_config, gguf_family
-from stoker_engine.architectures.gguf.gguf_family import GGUFFamily
 from stoker_engine.architectures.gguf.gguf_names import gguf_weight_names
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat

@@ -1,6 +1,6 @@
 """Reads of a tensor that several slots share, or whose rows are in another order, what a rank holds of it.
 
-What takes such a tensor apart only moves its rows about (`MovesRows`). Applied to the rows' numbers instead of the
+What takes such a tensor apart only moves its rows about (`Destination.moves_rows`). Applied to the rows' numbers instead of the
 rows, it says which rows of the file a slot needs, and in which order:
 
     rows of the file      0 1 2 3 4 5 6 7         half-split pairs of one head, and the upper half of them:
