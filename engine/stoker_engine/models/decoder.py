@@ -3,7 +3,7 @@
 The batch is flat: [tokens, hidden], all sequences end to end. Nothing here knows where one ends. The parts and how
 they join are drawn in `architectures.decoder_config`.
 
-WeightTargets, which a family's weight names map to the checkpoint's:
+The parameters' names, which a family's weight names map to the checkpoint's:
 
     embed  embed_norm  positions  project_in  project_out  final_norm  lm_head         each .weight and, if any, .bias
     layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
@@ -152,12 +152,12 @@ class DecoderLayer(nn.Module):
     def _weighted(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.multiplier == 1.0 else x * self.multiplier
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots = {**self.attention.slots(), **self.mlp.slots()}
+        targets = {**self.attention.weight_targets(), **self.mlp.weight_targets()}
         for name in self.norms:
-            slots.update(getattr(self, name).slots())
-        return slots
+            targets.update(getattr(self, name).weight_targets())
+        return targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,19 +236,19 @@ class Decoder(nn.Module):
         self._angles = [None if layer.rope is None else ropes.index(layer.rope) for layer in self.layer_configs]
         self.runs = [LayerRun(0, layers)]
 
-    def slots(self) -> dict[str, WeightTarget]:
-        """Every place that a checkpoint must fill, by slot name; see above."""
-        slots = dict[str, WeightTarget]()
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """What a checkpoint must fill, by the parameters' names; see above."""
+        targets = dict[str, WeightTarget]()
         if self.positions is not None:
-            slots["positions.weight"] = WeightTarget.whole(self.positions.data)
+            targets["positions.weight"] = WeightTarget.whole(self.positions.data)
         parts = (self.embed, self.lm_head, self.embed_norm, self.final_norm, self.project_in, self.project_out)
         for part in parts:
             if part is not None:
-                slots.update(part.slots())
+                targets.update(part.weight_targets())
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            slots.update(layer.slots())
-        return slots
+            targets.update(layer.weight_targets())
+        return targets
 
     def fuse(self) -> None:
         """Has the backend compute layers that follow each other in one call, where it can; once all weights are where

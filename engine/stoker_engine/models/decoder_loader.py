@@ -59,7 +59,7 @@ class DecoderLoader:
             use_huge_pages(model.parameters())
             weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
             progress = LoadProgress(on_progress)
-            elsewhere = _slots_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
+            elsewhere = _params_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
             load_weights(model, _Watched(weights, progress), self.weight_names, progress, elsewhere)
             settle(model)
             collapse_pages(model.parameters())
@@ -85,10 +85,10 @@ def settle(model: Decoder) -> None:
     model.fuse()
 
 
-def _slots_of_all_stages(config: ModelConfig, build: Build) -> frozenset[str]:
+def _params_of_all_stages(config: ModelConfig, build: Build) -> frozenset[str]:
     """Where the weights of the whole model go; no memory is taken."""
     with torch.device("meta"):
-        return frozenset(Decoder(config, replace(build, stage=Stage()), max_model_len=1).slots())
+        return frozenset(Decoder(config, replace(build, stage=Stage()), max_model_len=1).weight_targets())
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Watched:
         self.progress.tick()
         return self.source.read(name, part, stored)
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`."""
         self.progress.tick()
-        self.source.read_into(name, slot)
+        self.source.read_into(name, target)

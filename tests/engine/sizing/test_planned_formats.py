@@ -99,8 +99,8 @@ def test_one_of_packed_words(
 def test_head_and_embedding_are_numbers_where_nothing_is_said(architecture: str, stated: dict[str, Any]) -> None:
     quantization = read_quantization({"quantization_config": stated})
     assert quantization is not None
-    for slot in ("embed", "lm_head"):
-        assert quantization.format_of(module_name(architecture, slot), 512, 64) is None
+    for module in ("embed", "lm_head"):
+        assert quantization.format_of(module_name(architecture, module), 512, 64) is None
     for part in ("q", "k", "v", "o", "gate", "up", "down", "experts.7.gate", "experts.0.down"):
         assert quantization.format_of(module_name(architecture, f"layers.3.{part}"), 64, 64) is not None
 
@@ -149,8 +149,8 @@ def test_one_that_is_quantized_when_it_is_loaded(name: str, method: str, tmp_pat
     found = find_checkpoint(EngineArgs(str(tmp_path), quantization=method))
     config, formats = _config(tmp_path), found.weight_formats(torch.float32, CPU)
     planned = on_load_formats(config, method)
-    assert {slot: formats.stored(slot) for slot, _ in matrices(config)} == {
-        slot: planned.stored(slot) for slot, _ in matrices(config)
+    assert {module: formats.stored(module) for module, _ in matrices(config)} == {
+        module: planned.stored(module) for module, _ in matrices(config)
     }
     assert (
         weight_bytes(config, 4, formats=formats) == weight_bytes(config, 4, formats=planned) < weight_bytes(config, 4)

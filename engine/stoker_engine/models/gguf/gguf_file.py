@@ -165,19 +165,19 @@ class GGUFFile:
         tensor.dequantize(part, out, self._threads)
         return out
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`.
 
         Raises:
             WeightsError: another shape, or a quantization that the library cannot undo.
         """
         tensor = self._tensors[name]
-        check_shape(name, tensor.shape, slot)
-        if not slot.tensor.is_contiguous():
-            slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
+        check_shape(name, tensor.shape, target)
+        if not target.tensor.is_contiguous():
+            target.tensor.copy_(self.read(name, target.shard, target.stored))
             return
-        read = tensor.dequantize if slot.stored is None else tensor.copy
-        read(slot.shard or tensor.whole, slot.tensor, self._threads)
+        read = tensor.dequantize if target.stored is None else tensor.copy
+        read(target.shard or tensor.whole, target.tensor, self._threads)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

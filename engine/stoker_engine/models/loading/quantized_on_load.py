@@ -70,13 +70,13 @@ class QuantizedOnLoad:
             return quantized(name, self._numbers.read(name, part), stored)
         return self._numbers.read(name, part, stored)
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`."""
-        if isinstance(slot.stored, GroupFormat):
-            check_shape(name, self.shape(name), slot)
-            slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
+        if isinstance(target.stored, GroupFormat):
+            check_shape(name, self.shape(name), target)
+            target.tensor.copy_(self.read(name, target.shard, target.stored))
         else:
-            self._numbers.read_into(name, slot)
+            self._numbers.read_into(name, target)
 
 
 def quantized(name: str, weights: torch.Tensor, stored: GroupFormat) -> torch.Tensor:

@@ -33,7 +33,7 @@ class Loadable(Protocol):
 
     config: ModelConfig
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """What a checkpoint must fill, by the parameters' names."""
         ...
 
@@ -54,7 +54,7 @@ def load_weights(
     Raises:
         WeightsError: tensors are missing, unused, doubled or of another shape; the message names them.
     """
-    targets, config = model.slots(), model.config
+    targets, config = model.weight_targets(), model.config
     plan, filled = dict[str, Destination](), dict[str, str]()
     ignored, unused = list[str](), list[str]()
     stored = frozenset(name for name in source.names() if source.stored(name) is not None)
