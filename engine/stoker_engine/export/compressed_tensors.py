@@ -73,8 +73,8 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
         ArgumentError: there is something at `target`, no room for it, or the groups do not divide a row.
         StokerError: it cannot be written.
     """
-    given = read_config(folder)
-    weight_names, config = _family(folder, given, label)
+    raw_config = read_config(folder)
+    weight_names, config = _family(folder, raw_config, label)
     source = RawTensors(folder)
     files = {
         file: [_tensor(source, name, weight_names, config) for name in names]
@@ -96,7 +96,7 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
             if path.name != "config.json":
                 shutil.copyfile(path, partial / path.name)
         stated = scheme.config(_ignored(every, weight_names, config))
-        _write_json(partial / "config.json", {**given, "quantization_config": stated})
+        _write_json(partial / "config.json", {**raw_config, "quantization_config": stated})
         if (folder / _INDEX).is_file():
             names = {name: file for file, each in specs.items() for name in each}
             _write_json(partial / _INDEX, {"metadata": {"total_size": size}, "weight_map": names})
@@ -108,18 +108,18 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
                         progress.update()
 
 
-def _family(folder: Path, given: Mapping[str, Any], label: str) -> tuple[WeightNames, ModelConfig]:
-    if method := quantization_method(given):
+def _family(folder: Path, raw_config: Mapping[str, Any], label: str) -> tuple[WeightNames, ModelConfig]:
+    if method := quantization_method(raw_config):
         raise ModelError(
             f"{folder} is quantized by {method} already, and {label} is asked for; give the unquantized model"
         )
-    architectures = Fields(given, {}).items("architectures", str)
+    architectures = Fields(raw_config, {}).items("architectures", str)
     if not any(name in FAMILIES for name in architectures):
         raise ModelError(
             f"{folder}: which matrices of {', '.join(architectures) or 'an unnamed architecture'} can be quantized is "
             "not known here; quantize it with llm-compressor"
         )
-    config = ModelConfig.from_dict(given)
+    config = ModelConfig.from_dict(raw_config)
     return FAMILIES[config.architecture].weight_names, config
 
 

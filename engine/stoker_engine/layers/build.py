@@ -98,8 +98,8 @@ class Build:
         return self._equal(num_kv_heads, "key and value heads")
 
     def _equal(self, count: int, what: str) -> Shard:
-        each, rest = divmod(count, self.ranks.size)
-        if rest:
+        each, remainder = divmod(count, self.ranks.size)
+        if remainder:
             raise self._indivisible(f"{count} {what}")
         return Shard(self.ranks.rank * each, each, count)
 

@@ -106,8 +106,8 @@ class MoE(nn.Module):
             targets[f"{prefix}.router.correction_bias"] = WeightTarget.whole(self.correction_bias.data)
         elsewhere = {part: target.emptied() for part, target in self._expert_targets(0).items()}
         for expert in range(self._ours.full):
-            here = self._ours.start <= expert < self._ours.stop
-            parts = self._expert_targets(expert - self._ours.start) if here else elsewhere
+            is_local = self._ours.start <= expert < self._ours.stop
+            parts = self._expert_targets(expert - self._ours.start) if is_local else elsewhere
             targets.update({f"{prefix}.experts.{expert}.{part}": target for part, target in parts.items()})
         if self.shared_gate_up is not None and self.shared_down is not None:
             targets.update(self.shared_gate_up.weight_targets())

@@ -224,11 +224,11 @@ class Decoder(nn.Module):
                 self.project_out = MergedLinear(build, "", wide, {"project_out": narrow}, False)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
         self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=build.dtype, device="cpu").item()
-        here = stage.layers(len(config.layers))
-        self.layer_configs = config.layers[here.start : here.stop]
+        local = stage.layers(len(config.layers))
+        self.layer_configs = config.layers[local.start : local.stop]
         layers = [
             DecoderLayer(build, f"layers.{index}", config, layer)
-            for index, layer in zip(here, self.layer_configs, strict=True)
+            for index, layer in zip(local, self.layer_configs, strict=True)
         ]
         self.layers = nn.ModuleList(layers)
         ropes = list(dict.fromkeys(layer.rope for layer in self.layer_configs if layer.rope is not None))
@@ -259,13 +259,13 @@ class Decoder(nn.Module):
         layers = [layer for run in self.runs for layer in run.layers]
         parts: list[LayerParts | None] = []
         for layer, cos_sin in zip(layers, self._angles, strict=True):
-            its = layer.parts(cos_sin)
-            parts.append(its if its is not None and backend.takes(its) else None)
+            layer_parts = layer.parts(cos_sin)
+            parts.append(layer_parts if layer_parts is not None and backend.takes(layer_parts) else None)
         self.runs = []
-        for _, places in groupby(range(len(layers)), lambda place: parts[place] is None):
-            start, *others = places
-            run = slice(start, start + 1 + len(others))
-            whole = [its for its in parts[run] if its is not None]
+        for _, indices in groupby(range(len(layers)), lambda index: parts[index] is None):
+            start, *following = indices
+            run = slice(start, start + 1 + len(following))
+            whole = [layer_parts for layer_parts in parts[run] if layer_parts is not None]
             self.runs.append(LayerRun(start, layers[run], backend.layers(whole) if whole else None))
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
@@ -280,8 +280,8 @@ class Decoder(nn.Module):
                 continue
             for layer, cos_sin, cache in zip(run.layers, self._angles[run.places], caches, strict=True):
                 rotation = None if cos_sin is None else rotations[cos_sin]
-                wanted = rows if layer is run.layers[-1] else None
-                stream = layer(stream, rotation, inputs.attention, cache, wanted)
+                rows_of_layer = rows if layer is run.layers[-1] else None
+                stream = layer(stream, rotation, inputs.attention, cache, rows_of_layer)
         _, x = stream.normed(self.final_norm)
         return x if self.project_out is None else self.project_out(x)
 

@@ -72,10 +72,10 @@ def file_formats(config: ModelConfig, quantization: QuantizationConfig, given: M
 def _wrapper(given: Mapping[str, Any]) -> tuple[str, str]:
     """What the names of the text model's modules begin with in place of ``model.``, and the others', as its
     ``quantization_config`` spells them: models that also read images have it within them."""
-    said = json.dumps(stated_quantization(given), default=str).replace("\\\\", "")
-    if "model.language_model." in said:
+    stated = json.dumps(stated_quantization(given), default=str).replace("\\\\", "")
+    if "model.language_model." in stated:
         return "model.language_model.", ""
-    return ("language_model.model.", "language_model.") if "language_model.model." in said else ("model.", "")
+    return ("language_model.model.", "language_model.") if "language_model.model." in stated else ("model.", "")
 
 
 def refuse_transposed(architecture: str, method: str) -> None:

@@ -41,8 +41,8 @@ def read_rows(
     parts = parts_of(numbers)
     if len(parts) != len(targets):
         raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(targets)}")
-    wanted = [_rows_of(name, part, shape, target) for target, part in zip(targets, parts, strict=True)]
-    for together in _taking_turns([each for each in wanted if each.numbers.numel()]):
+    needed = [_rows_of(name, part, shape, target) for target, part in zip(targets, parts, strict=True)]
+    for together in _grouped([each for each in needed if each.numbers.numel()]):
         numbers, order = torch.cat([each.numbers for each in together]).sort()
         columns, stored = together[0].columns, together[0].target.stored
         runs = (source.read(name, (*run, *columns), stored) for run in _runs(numbers, leading))
@@ -51,7 +51,7 @@ def read_rows(
             each.target.tensor.copy_(found[part].view(each.target.tensor.shape))
 
 
-class _Wanted(NamedTuple):
+class _NeededRows(NamedTuple):
     """What is read for a target.
 
     Attributes:
@@ -64,20 +64,20 @@ class _Wanted(NamedTuple):
     columns: tuple[slice, ...]
 
 
-def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, target: WeightTarget) -> _Wanted:
+def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, target: WeightTarget) -> _NeededRows:
     if len(shape) == 1:
         check_shape(name, part.shape, target)
-        return _Wanted(target, (part if target.shard is None else part[target.shard]).flatten(), ())
+        return _NeededRows(target, (part if target.shard is None else part[target.shard]).flatten(), ())
     whole = torch.Size([*part.shape[:-1], shape[-1]])
     check_shape(name, whole, target)
     shard = target.shard or tuple(slice(0, size) for size in whole)
-    return _Wanted(target, part[shard[:-1]].flatten(), (shard[-1],))
+    return _NeededRows(target, part[shard[:-1]].flatten(), (shard[-1],))
 
 
-def _taking_turns(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
-    """`wanted`, in groups whose rows lie among each other's: what lies together is read at once."""
-    together: list[_Wanted] = []
-    for each in wanted:
+def _grouped(needed: Sequence[_NeededRows]) -> Iterator[list[_NeededRows]]:
+    """`needed`, in groups whose rows lie among each other's: what lies together is read at once."""
+    together: list[_NeededRows] = []
+    for each in needed:
         apart = not together or max(int(e.numbers.max()) for e in together) < int(each.numbers.min())
         if together and (
             apart or (each.columns, each.target.stored) != (together[0].columns, together[0].target.stored)
