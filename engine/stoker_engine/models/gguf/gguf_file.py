@@ -115,7 +115,7 @@ class GGUFFile:
 
     def values(self, tensor: str) -> list[float]:
         """See `Metadata`."""
-        return self.read(tensor).tolist()  # type: ignore[no-any-return]
+        return self.read(tensor).tolist()
 
     def names(self) -> list[str]:
         """See `WeightSource`."""
