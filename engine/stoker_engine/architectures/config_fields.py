@@ -58,12 +58,12 @@ class Fields:
 
     def __init__(
         self,
-        given: Mapping[str, Any],
+        stated: Mapping[str, Any],
         defaults: Mapping[str, Any],
         names: Mapping[str, str] | None = None,
         file: str = "config.json",
     ) -> None:
-        self._given, self._defaults, self._names, self._file = given, defaults, names or {}, file
+        self._stated, self._defaults, self._names, self._file = stated, defaults, names or {}, file
 
     def get(self, name: str) -> Any:
         """The field's value, or None.
@@ -71,7 +71,7 @@ class Fields:
         A null under one name gives way to a value under another (``"n_inner": null`` says nothing).
         """
         names = (self._names.get(name, name), name, *_OTHER_NAMES.get(name, ()))
-        stated = [self._given[other] for other in names if other in self._given]
+        stated = [self._stated[alias] for alias in names if alias in self._stated]
         if not stated:
             return self._defaults.get(name)
         return next((value for value in stated if value is not None), None)
@@ -144,5 +144,5 @@ class Fields:
             raise self._wrong(name, "an object", value)
         return value
 
-    def _wrong(self, name: str, wanted: str, value: Any) -> ModelError:
-        return ModelError(f"{self._file}: {name} must be {wanted}, not {reprlib.repr(value)}")
+    def _wrong(self, name: str, expected: str, value: Any) -> ModelError:
+        return ModelError(f"{self._file}: {name} must be {expected}, not {reprlib.repr(value)}")

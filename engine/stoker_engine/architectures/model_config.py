@@ -18,7 +18,7 @@ from stoker_common.errors import ModelError
 from stoker_engine.architectures.checkpoint_files import Folder, complete_config
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, LayerConfig
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.rope_config import RopeParameters
 from stoker_engine.contract.json_file import read_json_object
@@ -70,6 +70,11 @@ class ModelConfig:
     def num_key_value_heads(self) -> int:
         """Heads of keys and values in the cache."""
         return self.layers[0].attention.cache.num_kv_heads
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a layer that is a mixture; 0: none is."""
+        return next((layer.moe.num_experts for layer in self.layers if layer.moe is not None), 0)
 
     @property
     def head_dim(self) -> int:
@@ -124,16 +129,16 @@ class ModelConfig:
         """
         top = Fields(config, {})
         architectures = top.items("architectures", str)
-        architecture = next((name for name in architectures if name in FAMILY_CONFIGS), None)
+        architecture = next((name for name in architectures if name in FAMILIES), None)
         if not architectures:
             raise ModelError(f"{NO_ARCHITECTURES}; {NAME_ONE}")
         if architecture is None:
             reason = why_no_decoder(config)
             raise ModelError(
                 f"architecture {', '.join(architectures)} is not supported"
-                + (f": {reason}" if reason else f"; supported are {', '.join(sorted(FAMILY_CONFIGS))}")
+                + (f": {reason}" if reason else f"; supported are {', '.join(sorted(FAMILIES))}")
             )
-        family = FAMILY_CONFIGS[architecture]
+        family = FAMILIES[architecture]
         text = dict(top.object("text_config") or config)
         for name in ("eos_token_id", "dtype", "torch_dtype"):
             if text.get(name) is None:
@@ -142,7 +147,7 @@ class ModelConfig:
                     text[name] = config[name]
         if config.get("eos_token_id") is not None:
             text["eos_token_id"] = config["eos_token_id"]
-        c = Fields(text, family.defaults, family.names)
+        c = Fields(text, family.defaults, family.field_names)
         vocab_size = c.integer("vocab_size")
         return cls(
             architecture=architecture,

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.quantization.stated import quantization_method
 
 UNQUANTIZED_ONE = "use the unquantized model"
@@ -24,7 +24,7 @@ def own_modules(config: Mapping[str, Any]) -> str:
         ModelError: its ``architectures`` are no list of names.
     """
     names = Fields(config, {}).items("architectures", str)
-    return "" if any(name in FAMILY_CONFIGS for name in names) else ", ".join(names)
+    return "" if any(name in FAMILIES for name in names) else ", ".join(names)
 
 
 def why_not_loaded(config: Mapping[str, Any]) -> str:

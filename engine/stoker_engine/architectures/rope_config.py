@@ -72,16 +72,16 @@ def read_rope(
     Raises:
         ModelError: a rope type that is not computed here.
     """
-    given = _given(c, kind)
-    stated = given.text("rope_type" if given.get("rope_type") else "type")
+    parameters = _given(c, kind)
+    stated = parameters.text("rope_type" if parameters.get("rope_type") else "type")
     rope_type = (renamed or {}).get(stated, stated)
     if rope_type not in ROPE_TYPES:
         raise ModelError(f"rope type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    rotary_dim = int(head_dim * _either(given, c, "partial_rotary_factor", 1.0, 0, 1))
+    rotary_dim = int(head_dim * _either(parameters, c, "partial_rotary_factor", 1.0, 0, 1))
     local = kind == "sliding_attention" and c.get("rope_local_base_freq") is not None  # Gemma 3
     if not 1 <= rotary_dim <= head_dim - head_dim % 2:
         raise ModelError(f"config.json: {rotary_dim} of a head's {head_dim} numbers cannot be rotated in pairs")
-    theta = _either(given, c, "rope_local_base_freq" if local else "rope_theta", 10000.0, 2)
+    theta = _either(parameters, c, "rope_local_base_freq" if local else "rope_theta", 10000.0, 2)
     if rope_type == "default":
         return RopeParameters(rotary_dim, interleaved, rope_theta=theta)
     if rope_type == "dynamic" and rotary_dim < 4:
@@ -90,13 +90,13 @@ def read_rope(
     original = longest
     if rope_type in ("llama3", "yarn", "longrope"):
         key = "original_max_position_embeddings"
-        original = c.optional_integer(key) or given.optional_integer(key) or longest
+        original = c.optional_integer(key) or parameters.optional_integer(key) or longest
         if original < 2:
             raise ModelError(f"rope parameters: {key} must be at least 2, not {original}")
-    factor = given.optional("factor", 0) or (longest / original if rope_type in ("yarn", "longrope") else 1.0)
+    factor = parameters.optional("factor", 0) or (longest / original if rope_type in ("yarn", "longrope") else 1.0)
     if rope_type in ("linear", "dynamic") and factor < 1:
         raise ModelError(f"rope parameters: factor must be at least 1, not {factor:g}")
-    low, high = given.optional("low_freq_factor", 0) or 1.0, given.optional("high_freq_factor", 0) or 4.0
+    low, high = parameters.optional("low_freq_factor", 0) or 1.0, parameters.optional("high_freq_factor", 0) or 4.0
     if rope_type == "llama3" and low == high:
         raise ModelError(f"rope parameters: low_freq_factor and high_freq_factor must differ, and are both {low:g}")
     return RopeParameters(
@@ -109,12 +109,12 @@ def read_rope(
         original_max_position_embeddings=original,
         low_freq_factor=low,
         high_freq_factor=high,
-        beta_fast=given.optional("beta_fast", 0) or 32.0,
-        beta_slow=given.optional("beta_slow", 0) or 1.0,
-        truncate=given.flag("truncate"),
-        short_factor=_factors(given, "short_factor", rotary_dim) if rope_type == "longrope" else (),
-        long_factor=_factors(given, "long_factor", rotary_dim) if rope_type == "longrope" else (),
-        attention_factor=_attention_factor(given, rope_type, factor, original),
+        beta_fast=parameters.optional("beta_fast", 0) or 32.0,
+        beta_slow=parameters.optional("beta_slow", 0) or 1.0,
+        truncate=parameters.flag("truncate"),
+        short_factor=_factors(parameters, "short_factor", rotary_dim) if rope_type == "longrope" else (),
+        long_factor=_factors(parameters, "long_factor", rotary_dim) if rope_type == "longrope" else (),
+        attention_factor=_attention_factor(parameters, rope_type, factor, original),
     )
 
 
@@ -134,29 +134,29 @@ def _given(c: Fields, kind: str) -> Fields:
     return Fields(c.object("rope_scaling"), _DEFAULTS)
 
 
-def _either(given: Fields, c: Fields, name: str, otherwise: float, least: float, most: float = math.inf) -> float:
+def _either(parameters: Fields, c: Fields, name: str, otherwise: float, least: float, most: float = math.inf) -> float:
     """A number that may stand in either, from `least` to `most`."""
     inner = "rope_theta" if name == "rope_local_base_freq" else name
-    if given.get(inner) is not None:
-        return given.number(inner, least, most)
+    if parameters.get(inner) is not None:
+        return parameters.number(inner, least, most)
     return otherwise if c.get(name) is None else c.number(name, least, most)
 
 
-def _attention_factor(given: Fields, rope_type: str, factor: float, original: int) -> float:
+def _attention_factor(parameters: Fields, rope_type: str, factor: float, original: int) -> float:
     if rope_type not in ("yarn", "longrope"):
         return 1.0
-    if (stated := given.optional("attention_factor")) is not None:
+    if (stated := parameters.optional("attention_factor")) is not None:
         return stated
     if rope_type == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    mscale, all_dim = given.optional("mscale", 0), given.optional("mscale_all_dim", 0)
+    mscale, all_dim = parameters.optional("mscale", 0), parameters.optional("mscale_all_dim", 0)
     if mscale and all_dim:
         return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
     return yarn_mscale(factor)
 
 
-def _factors(given: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
-    factors = given.get(name)
+def _factors(parameters: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
+    factors = parameters.get(name)
     if not isinstance(factors, list | tuple) or len(factors) != -(-rotary_dim // 2):
         raise ModelError(f"rope parameters: {name} must be a list of {-(-rotary_dim // 2)} numbers, one a pair")
     return tuple(Fields({name: factor}, {}).number(name, MIN_POSITIVE) for factor in factors)

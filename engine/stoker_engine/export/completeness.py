@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from stoker_common.errors import WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.on_load import is_quantized
-from stoker_engine.export.matrices import EVERY_SLOT, Module
-from stoker_engine.models.families.weight_names import WeightNames
+from stoker_engine.architectures.weight_names import EVERY_NAME, WeightNames
+from stoker_engine.export.matrices import Module
 from stoker_engine.models.loading.kv_scales import is_kv_scale
 from stoker_engine.models.loading.weight_source import some
 from stoker_engine.sizing.weight_sizes import matrices
 
 
-def check_complete(tensors: Mapping[str, Sequence[Module]], spelling: WeightNames, config: ModelConfig) -> None:
+def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: WeightNames, config: ModelConfig) -> None:
     """Args:
         tensors: the modules to quantize that each tensor of the files holds, by its name.
 
@@ -25,12 +25,15 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], spelling: WeightName
     needed, held = _needed(config), dict[str, str]()
     for name, modules in tensors.items():
         for module in modules:
-            for slot in module.slots:
-                if slot in held:
-                    raise WeightsError(f"weights hold {slot} twice: as {held[slot]} and as {name}")
-                held[slot] = name
-            if all(slot in needed for slot in module.slots):
-                rows, inner = sum(needed[slot][0] for slot in module.slots), needed[module.slots[0]][1]
+            for param_name in module.param_names:
+                if param_name in held:
+                    raise WeightsError(f"weights hold {param_name} twice: as {held[param_name]} and as {name}")
+                held[param_name] = name
+            if all(param_name in needed for param_name in module.param_names):
+                rows, inner = (
+                    sum(needed[param_name][0] for param_name in module.param_names),
+                    needed[module.param_names[0]][1],
+                )
                 if (module.outputs, module.inner) != (rows, inner):
                     raise WeightsError(
                         f"{name} holds {module.outputs} rows of {module.inner} numbers as {module.name}, "
@@ -38,24 +41,24 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], spelling: WeightName
                     )
     if missing := sorted(needed.keys() - held.keys()):
         raise WeightsError(f"weights lack {len(missing)} matrices the model needs: {some(missing)}")
-    unused = [held[slot] for slot in sorted(held.keys() - needed.keys())]
-    unused += [name for name, modules in tensors.items() if not modules and not _is_known(name, spelling, config)]
+    unused = [held[param_name] for param_name in sorted(held.keys() - needed.keys())]
+    unused += [name for name, modules in tensors.items() if not modules and not _is_known(name, weight_names, config)]
     if unused:
         raise WeightsError(f"weights hold {len(unused)} tensors the model has no place for: {some(unused)}")
 
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Rows and columns of the matrices that are quantized, by slot."""
+    """Rows and columns of the matrices that are quantized, by name."""
     needed = dict[str, tuple[int, int]]()
     for name, size in matrices(config):
         if is_quantized(f"{name}.weight"):
             for expert in range(size.count if ".experts.0." in name else 1):
-                slot = name.replace(".experts.0.", f".experts.{expert}.")
-                needed[f"{slot}.weight"] = (size.rows, size.inner)
+                param_name = name.replace(".experts.0.", f".experts.{expert}.")
+                needed[f"{param_name}.weight"] = (size.rows, size.inner)
     return needed
 
 
-def _is_known(name: str, spelling: WeightNames, config: ModelConfig) -> bool:
-    canonical = spelling.canonical(name)
-    place = spelling.place(canonical, EVERY_SLOT, config)
-    return place is not None or spelling.is_ignored(canonical, config) or is_kv_scale(name)
+def _is_known(name: str, weight_names: WeightNames, config: ModelConfig) -> bool:
+    canonical = weight_names.canonical(name)
+    destination = weight_names.destination(canonical, EVERY_NAME, config)
+    return destination is not None or weight_names.is_ignored(canonical, config) or is_kv_scale(name)

@@ -19,16 +19,16 @@ from tqdm import tqdm
 
 from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.quantization.stated import quantization_method
+from stoker_engine.architectures.weight_names import WeightNames
 from stoker_engine.export.completeness import check_complete
 from stoker_engine.export.matrices import Module, modules_of
 from stoker_engine.export.output import new_output
 from stoker_engine.export.round_to_nearest import quantized
 from stoker_engine.export.safetensors_file import SafetensorsWriter
 from stoker_engine.export.schemes import Scheme
-from stoker_engine.models.families.registry import FAMILIES
-from stoker_engine.models.families.weight_names import WeightNames
 from stoker_engine.models.loading.safetensors_folder import RawTensors, not_floating
 
 _INDEX: Final = "model.safetensors.index.json"
@@ -73,14 +73,15 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
         ArgumentError: there is something at `target`, no room for it, or the groups do not divide a row.
         StokerError: it cannot be written.
     """
-    given = read_config(folder)
-    spelling, config = _family(folder, given, label)
+    raw_config = read_config(folder)
+    weight_names, config = _family(folder, raw_config, label)
     source = RawTensors(folder)
     files = {
-        file: [_tensor(source, name, spelling, config) for name in names] for file, names in source.by_file().items()
+        file: [_tensor(source, name, weight_names, config) for name in names]
+        for file, names in source.by_file().items()
     }
     every = [tensor for tensors in files.values() for tensor in tensors]
-    check_complete({tensor.name: tensor.modules for tensor in every}, spelling, config)
+    check_complete({tensor.name: tensor.modules for tensor in every}, weight_names, config)
     _check_groups(every, scheme)
     specs = {file: _specs(tensors, scheme) for file, tensors in files.items()}
     others = [
@@ -94,8 +95,8 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
         for path in others:
             if path.name != "config.json":
                 shutil.copyfile(path, partial / path.name)
-        stated = scheme.config(_ignored(every, spelling, config))
-        _write_json(partial / "config.json", {**given, "quantization_config": stated})
+        stated = scheme.config(_ignored(every, weight_names, config))
+        _write_json(partial / "config.json", {**raw_config, "quantization_config": stated})
         if (folder / _INDEX).is_file():
             names = {name: file for file, each in specs.items() for name in each}
             _write_json(partial / _INDEX, {"metadata": {"total_size": size}, "weight_map": names})
@@ -107,26 +108,26 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
                         progress.update()
 
 
-def _family(folder: Path, given: Mapping[str, Any], label: str) -> tuple[WeightNames, ModelConfig]:
-    if method := quantization_method(given):
+def _family(folder: Path, raw_config: Mapping[str, Any], label: str) -> tuple[WeightNames, ModelConfig]:
+    if method := quantization_method(raw_config):
         raise ModelError(
             f"{folder} is quantized by {method} already, and {label} is asked for; give the unquantized model"
         )
-    architectures = Fields(given, {}).items("architectures", str)
+    architectures = Fields(raw_config, {}).items("architectures", str)
     if not any(name in FAMILIES for name in architectures):
         raise ModelError(
             f"{folder}: which matrices of {', '.join(architectures) or 'an unnamed architecture'} can be quantized is "
             "not known here; quantize it with llm-compressor"
         )
-    config = ModelConfig.from_dict(given)
-    return FAMILIES[config.architecture], config
+    config = ModelConfig.from_dict(raw_config)
+    return FAMILIES[config.architecture].weight_names, config
 
 
-def _tensor(source: RawTensors, name: str, spelling: WeightNames, config: ModelConfig) -> _Tensor:
+def _tensor(source: RawTensors, name: str, weight_names: WeightNames, config: ModelConfig) -> _Tensor:
     shape, dtype = tuple(source.shape(name)), source.dtype(name)
     if dtype is None:
         raise WeightsError(f"{name} is of a dtype that is unknown here; leave that tensor out")
-    modules = modules_of(name, shape, spelling, config)
+    modules = modules_of(name, shape, weight_names, config)
     if modules and not (dtype.is_floating_point and dtype.itemsize > 1):
         raise not_floating(name, str(dtype).removeprefix("torch."))
     return _Tensor(name, shape, dtype, modules)
@@ -148,12 +149,12 @@ def _specs(tensors: list[_Tensor], scheme: Scheme) -> dict[str, torch.Tensor]:
     return {name: spec for tensor in tensors for name, spec in tensor.specs(scheme).items()}
 
 
-def _ignored(tensors: list[_Tensor], spelling: WeightNames, config: ModelConfig) -> list[str]:
+def _ignored(tensors: list[_Tensor], weight_names: WeightNames, config: ModelConfig) -> list[str]:
     """The linear modules that stay as they are: the head, also where it is the embedding, routers and the like."""
-    ignored = [spelling.names["lm_head"]]
-    embeddings = {f"{spelling.names[slot]}.weight" for slot in ("embed", "positions") if slot in spelling.names}
+    ignored = [weight_names.names["lm_head"]]
+    embeddings = {f"{weight_names.names[part]}.weight" for part in ("embed", "positions") if part in weight_names.names}
     for tensor in tensors:
-        if not tensor.modules and len(tensor.shape) == 2 and spelling.canonical(tensor.name) not in embeddings:
+        if not tensor.modules and len(tensor.shape) == 2 and weight_names.canonical(tensor.name) not in embeddings:
             ignored.append(tensor.name.removesuffix(".weight"))
     return list(dict.fromkeys(ignored))
 

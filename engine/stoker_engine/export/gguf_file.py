@@ -110,11 +110,11 @@ def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
 
 
 def _kind_of(
-    name: str, shape: tuple[int, ...], stored: GGMLQuantizationType, wanted: GGMLQuantizationType
+    name: str, shape: tuple[int, ...], stored: GGMLQuantizationType, requested: GGMLQuantizationType
 ) -> GGMLQuantizationType:
     if len(shape) < 2 or not name.endswith(".weight") or _STAYS.search(name):
         return stored if stored in FLOATING else GGMLQuantizationType.F32
-    kind = GGMLQuantizationType.Q8_0 if name in _ENDS and wanted not in FLOATING else wanted
+    kind = GGMLQuantizationType.Q8_0 if name in _ENDS and requested not in FLOATING else requested
     if shape[-1] % GGML_QUANT_SIZES[kind][0]:
         return stored if stored in FLOATING else GGMLQuantizationType.F16
     return kind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.on_load import is_quantized
-from stoker_engine.models.families.weight_names import WeightNames
+from stoker_engine.architectures.weight_names import EVERY_NAME, WeightNames
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class Module:
         name: in the new checkpoint.
         outputs, inner: of its matrix.
         part: where that lies in the tensor of the file.
-        slots: the weights of the model that it holds (see `models.decoder`), one below the other.
+        param_names: the weights of the model that it holds (see `models.decoder`), one below the other.
     """
 
     name: str
     outputs: int
     inner: int
     part: tuple[slice, ...]
-    slots: tuple[str, ...]
+    param_names: tuple[str, ...]
 
 
-def modules_of(name: str, shape: tuple[int, ...], spelling: WeightNames, config: ModelConfig) -> list[Module]:
+def modules_of(name: str, shape: tuple[int, ...], weight_names: WeightNames, config: ModelConfig) -> list[Module]:
     """The modules to quantize that the tensor called `name` holds; none: it stays as it is.
 
     A layer's experts that are stacked in one tensor become a module each, as compressed-tensors has them.
@@ -38,18 +38,21 @@ def modules_of(name: str, shape: tuple[int, ...], spelling: WeightNames, config:
         ModelError: it holds matrices, in a form that compressed-tensors has no module for.
         WeightsError: it holds other experts than the model has.
     """
-    canonical = spelling.canonical(name)
-    place = None if spelling.is_ignored(canonical, config) else spelling.place(canonical, EVERY_SLOT, config)
-    if place is None or not all(map(is_quantized, place.slots)):
+    canonical = weight_names.canonical(name)
+    ignored = weight_names.is_ignored(canonical, config)
+    destination = None if ignored else weight_names.destination(canonical, EVERY_NAME, config)
+    if destination is None or not all(map(is_quantized, destination.param_names)):
         return []
-    if not spelling.makes(canonical):
+    if not destination.operations:
         if name.endswith(".weight") and len(shape) == 2:
             whole = slice(0, shape[0]), slice(0, shape[1])
-            return [Module(name.removesuffix(".weight"), shape[0], shape[1], whole, place.slots)]
+            return [Module(name.removesuffix(".weight"), shape[0], shape[1], whole, destination.param_names)]
         stem, _, _ = name.removesuffix(".weight").rpartition(".")
-        parts = [spelling.names.get(part) for part in dict.fromkeys(map(_numberless, place.slots))]
+        parts = [weight_names.names.get(part) for part in dict.fromkeys(map(_numberless, destination.param_names))]
         if stem.endswith(".experts") and len(shape) == 3 and all(parts):
-            return list(_experts(name, stem, shape, [str(part).rpartition(".")[2] for part in parts], place.slots))
+            return list(
+                _experts(name, stem, shape, [str(part).rpartition(".")[2] for part in parts], destination.param_names)
+            )
     raise ModelError(
         f"compressed-tensors stores linear modules, and {name}, of shape {list(shape)}, is none "
         f"({config.architecture}); quantize when the model is loaded: stoker serve --quantization"
@@ -57,36 +60,28 @@ def modules_of(name: str, shape: tuple[int, ...], spelling: WeightNames, config:
 
 
 def _experts(
-    name: str, stem: str, shape: tuple[int, ...], parts: list[str], slots: tuple[str, ...]
+    name: str, stem: str, shape: tuple[int, ...], parts: list[str], param_names: tuple[str, ...]
 ) -> Iterator[Module]:
     count, rows, inner = shape
-    if count * len(parts) != len(slots) or rows % len(parts):
+    if count * len(parts) != len(param_names) or rows % len(parts):
         raise WeightsError(
-            f"{name} has shape {list(shape)}, the model has {len(slots) // len(parts)} experts, "
+            f"{name} has shape {list(shape)}, the model has {len(param_names) // len(parts)} experts, "
             f"and {len(parts)} matrices of each"
         )
     size = rows // len(parts)
     for expert in range(count):
         for index, part in enumerate(parts):
-            place = slice(expert, expert + 1), slice(index * size, (index + 1) * size), slice(0, inner)
-            yield Module(f"{stem}.{expert}.{part}", size, inner, place, (slots[expert * len(parts) + index],))
+            part_of_stack = slice(expert, expert + 1), slice(index * size, (index + 1) * size), slice(0, inner)
+            yield Module(
+                f"{stem}.{expert}.{part}", size, inner, part_of_stack, (param_names[expert * len(parts) + index],)
+            )
 
 
-def _numberless(slot: str) -> str:
+def _numberless(param_name: str) -> str:
     """``layers.3.experts.7.gate.weight`` → ``layers.{i}.experts.{j}.gate``."""
-    head, _, rest = slot.removesuffix(".weight").removeprefix("layers.").partition(".")
+    head, _, rest = param_name.removesuffix(".weight").removeprefix("layers.").partition(".")
     assert head.isdigit()
     expert = rest.split(".")
     if len(expert) == 3:
         rest = f"{expert[0]}.{{j}}.{expert[2]}"
     return f"layers.{{i}}.{rest}"
-
-
-class _EverySlot:
-    """All names: matrices have one possible place each, and the model is not made."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-EVERY_SLOT = _EverySlot()

@@ -55,9 +55,9 @@ def quantized(weights: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _scales(wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _scales(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As stored; of a group of zeros, or of what the dtype has for 0, something to divide by."""
-    scales = wanted.to(dtype)
+    scales = exact.to(dtype)
     return torch.where(scales == 0, torch.finfo(dtype).eps, scales)
 
 

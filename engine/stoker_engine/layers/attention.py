@@ -107,14 +107,14 @@ class Attention(nn.Module):
         every = every[:, :: every.shape[1] // heads.full]  # several ranks may hold the same head
         return norm(every.flatten(1))[:, heads.times(size).positions]
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots = {**self.qkv.slots(), **self.out.slots()}
+        targets = {**self.qkv.weight_targets(), **self.out.weight_targets()}
         if self.q_norm is not None and self.k_norm is not None:
-            slots.update({**self.q_norm.slots(), **self.k_norm.slots()})
+            targets.update({**self.q_norm.weight_targets(), **self.k_norm.weight_targets()})
         if self.sinks is not None:
-            slots[f"{self._prefix}.sinks"] = WeightTarget.of(self.sinks.data, self._query_heads)
-        return slots
+            targets[f"{self._prefix}.sinks"] = WeightTarget.of(self.sinks.data, self._query_heads)
+        return targets
 
 
 def _head_norm(build: Build, prefix: str, config: QKNormConfig, heads: Shard, head_dim: int) -> Norm:

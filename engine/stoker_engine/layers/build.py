@@ -18,7 +18,7 @@ from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.sharding import dealt, every_part_has_some, largest_part, share_of
 
 
-def _unquantized(slots: Sequence[str]) -> LinearMethod:
+def _unquantized(param_names: Sequence[str]) -> LinearMethod:
     return UNQUANTIZED
 
 
@@ -31,7 +31,7 @@ class Build:
         backend: attention's.
         kernels: everything else's.
         ranks: who shares each layer's work.
-        linear: how the matrix of these slots is stored; several are those of a layer's experts.
+        linear: how the matrix of these parameters is stored; several are those of a layer's experts.
         stage: which of the layers are here.
         whole_experts: whether ranks have whole experts, instead of a part of each.
     """
@@ -98,8 +98,8 @@ class Build:
         return self._equal(num_kv_heads, "key and value heads")
 
     def _equal(self, count: int, what: str) -> Shard:
-        each, rest = divmod(count, self.ranks.size)
-        if rest:
+        each, remainder = divmod(count, self.ranks.size)
+        if remainder:
             raise self._indivisible(f"{count} {what}")
         return Shard(self.ranks.rank * each, each, count)
 

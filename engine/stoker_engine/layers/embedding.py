@@ -21,9 +21,9 @@ class Embedding(nn.Module):
 
     def __init__(self, build: Build, name: str, vocab_size: int, width: int) -> None:
         super().__init__()
-        self._slot, self._width, self._ranks = f"{name}.weight", width, build.ranks
+        self._param_name, self._width, self._ranks = f"{name}.weight", width, build.ranks
         self.rows = build.share(vocab_size)
-        method = build.linear([self._slot])
+        method = build.linear([self._param_name])
         self.matrix: Matrix = method.create(self.rows.size, width, build.dtype, build.kernels)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -37,9 +37,9 @@ class Embedding(nn.Module):
 
     __call__ = forward
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        return _slots(self._slot, self.matrix, self.rows, self._width)
+        return _matrix_targets(self._param_name, self.matrix, self.rows, self._width)
 
 
 class Head(nn.Module):
@@ -72,18 +72,18 @@ class Head(nn.Module):
 
     __call__ = forward
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots = dict[str, WeightTarget]()
+        targets = dict[str, WeightTarget]()
         if not self.is_tied:
-            slots.update(_slots(f"{self._name}.weight", self.matrix, self.rows, self._width))
+            targets.update(_matrix_targets(f"{self._name}.weight", self.matrix, self.rows, self._width))
         if self.bias is not None:
-            slots[f"{self._name}.bias"] = WeightTarget.of(self.bias.data, self.rows)
-        return slots
+            targets[f"{self._name}.bias"] = WeightTarget.of(self.bias.data, self.rows)
+        return targets
 
 
-def _slots(name: str, matrix: Matrix, rows: Shard, width: int) -> dict[str, WeightTarget]:
-    slots = {name: matrix.slot(0, rows, Shard.whole(width))}
+def _matrix_targets(name: str, matrix: Matrix, rows: Shard, width: int) -> dict[str, WeightTarget]:
+    targets = {name: matrix.weight_target(0, rows, Shard.whole(width))}
     if (columns := matrix.columns_target(0)) is not None:
-        slots[f"{name.removesuffix('.weight')}.columns"] = columns
-    return slots
+        targets[f"{name.removesuffix('.weight')}.columns"] = columns
+    return targets

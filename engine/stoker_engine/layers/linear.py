@@ -84,17 +84,17 @@ class MergedLinear(nn.Module):
     def _bias(self) -> torch.Tensor | None:
         return None if self.bias is None else self.bias.data
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots, start = {}, 0
+        targets, start = {}, 0
         for name, rows in self._parts.items():
-            slots[f"{name}.weight"] = self.matrix.slot(start, rows, self._inputs)
+            targets[f"{name}.weight"] = self.matrix.weight_target(start, rows, self._inputs)
             if (columns := self.matrix.columns_target(start)) is not None:
-                slots[f"{name}.columns"] = columns
+                targets[f"{name}.columns"] = columns
             if self.bias is not None:
-                slots[f"{name}.bias"] = WeightTarget.of(self.bias.data[start : start + rows.size], rows)
+                targets[f"{name}.bias"] = WeightTarget.of(self.bias.data[start : start + rows.size], rows)
             start += rows.size
-        return slots
+        return targets
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, inputs] → [tokens, sum of the parts]."""

@@ -109,13 +109,13 @@ class LatentAttention(nn.Module):
 
     __call__ = forward
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots = self.kv_a_norm.slots()
+        targets = self.kv_a_norm.weight_targets()
         if self.q_a_norm is not None:
-            slots.update(self.q_a_norm.slots())
+            targets.update(self.q_a_norm.weight_targets())
         for linear in (self.bottlenecks, self.query, self.out):
-            slots.update(linear.slots())
-        slots[f"{self._prefix}.k_b.weight"] = self._absorb.stack_target(self._heads).transpose(1, 2)
-        slots[f"{self._prefix}.v_b.weight"] = self._make_value.stack_target(self._heads)
-        return slots
+            targets.update(linear.weight_targets())
+        targets[f"{self._prefix}.k_b.weight"] = self._absorb.stack_target(self._heads).transpose(1, 2)
+        targets[f"{self._prefix}.v_b.weight"] = self._make_value.stack_target(self._heads)
+        return targets

@@ -36,6 +36,6 @@ class MLP(nn.Module):
 
     __call__ = forward
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        return {**self.up.slots(), **self.down.slots()}
+        return {**self.up.weight_targets(), **self.down.weight_targets()}

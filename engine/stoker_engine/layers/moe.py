@@ -96,44 +96,44 @@ class MoE(nn.Module):
         shared = self.shared_down(self._act(self.shared_gate_up(x)))
         return shared if self.shared_gate is None else sigmoid(self._shared_gate(x)).to(x.dtype) * shared
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         prefix = self._prefix
-        slots = {f"{prefix}.router.weight": WeightTarget.whole(self.router.data)}
+        targets = {f"{prefix}.router.weight": WeightTarget.whole(self.router.data)}
         if self.router_bias is not None:
-            slots[f"{prefix}.router.bias"] = WeightTarget.whole(self.router_bias.data)
+            targets[f"{prefix}.router.bias"] = WeightTarget.whole(self.router_bias.data)
         if self.correction_bias is not None:
-            slots[f"{prefix}.router.correction_bias"] = WeightTarget.whole(self.correction_bias.data)
-        elsewhere = {part: slot.emptied() for part, slot in self._expert_slots(0).items()}
+            targets[f"{prefix}.router.correction_bias"] = WeightTarget.whole(self.correction_bias.data)
+        elsewhere = {part: target.emptied() for part, target in self._expert_targets(0).items()}
         for expert in range(self._ours.full):
-            here = self._ours.start <= expert < self._ours.stop
-            parts = self._expert_slots(expert - self._ours.start) if here else elsewhere
-            slots.update({f"{prefix}.experts.{expert}.{part}": slot for part, slot in parts.items()})
+            is_local = self._ours.start <= expert < self._ours.stop
+            parts = self._expert_targets(expert - self._ours.start) if is_local else elsewhere
+            targets.update({f"{prefix}.experts.{expert}.{part}": target for part, target in parts.items()})
         if self.shared_gate_up is not None and self.shared_down is not None:
-            slots.update(self.shared_gate_up.slots())
-            slots.update(self.shared_down.slots())
+            targets.update(self.shared_gate_up.weight_targets())
+            targets.update(self.shared_down.weight_targets())
         if self.shared_gate is not None:
-            slots[f"{prefix}.shared_gate.weight"] = WeightTarget.whole(self.shared_gate.data)
-        return slots
+            targets[f"{prefix}.shared_gate.weight"] = WeightTarget.whole(self.shared_gate.data)
+        return targets
 
-    def _expert_slots(self, index: int) -> dict[str, WeightTarget]:
+    def _expert_targets(self, index: int) -> dict[str, WeightTarget]:
         """Those of one expert, the one that is here as number `index`."""
         hidden, inner = self._hidden, self._inner
-        slots = {
-            "gate.weight": self.gate_up.slot(0, inner, hidden, index),
-            "up.weight": self.gate_up.slot(inner.size, inner, hidden, index),
-            "down.weight": self.down.slot(0, hidden, inner, index),
+        targets = {
+            "gate.weight": self.gate_up.weight_target(0, inner, hidden, index),
+            "up.weight": self.gate_up.weight_target(inner.size, inner, hidden, index),
+            "down.weight": self.down.weight_target(0, hidden, inner, index),
         }
         if self.gate_up_bias is not None and self.down_bias is not None:
             gate, up = self.gate_up_bias.data[index].split(inner.size)
-            slots["gate.bias"], slots["up.bias"] = WeightTarget.of(gate, inner), WeightTarget.of(up, inner)
-            slots["down.bias"] = WeightTarget.whole(self.down_bias.data[index])
+            targets["gate.bias"], targets["up.bias"] = WeightTarget.of(gate, inner), WeightTarget.of(up, inner)
+            targets["down.bias"] = WeightTarget.whole(self.down_bias.data[index])
         orders = {
             "gate": self.gate_up.columns_target(0, index),
             "up": self.gate_up.columns_target(inner.size, index),
             "down": self.down.columns_target(0, index),
         }
-        return slots | {f"{part}.columns": slot for part, slot in orders.items() if slot is not None}
+        return targets | {f"{part}.columns": target for part, target in orders.items() if target is not None}
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
         """The sum of two [tokens, size], and its norm."""
         return self._sum_and_norm(x, added)
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
         return {self._name: WeightTarget.whole(self.weight.data)}
 
@@ -43,7 +43,7 @@ class LayerNorm(nn.Module):
 
     Args:
         size: of the last dimension.
-        heads: each head has weights of its own, slots ``prefix.{head}.weight``, and these are the ones that are
+        heads: each head has weights of its own, named ``prefix.{head}.weight``, and these are the ones that are
             normalised here; None: one set.
     """
 
@@ -73,18 +73,18 @@ class LayerNorm(nn.Module):
         """See `RMSNorm`."""
         return self._sum_and_norm(x, added)
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots = {}
+        targets = {}
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):
             if parameter is None:
                 continue
             if parameter.dim() == 1:
-                slots[f"{self._prefix}.{name}"] = WeightTarget.whole(parameter.data)
+                targets[f"{self._prefix}.{name}"] = WeightTarget.whole(parameter.data)
             else:
                 rows = enumerate(parameter.data)
-                slots.update({f"{self._prefix}.{head}.{name}": WeightTarget.whole(row) for head, row in rows})
-        return slots
+                targets.update({f"{self._prefix}.{head}.{name}": WeightTarget.whole(row) for head, row in rows})
+        return targets
 
 
 Norm = RMSNorm | LayerNorm

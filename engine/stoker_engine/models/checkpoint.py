@@ -11,6 +11,7 @@ import torch
 
 from stoker_common.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.own_modules import own_modules, why_not_quantized
@@ -18,7 +19,6 @@ from stoker_engine.architectures.quantization.read import kv_cache_of, read_quan
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.hub.locate import locate_model
 from stoker_engine.models.loading.kv_scales import LayerScales
@@ -129,14 +129,14 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
     return checkpoint
 
 
-def _gguf(path: Path, asked: str | None) -> Checkpoint:
+def _gguf(path: Path, quantization: str | None) -> Checkpoint:
     gguf = GGUFFile(path)
-    on_load = None if asked == "gguf" else format_on_load(asked, gguf.quantized_as())
+    on_load = None if quantization == "gguf" else format_on_load(quantization, gguf.quantized_as())
     config = gguf.config()
-    if others := gguf.other_types():
-        counts = ", ".join(f"{count} of type {name}" for name, count in sorted(others.items()))
+    if dequantized := gguf.other_types():
+        counts = ", ".join(f"{count} of type {name}" for name, count in sorted(dequantized.items()))
         logger.info("there is no kernel for the types of these tensors, which are dequantized: %s", counts)
-    return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.spelling(), gguf, on_load))
+    return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.weight_names(), gguf, on_load))
 
 
 def _folder(path: Path, args: EngineArgs) -> Checkpoint:
@@ -145,24 +145,24 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
             f"{path} holds an adapter (adapter_config.json), not a model; "
             "merge it into its base model first (PEFT's merge_and_unload, then save_pretrained)"
         )
-    given = read_config(path)
+    raw_config = read_config(path)
     card = card_of_folder(path)
-    architectures = Fields(given, {}).items("architectures", str)
+    architectures = Fields(raw_config, {}).items("architectures", str)
     if not architectures:
         raise ModelError(f"{path}/{NO_ARCHITECTURES}; {NAME_ONE}")
-    names = own_modules(given)
+    names = own_modules(raw_config)
     if not names:
-        quantization = read_quantization(given)
+        quantization = read_quantization(raw_config)
         on_load = format_on_load(args.quantization, quantization.method if quantization else None)
-        config = ModelConfig.from_dict(given)
-        spelling, weights = FAMILIES[config.architecture], _safetensors(path)
+        config = ModelConfig.from_dict(raw_config)
+        weight_names, weights = FAMILIES[config.architecture].weight_names, _safetensors(path)
         if quantization is None:
-            return Checkpoint(path, config, card, DecoderLoader(spelling, weights, on_load))
+            return Checkpoint(path, config, card, DecoderLoader(weight_names, weights, on_load))
         refuse_transposed(config.architecture, quantization.method)
         modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
-        quantized = DecoderLoader(spelling, QuantizedFolder(weights, modules), kv_cache=kv_cache_of(given))
+        quantized = DecoderLoader(weight_names, QuantizedFolder(weights, modules), kv_cache=kv_cache_of(raw_config))
         return Checkpoint(path, config, card, quantized, quantization.method)
-    if reason := why_no_decoder(given):
+    if reason := why_no_decoder(raw_config):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     if args.quantization is not None:
         raise ArgumentError("--quantization", f"{why_not_quantized(names)}; leave it out")
@@ -170,7 +170,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     from stoker_engine.models.transformers_backend import TransformersLoader
 
     _safetensors(path)
-    loader = TransformersLoader.of(path, given, args.trust_remote_code)
+    loader = TransformersLoader.of(path, raw_config, args.trust_remote_code)
     return Checkpoint(path, loader.model_config(), card, loader)
 
 

@@ -3,7 +3,7 @@
 The batch is flat: [tokens, hidden], all sequences end to end. Nothing here knows where one ends. The parts and how
 they join are drawn in `architectures.decoder_config`.
 
-WeightTargets, which a family's weight names map to the checkpoint's:
+The parameters' names, which a family's weight names map to the checkpoint's:
 
     embed  embed_norm  positions  project_in  project_out  final_norm  lm_head         each .weight and, if any, .bias
     layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
@@ -152,12 +152,12 @@ class DecoderLayer(nn.Module):
     def _weighted(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.multiplier == 1.0 else x * self.multiplier
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""
-        slots = {**self.attention.slots(), **self.mlp.slots()}
+        targets = {**self.attention.weight_targets(), **self.mlp.weight_targets()}
         for name in self.norms:
-            slots.update(getattr(self, name).slots())
-        return slots
+            targets.update(getattr(self, name).weight_targets())
+        return targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,11 +224,11 @@ class Decoder(nn.Module):
                 self.project_out = MergedLinear(build, "", wide, {"project_out": narrow}, False)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
         self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=build.dtype, device="cpu").item()
-        here = stage.layers(len(config.layers))
-        self.layer_configs = config.layers[here.start : here.stop]
+        local = stage.layers(len(config.layers))
+        self.layer_configs = config.layers[local.start : local.stop]
         layers = [
             DecoderLayer(build, f"layers.{index}", config, layer)
-            for index, layer in zip(here, self.layer_configs, strict=True)
+            for index, layer in zip(local, self.layer_configs, strict=True)
         ]
         self.layers = nn.ModuleList(layers)
         ropes = list(dict.fromkeys(layer.rope for layer in self.layer_configs if layer.rope is not None))
@@ -236,19 +236,19 @@ class Decoder(nn.Module):
         self._angles = [None if layer.rope is None else ropes.index(layer.rope) for layer in self.layer_configs]
         self.runs = [LayerRun(0, layers)]
 
-    def slots(self) -> dict[str, WeightTarget]:
-        """Every place that a checkpoint must fill, by slot name; see above."""
-        slots = dict[str, WeightTarget]()
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """What a checkpoint must fill, by the parameters' names; see above."""
+        targets = dict[str, WeightTarget]()
         if self.positions is not None:
-            slots["positions.weight"] = WeightTarget.whole(self.positions.data)
+            targets["positions.weight"] = WeightTarget.whole(self.positions.data)
         parts = (self.embed, self.lm_head, self.embed_norm, self.final_norm, self.project_in, self.project_out)
         for part in parts:
             if part is not None:
-                slots.update(part.slots())
+                targets.update(part.weight_targets())
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            slots.update(layer.slots())
-        return slots
+            targets.update(layer.weight_targets())
+        return targets
 
     def fuse(self) -> None:
         """Has the backend compute layers that follow each other in one call, where it can; once all weights are where
@@ -259,13 +259,13 @@ class Decoder(nn.Module):
         layers = [layer for run in self.runs for layer in run.layers]
         parts: list[LayerParts | None] = []
         for layer, cos_sin in zip(layers, self._angles, strict=True):
-            its = layer.parts(cos_sin)
-            parts.append(its if its is not None and backend.takes(its) else None)
+            layer_parts = layer.parts(cos_sin)
+            parts.append(layer_parts if layer_parts is not None and backend.takes(layer_parts) else None)
         self.runs = []
-        for _, places in groupby(range(len(layers)), lambda place: parts[place] is None):
-            start, *others = places
-            run = slice(start, start + 1 + len(others))
-            whole = [its for its in parts[run] if its is not None]
+        for _, indices in groupby(range(len(layers)), lambda index: parts[index] is None):
+            start, *following = indices
+            run = slice(start, start + 1 + len(following))
+            whole = [layer_parts for layer_parts in parts[run] if layer_parts is not None]
             self.runs.append(LayerRun(start, layers[run], backend.layers(whole) if whole else None))
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
@@ -280,8 +280,8 @@ class Decoder(nn.Module):
                 continue
             for layer, cos_sin, cache in zip(run.layers, self._angles[run.places], caches, strict=True):
                 rotation = None if cos_sin is None else rotations[cos_sin]
-                wanted = rows if layer is run.layers[-1] else None
-                stream = layer(stream, rotation, inputs.attention, cache, wanted)
+                rows_of_layer = rows if layer is run.layers[-1] else None
+                stream = layer(stream, rotation, inputs.attention, cache, rows_of_layer)
         _, x = stream.normed(self.final_norm)
         return x if self.project_out is None else self.project_out(x)
 

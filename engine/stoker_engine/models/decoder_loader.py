@@ -9,9 +9,9 @@ import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
+from stoker_engine.architectures.weight_names import WeightNames
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.families.weight_names import WeightNames
 from stoker_engine.models.loading.kv_scales import LayerScales, kv_scales
 from stoker_engine.models.loading.load_progress import LoadProgress, OnProgress
 from stoker_engine.models.loading.quantized_on_load import QuantizedOnLoad
@@ -37,7 +37,7 @@ class DecoderLoader:
         kv_cache: see `architectures.quantization.read.kv_cache_of`.
     """
 
-    spelling: WeightNames
+    weight_names: WeightNames
     weights: WeightSource
     on_load: GroupFormat | None = None
     kv_cache: str = ""
@@ -59,15 +59,15 @@ class DecoderLoader:
             use_huge_pages(model.parameters())
             weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
             progress = LoadProgress(on_progress)
-            elsewhere = _slots_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
-            load_weights(model, _Watched(weights, progress), self.spelling, progress, elsewhere)
+            elsewhere = _params_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
+            load_weights(model, _Watched(weights, progress), self.weight_names, progress, elsewhere)
             settle(model)
             collapse_pages(model.parameters())
         return model
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `models.checkpoint.Loader`."""
-        formats = stored_weights(self.weights, self.spelling, config, dtype, device)
+        formats = stored_weights(self.weights, self.weight_names, config, dtype, device)
         return formats if self.on_load is None else formats.quantized_on_load(len(config.layers), self.on_load)
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
@@ -85,10 +85,10 @@ def settle(model: Decoder) -> None:
     model.fuse()
 
 
-def _slots_of_all_stages(config: ModelConfig, build: Build) -> frozenset[str]:
+def _params_of_all_stages(config: ModelConfig, build: Build) -> frozenset[str]:
     """Where the weights of the whole model go; no memory is taken."""
     with torch.device("meta"):
-        return frozenset(Decoder(config, replace(build, stage=Stage()), max_model_len=1).slots())
+        return frozenset(Decoder(config, replace(build, stage=Stage()), max_model_len=1).weight_targets())
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Watched:
         self.progress.tick()
         return self.source.read(name, part, stored)
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`."""
         self.progress.tick()
-        self.source.read_into(name, slot)
+        self.source.read_into(name, target)

@@ -52,7 +52,7 @@ class BlockMatrix(nn.Module):
             self._panels.pack(self.blocks.data, self.stored, self.inner)
             self.is_packed = True
 
-    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
+    def weight_target(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """See `Matrix`."""
         matrix = self.blocks.data if index is None else self.blocks.data[index]
         return WeightTarget.of(matrix[first : first + rows.size], rows, columns, stored=self.stored)

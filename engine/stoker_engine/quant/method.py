@@ -1,10 +1,10 @@
 """The seam between layers and how their matrices are stored.
 
 A layer says which matrix it needs, in numbers: so many outputs, so large an inner dimension. A *method* makes what it
-is stored in, gives the slots that a loader fills, and computes with it. A new format is a new file here, and a line
+is stored in, gives the targets that a loader fills, and computes with it. A new format is a new file here, and a line
 where the loader chooses (`layers.build.Build.linear`): no layer and no family changes.
 
-    rows      the outputs. Merged matrices (q, k, v) lie below each other; a slot is some rows of one.
+    rows      the outputs. Merged matrices (q, k, v) lie below each other; a target is some rows of one.
     columns   the inner dimension. Formats of blocks can be cut only between blocks: `column_multiple`.
 """
 
@@ -22,7 +22,7 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 class Products(Protocol):
     """This rank's share of one matrix [outputs, inner], or of several of the same shape (experts)."""
 
-    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
+    def weight_target(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """Where a weight goes.
 
         Args:
@@ -34,7 +34,7 @@ class Products(Protocol):
 
     def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
         """Where the order of a weight's columns goes, if it is stored in one of its own: int32 [inner], the column at
-        each position. The arguments are those of `slot`."""
+        each position. The arguments are those of `weight_target`."""
         ...
 
     def linear(self, bias: torch.Tensor | None = None) -> Operation:

@@ -46,10 +46,10 @@ class Segments(nn.Module):
             if isinstance(matrix, nn.Module):
                 self.add_module(str(index), matrix)
 
-    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
+    def weight_target(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """See `Products`."""
         matrix, start = self._at(first)
-        return matrix.slot(first - start, rows, columns, index)
+        return matrix.weight_target(first - start, rows, columns, index)
 
     def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
         """See `Products`."""

@@ -41,7 +41,7 @@ class UnquantizedMatrix(nn.Module):
             self._panels.pack(matrix)
         self.is_packed = True
 
-    def slot(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
+    def weight_target(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """See `Matrix`."""
         matrix = self.weight.data if index is None else self.weight.data[index]
         return WeightTarget.of(matrix[first : first + rows.size], rows, columns)

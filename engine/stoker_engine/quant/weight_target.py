@@ -67,12 +67,12 @@ class WeightTarget:
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> WeightTarget:
-        """A slot for a weight that this rank holds all of."""
+        """A target for a weight that this rank holds all of."""
         return cls(tensor, tensor.shape)
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *shares: Shard, stored: StoredFormat | None = None) -> WeightTarget:
-        """A slot for these shares of a weight's dimensions."""
+        """A target for these shares of a weight's dimensions."""
         full_shape = torch.Size(share.full for share in shares)
         whole = all(share.is_whole for share in shares)
         return cls(tensor, full_shape, None if whole else tuple(share.positions for share in shares), stored)
@@ -88,7 +88,7 @@ class WeightTarget:
         return not self.tensor.numel()
 
     def emptied(self) -> WeightTarget:
-        """A slot for a weight like this one, of which nothing is here."""
+        """A target for a weight like this one, of which nothing is here."""
         _, *rest = self.shard or tuple(slice(0, size) for size in self.full_shape)
         return WeightTarget(self.tensor[:0], self.full_shape, (slice(0, 0), *rest), self.stored)
 

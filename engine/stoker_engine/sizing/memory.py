@@ -145,11 +145,11 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
         stage_weight_bytes(config, stage, numbers.element_bytes, split, numbers.quantized, numbers.formats)
         for stage in range(split.pipeline)
     ]
-    given = numbers.kv_cache_memory_bytes
-    left = [kv_cache_bytes(device, each, activations) if given is None else given for each in weights]
-    stage = min(range(split.pipeline), key=lambda index: left[index] / blocks[index])
-    num_blocks = max(left[stage] // blocks[stage], 0) if numbers.num_blocks is None else numbers.num_blocks
-    return MemoryUse(max(weights), activations, device.allowances, left[stage], num_blocks)
+    fixed_bytes = numbers.kv_cache_memory_bytes
+    kv_bytes = [kv_cache_bytes(device, each, activations) if fixed_bytes is None else fixed_bytes for each in weights]
+    stage = min(range(split.pipeline), key=lambda index: kv_bytes[index] / blocks[index])
+    num_blocks = max(kv_bytes[stage] // blocks[stage], 0) if numbers.num_blocks is None else numbers.num_blocks
+    return MemoryUse(max(weights), activations, device.allowances, kv_bytes[stage], num_blocks)
 
 
 def model_cache_groups(config: ModelConfig, block_size: int, kv: KVFormat, tensor: int = 1) -> tuple[CacheGroup, ...]:
@@ -216,22 +216,22 @@ def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
 
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
     """What is left for the KV cache; zero or below when the model does not fit."""
-    left = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
-    return min(left, CPU_KV_CACHE_LIMIT) if device.on_cpu else left
+    available = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
+    return min(available, CPU_KV_CACHE_LIMIT) if device.on_cpu else available
 
 
 def longest_sequence(
-    groups: Sequence[CacheGroup], num_blocks: int, step_tokens: int, block_size: int, wanted: int
+    groups: Sequence[CacheGroup], num_blocks: int, step_tokens: int, block_size: int, limit: int
 ) -> int:
-    """The longest sequence of at most `wanted` tokens that `num_blocks` usable blocks hold, computed `step_tokens` at a
+    """The longest sequence of at most `limit` tokens that `num_blocks` usable blocks hold, computed `step_tokens` at a
     time."""
 
     def fits(length: int) -> bool:
         return blocks_per_sequence(groups, length, step_tokens, block_size) <= num_blocks
 
-    if fits(wanted):
-        return wanted
-    low, high = 0, wanted
+    if fits(limit):
+        return limit
+    low, high = 0, limit
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

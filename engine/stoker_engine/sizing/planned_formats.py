@@ -43,9 +43,9 @@ def stated_formats(
     sized = matrices(config) if given is None else matrices(config, NamedExperts.of(stated_quantization(given)))
     return WeightFormats.of(
         {
-            slot: quantization.format_of(module_name(config.architecture, slot), matrix.rows, matrix.inner)
-            for slot, matrix in sized
-            if not slot.endswith(_NUMBERS)
+            module: quantization.format_of(module_name(config.architecture, module), matrix.rows, matrix.inner)
+            for module, matrix in sized
+            if not module.endswith(_NUMBERS)
         }
     )
 
@@ -60,22 +60,22 @@ def file_formats(config: ModelConfig, quantization: QuantizationConfig, given: M
         ModelError: see `stated_formats`.
     """
     layers, ends = _wrapper(given)
-    slots: dict[str, StoredFormat | None] = {}
-    for slot, matrix in matrices(config, first_expert):
-        name = module_name(config.architecture, slot)
+    formats: dict[str, StoredFormat | None] = {}
+    for module, matrix in matrices(config, first_expert):
+        name = module_name(config.architecture, module)
         name = layers + name.removeprefix("model.") if name.startswith("model.") else ends + name
         stored = quantization.format_of(name, matrix.rows, matrix.inner)
-        slots[slot] = None if stored is None else FileFormat.of(stored, quantization.rows_of(name))
-    return WeightFormats.of(slots)
+        formats[module] = None if stored is None else FileFormat.of(stored, quantization.rows_of(name))
+    return WeightFormats.of(formats)
 
 
 def _wrapper(given: Mapping[str, Any]) -> tuple[str, str]:
     """What the names of the text model's modules begin with in place of ``model.``, and the others', as its
     ``quantization_config`` spells them: models that also read images have it within them."""
-    said = json.dumps(stated_quantization(given), default=str).replace("\\\\", "")
-    if "model.language_model." in said:
+    stated = json.dumps(stated_quantization(given), default=str).replace("\\\\", "")
+    if "model.language_model." in stated:
         return "model.language_model.", ""
-    return ("language_model.model.", "language_model.") if "language_model.model." in said else ("model.", "")
+    return ("language_model.model.", "language_model.") if "language_model.model." in stated else ("model.", "")
 
 
 def refuse_transposed(architecture: str, method: str) -> None:
@@ -95,5 +95,5 @@ def refuse_transposed(architecture: str, method: str) -> None:
 
 def on_load_formats(config: ModelConfig, method: str) -> WeightFormats:
     """Of one that `method` of `ON_LOAD` quantizes when it is loaded."""
-    slots = (slot for slot, _ in matrices(config, first_expert))
-    return WeightFormats.of({slot: ON_LOAD[method] for slot in slots if is_quantized(f"{slot}.weight")})
+    modules = (module for module, _ in matrices(config, first_expert))
+    return WeightFormats.of({module: ON_LOAD[method] for module in modules if is_quantized(f"{module}.weight")})

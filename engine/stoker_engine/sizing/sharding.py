@@ -78,12 +78,12 @@ def not_split(architecture: str) -> Objection:
 
 
 def tensor_sizes(
-    config: ModelConfig, most: int, *, whole_experts: bool = False, formats: WeightFormats = ALL_NUMBERS
+    config: ModelConfig, limit: int, *, whole_experts: bool = False, formats: WeightFormats = ALL_NUMBERS
 ) -> list[int]:
-    """The numbers of ranks that can share each layer, up to `most`."""
+    """The numbers of ranks that can share each layer, up to `limit`."""
     return [
         size
-        for size in range(1, min(most, _MOST) + 1)
+        for size in range(1, min(limit, _MOST) + 1)
         if objection(config, size, whole_experts=whole_experts, formats=formats) is None
     ]
 
@@ -94,11 +94,11 @@ def largest_part(size: int, parts: int, multiple: int = 1) -> int:
     return min(-(-size // (parts * multiple)) * multiple, size)
 
 
-def share_of(size: int, parts: int, multiple: int, place: int) -> int:
-    """What the part with number `place` has; where parts share what cannot be cut further, each has as much."""
+def share_of(size: int, parts: int, multiple: int, index: int) -> int:
+    """What the part with number `index` has; where parts share what cannot be cut further, each has as much."""
     each = largest_part(size, parts, multiple)
-    left = size - place * each
-    return min(each, left) if left > 0 else each
+    remaining = size - index * each
+    return min(each, remaining) if remaining > 0 else each
 
 
 def every_part_has_some(size: int, parts: int, multiple: int = 1) -> bool:
@@ -106,12 +106,12 @@ def every_part_has_some(size: int, parts: int, multiple: int = 1) -> bool:
     return parts == 1 or (parts - 1) * largest_part(size, parts, multiple) < size
 
 
-def dealt(count: int, parts: int, place: int) -> range:
-    """What the part with number `place` has of things that are dealt whole, in order; the first parts have one more
+def dealt(count: int, parts: int, index: int) -> range:
+    """What the part with number `index` has of things that are dealt whole, in order; the first parts have one more
     than the others where they do not come out even."""
-    each, rest = divmod(count, parts)
-    start = place * each + min(place, rest)
-    return range(start, start + each + (place < rest))
+    each, remainder = divmod(count, parts)
+    start = index * each + min(index, remainder)
+    return range(start, start + each + (index < remainder))
 
 
 def heads_problem(heads: int, kv_heads: int, tensor: int) -> Objection | None:

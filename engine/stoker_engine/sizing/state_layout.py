@@ -57,12 +57,12 @@ def state_layout(specs: Sequence[StateSpec], element_bytes: int, block_bytes: in
     assert block_bytes % ALIGNMENT == 0
     layout, start = [], 0
     for spec in specs:
-        places = {}
+        pieces = {}
         for tensor in spec.tensors:
             size = tensor_bytes(tensor, element_bytes)
-            places[tensor.name] = _pieces(start, start + size, block_bytes)
+            pieces[tensor.name] = _pieces(start, start + size, block_bytes)
             start += aligned(size)
-        layout.append(places)
+        layout.append(pieces)
     return layout
 
 

@@ -32,22 +32,22 @@ class WeightFormats:
     layers: tuple[Formats, ...] = ()
 
     @classmethod
-    def of(cls, slots: Mapping[str, StoredFormat | None]) -> WeightFormats:
-        """Of weights by the names of their slots (`models.decoder`).
+    def of(cls, by_name: Mapping[str, StoredFormat | None]) -> WeightFormats:
+        """Of weights by our names of them (`models.decoder`).
 
         Experts are one matrix: where they are not all stored alike, they are numbers.
         """
         found: dict[int | None, dict[str, StoredFormat | None]] = {}
-        for slot, stored in slots.items():
-            layer, part = _part(slot)
+        for name, stored in by_name.items():
+            layer, part = _part(name)
             parts = found.setdefault(layer, {})
             parts[part] = stored if parts.get(part, stored) == stored else None
         last = max((layer for layer in found if layer is not None), default=-1)
         return cls(_formats(found.get(None, {})), tuple(_formats(found.get(layer, {})) for layer in range(last + 1)))
 
-    def stored(self, slot: str) -> StoredFormat | None:
-        """How the weight of that slot is stored; None: as numbers."""
-        layer, part = _part(slot)
+    def stored(self, name: str) -> StoredFormat | None:
+        """How the weight of that name is stored; None: as numbers."""
+        layer, part = _part(name)
         return dict(self.ends if layer is None else self.layer(layer)).get(part)
 
     def quantized_on_load(self, layers: int, stored: StoredFormat) -> WeightFormats:
@@ -75,11 +75,11 @@ def _formats(parts: Mapping[str, StoredFormat | None]) -> Formats:
 _LAYER: Final = re.compile(r"layers\.(\d{1,9})\.(.*)")
 
 
-def _part(slot: str) -> tuple[int | None, str]:
+def _part(name: str) -> tuple[int | None, str]:
     """``layers.3.experts.7.gate.weight`` → 3, ``experts.gate``. A bias is a part by its own name."""
-    name = slot.removesuffix(".weight")
-    match = _LAYER.match(name)
-    layer, part = (None, name) if match is None else (int(match[1]), match[2])
+    matrix = name.removesuffix(".weight")
+    match = _LAYER.match(matrix)
+    layer, part = (None, matrix) if match is None else (int(match[1]), match[2])
     return layer, re.sub(r"\.\d+\.", ".", part)
 
 

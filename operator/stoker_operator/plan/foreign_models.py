@@ -24,7 +24,7 @@ from stoker_engine.architectures.decoder_config import (
     MLPConfig,
     NormConfig,
 )
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.text_config import text_of
@@ -180,9 +180,9 @@ def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
 def _family_of(config: Mapping[str, Any], named: str) -> str:
     """The family that the text model's config says it is of."""
     text = text_of(config)
-    stated = next((name for name in text.get("architectures") or [] if name in FAMILY_CONFIGS), None)
+    stated = next((name for name in text.get("architectures") or [] if name in FAMILIES), None)
     kind = str(text.get("model_type") or "")
-    families = {family.model_type: name for name, family in FAMILY_CONFIGS.items() if name.endswith("ForCausalLM")}
+    families = {family.model_type: name for name, family in FAMILIES.items() if name.endswith("ForCausalLM")}
     if stated is None and kind not in families:
         raise ModelError(f"architecture {named} with a text model of type {kind or 'unknown'} is not known here")
     return stated or families[kind]

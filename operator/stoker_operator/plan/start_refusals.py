@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures import activation, compute_dtype
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.stated import without_quantization
 from stoker_operator.api.v1alpha1 import Spec
@@ -47,7 +47,7 @@ def refused_at_start(
 def _option(config: Mapping[str, Any]) -> str:
     """Why a family's config is not read; empty: it is, or it is no family's, or nonsense."""
     names = config.get("architectures")
-    if not isinstance(names, list) or all(name not in FAMILY_CONFIGS for name in names if isinstance(name, str)):
+    if not isinstance(names, list) or all(name not in FAMILIES for name in names if isinstance(name, str)):
         return ""
     try:
         ModelConfig.from_dict(without_quantization(config))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.sizing.kv_format import kv_format
@@ -80,7 +80,7 @@ def fields_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     return record
 
 
-@pytest.mark.parametrize("architecture", FAMILY_CONFIGS)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_field_with_every_odd_value(architecture: str, fields_of: Callable[[str], list[str]]) -> None:
     fields = fields_of(architecture)
     assert {"vocab_size", "hidden_size", "num_hidden_layers", "eos_token_id"} <= set(fields)
@@ -118,7 +118,7 @@ def test_several_odd_values_at_once(data: st.DataObject) -> None:
         *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"),
         *("sliding_window_pattern", "max_window_layers", "use_sliding_window", "partial_rotary_factor", "eos_token_id"),
     ]
-    architecture = data.draw(st.sampled_from(sorted(FAMILY_CONFIGS)))
+    architecture = data.draw(st.sampled_from(sorted(FAMILIES)))
     _read({"architectures": [architecture], **data.draw(st.dictionaries(st.sampled_from(names), sizes, max_size=6))})
 
 

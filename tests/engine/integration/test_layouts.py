@@ -108,12 +108,12 @@ def _check_memory(executor: ThreadExecutor, args: EngineArgs) -> None:
     for rank, runner in enumerate(executor.runners):
         stage, place = layout.stage_of(rank).index, layout.place_of(rank)
         planned = stage_weight_bytes(checkpoint.config, stage, 4, layout.sharding, formats=formats, place=place)
-        assert sum(slot.tensor.nbytes for slot in _slots(runner).values()) == planned
+        assert sum(target.tensor.nbytes for target in _weight_targets(runner).values()) == planned
 
 
-def _slots(runner: Runner) -> dict[str, Any]:
+def _weight_targets(runner: Runner) -> dict[str, Any]:
     assert isinstance(runner.model, Decoder)
-    return runner.model.slots()
+    return runner.model.weight_targets()
 
 
 def _compare(model: Path, layout: str, seed: int, **others: Any) -> None:
@@ -249,16 +249,19 @@ def test_every_stage_counts(stages: int, tmp_path: Path) -> None:
 
         whole, names = likely(), list[str]()
         for runner in engine.executor.runners:  # type: ignore[attr-defined]
-            slots = _slots(runner)
-            names += slots
-            for name in (next(iter(slots)), *(name for name in slots if name.endswith((".o.weight", ".down.weight")))):
-                kept = slots[name].tensor.clone()
-                slots[name].tensor.zero_()
+            targets = _weight_targets(runner)
+            names += targets
+            for name in (
+                next(iter(targets)),
+                *(name for name in targets if name.endswith((".o.weight", ".down.weight"))),
+            ):
+                kept = targets[name].tensor.clone()
+                targets[name].tensor.zero_()
                 assert max(abs(a - b) for a, b in zip(likely(), whole, strict=True)) > 1e-3, name
-                slots[name].tensor.copy_(kept)
+                targets[name].tensor.copy_(kept)
         assert likely() == whole
     alone = Engine.from_args(args)
-    assert sorted(names) == sorted(_slots(alone.executor.runner))  # type: ignore[attr-defined]
+    assert sorted(names) == sorted(_weight_targets(alone.executor.runner))  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -314,10 +317,10 @@ def test_every_rank_counts(name: str, layout: str, tmp_path: Path) -> None:
         whole = likely()
         assert likely() == whole
         for rank, runner in enumerate(engine.executor.runners):  # type: ignore[attr-defined]
-            slots = _slots(runner)
-            kinds = {name.split(".")[2] if name.startswith("layers.") else name for name in slots}
+            targets = _weight_targets(runner)
+            kinds = {name.split(".")[2] if name.startswith("layers.") else name for name in targets}
             for kind in kinds & {"q", "o", "q_b", "v_b", "down", "experts", "shared", "embed.weight", "lm_head.weight"}:
-                mine = [slot.tensor for name, slot in slots.items() if kind in (name, *name.split(".")[2:3])]
+                mine = [target.tensor for name, target in targets.items() if kind in (name, *name.split(".")[2:3])]
                 kept = [tensor.clone() for tensor in mine]
                 for tensor in mine:
                     tensor.zero_()

@@ -118,7 +118,7 @@ def _check_sizes(executor: Executor) -> None:
     assert isinstance(executor, ThreadExecutor)
     for index, runner in enumerate(executor.runners):
         assert isinstance(runner.model, Decoder)
-        weights = sum(slot.tensor.nbytes for slot in runner.model.slots().values())
+        weights = sum(target.tensor.nbytes for target in runner.model.weight_targets().values())
         assert weights == stage_weight_bytes(runner.config, index, 4, Sharding(pipeline=3))
         here = runner.model.layer_configs
         assert len(runner._pool.caches) == len(here) == len(pipeline_stages(len(runner.config.layers), 3)[index])

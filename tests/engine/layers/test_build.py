@@ -73,15 +73,15 @@ def test_queries_are_where_their_keys_are(group: int, kv_heads: int, ranks: int)
     assert queries == list(range(heads))
 
 
-def test_a_slot_says_which_part_it_is() -> None:
+def test_weight_targets_know_their_part() -> None:
     whole = torch.arange(7 * 12.0).view(7, 12)
-    slot = WeightTarget.of(torch.empty(3, 4), Shard(2, 3, 7), Shard(2, 2, 6).times(2))
-    assert (slot.full_shape, slot.shard) == ((7, 12), (slice(2, 5), slice(4, 8)))
-    assert torch.equal(slot.part_of(whole), whole[2:5, 4:8])
-    rotated = slot.transpose(0, 1)
+    target = WeightTarget.of(torch.empty(3, 4), Shard(2, 3, 7), Shard(2, 2, 6).times(2))
+    assert (target.full_shape, target.shard) == ((7, 12), (slice(2, 5), slice(4, 8)))
+    assert torch.equal(target.part_of(whole), whole[2:5, 4:8])
+    rotated = target.transpose(0, 1)
     assert (rotated.full_shape, rotated.tensor.shape) == ((12, 7), (4, 3))
     rotated.tensor.copy_(rotated.part_of(whole.T))
-    assert torch.equal(slot.tensor, whole[2:5, 4:8])
+    assert torch.equal(target.tensor, whole[2:5, 4:8])
     assert WeightTarget.of(torch.empty(7, 12), Shard.whole(7), Shard.whole(12)).shard is None
 
 

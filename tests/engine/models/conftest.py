@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import AttentionBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
@@ -23,7 +24,6 @@ from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import settle
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.loading.weights import load_weights
 from stoker_engine.models.model import Model, StepInputs
@@ -134,7 +134,7 @@ def load_decoder(
     build = Build(dtype, backend or attention_backend(cpu, served(dtype)), kernels or select_kernels(cpu, dtype))
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len)
-        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
+        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture].weight_names)
         settle(model)
     return model
 

@@ -19,13 +19,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from stoker_common.errors import ModelError
 from stoker_engine import LLM, SamplingParams
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.cpu.library import library
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128
@@ -197,7 +197,7 @@ def test_family_equals_transformers(
     theirs = tiny(name)
     theirs.save_pretrained(tmp_path)
     ours = decoder_of(tmp_path)
-    assert weight_bytes(ours.config, 4) == sum(slot.tensor.nbytes for slot in ours.slots().values())
+    assert weight_bytes(ours.config, 4) == sum(target.tensor.nbytes for target in ours.weight_targets().values())
     assert_run(paged_run(ours, prompts(), new_tokens=64), reference_of(theirs))
 
 
@@ -240,8 +240,8 @@ def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None
     config = ModelConfig.from_dict({"architectures": [architecture]})
     with torch.device("meta"):
         model = Decoder(config, Build(torch.bfloat16, SdpaBackend(), REFERENCE), config.default_model_len)
-    assert weight_bytes(config, 2) == sum(slot.tensor.nbytes for slot in model.slots().values())
-    assert {slot.tensor.device.type for slot in model.slots().values()} == {"meta"}
+    assert weight_bytes(config, 2) == sum(target.tensor.nbytes for target in model.weight_targets().values())
+    assert {target.tensor.device.type for target in model.weight_targets().values()} == {"meta"}
     assert weight_bytes(config, 2, tensor=1) <= 2 * weight_bytes(config, 2, tensor=2)
 
 

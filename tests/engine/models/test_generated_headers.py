@@ -115,7 +115,7 @@ def test_sizes_are_those_of_the_tensors(seed: int, tmp_path: Path) -> None:
     generated = Generated(seed)
     file = GGUFFile(llama_cpp.write_header(generated.model, tmp_path / "model.gguf", generated.types))
     config = file.config()
-    formats = DecoderLoader(file.spelling(), file).weight_formats(config, torch.bfloat16, torch.device("cpu"))
+    formats = DecoderLoader(file.weight_names(), file).weight_formats(config, torch.bfloat16, torch.device("cpu"))
     about = (generated.model.config.model_type, generated.most, generated.some)
     assert sum(layer.attention.cache.numbers_per_token for layer in config.layers) == cached(generated.model.config), (
         about

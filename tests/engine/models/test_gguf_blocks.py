@@ -128,12 +128,12 @@ def _predicted(path: Path, model: Decoder, dtype: torch.dtype, tensor: int = 1) 
 
 
 def _held(model: Decoder) -> int:
-    return sum(slot.tensor.nbytes for slot in model.slots().values())
+    return sum(target.tensor.nbytes for target in model.weight_targets().values())
 
 
 def _matrices(model: Decoder) -> set[str]:
-    """The slots that are in blocks."""
-    return {name for name, slot in model.slots().items() if slot.stored is not None}
+    """The parameters that are in blocks."""
+    return {name for name, target in model.weight_targets().items() if target.stored is not None}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -149,7 +149,7 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
     assert _held(blocks) == _predicted(tmp_path / "blocks.gguf", blocks, dtype)
     assert _held(plain) == _predicted(tmp_path / "float32.gguf", plain, dtype) and not _matrices(plain)
     # All that is a matrix, but routers, gates, positions, and what latent attention turns.
-    matrices = {key for key, slot in blocks.slots().items() if len(slot.full_shape) > 1}
+    matrices = {key for key, target in blocks.weight_targets().items() if len(target.full_shape) > 1}
     left = {key for key in matrices - held if not any(part in key for part in ("router", "_gate", "positions", "k_b"))}
     assert not left and held
 
@@ -212,7 +212,7 @@ def test_types_are_mixed(name: str, size: int, seed: int, tmp_path: Path, paged_
     ran = [paged_run(model, [list(range(2, 40))], new_tokens=4, dtype=dtype) for model in (blocks, plain)]
     assert torch.equal(*(torch.stack(run.sequences[0].logits) for run in ran))
     assert _held(blocks) == _predicted(paths[0], blocks, dtype)
-    assert len({slot.stored for slot in blocks.slots().values()}) > 4
+    assert len({target.stored for target in blocks.weight_targets().values()}) > 4
 
 
 def test_a_head_that_is_tied_is_one_copy(tmp_path: Path) -> None:
@@ -268,18 +268,22 @@ def test_each_rank_holds_and_reads_its_share(
         with monkeypatch.context() as patched:
             patched.setattr(gguf_tensor, "preadv", counted)
             model = _model(path, ranks=Shard(rank, ranks))
-        slots = model.slots()
+        targets = model.weight_targets()
         held.append(_held(model))
         assert _matrices(model) == _matrices(whole)
-        for key, slot in whole.slots().items():
-            assert torch.equal(_numbers(slots[key]), slots[key].part_of(_numbers(slot))), key
-        unread = sum(slot.tensor.nbytes for key, slot in slots.items() if "k_b" in key)
+        for key, target in whole.weight_targets().items():
+            assert torch.equal(_numbers(targets[key]), targets[key].part_of(_numbers(target))), key
+        unread = sum(target.tensor.nbytes for key, target in targets.items() if "k_b" in key)
         assert sum(read) - unread <= held[-1]
     assert max(held) == _predicted(path, whole, torch.float32, ranks)
 
 
-def _numbers(slot: WeightTarget) -> torch.Tensor:
-    return slot.tensor if slot.stored is None else dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
+def _numbers(target: WeightTarget) -> torch.Tensor:
+    return (
+        target.tensor
+        if target.stored is None
+        else dequantize(target.tensor, target.stored, target.inner, torch.float32)
+    )
 
 
 def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
@@ -296,8 +300,8 @@ def test_without_a_kernel_files_are_dequantized(
         monkeypatch.setattr(stored_weights, "cpu_library", lambda device, dtype: None)
     blocks, plain = (_model(path, dtype) for path in _write("llama", tmp_path))
     assert not _matrices(blocks)
-    for name, slot in plain.slots().items():
-        assert torch.equal(blocks.slots()[name].tensor, slot.tensor)
+    for name, target in plain.weight_targets().items():
+        assert torch.equal(blocks.weight_targets()[name].tensor, target.tensor)
     assert _held(blocks) == _predicted(tmp_path / "blocks.gguf", blocks, dtype)
 
 

@@ -41,7 +41,7 @@ READ_BY_TRANSFORMERS = ("bloom", "falcon 7b", "gemma2", "llama", "qwen2", "starc
 def _ours(file: GGUFFile) -> Decoder:
     with torch.inference_mode():
         model = Decoder(file.config(), Build(torch.float32, SdpaBackend(), REFERENCE), max_model_len=128)
-        load_weights(model, file, file.spelling())
+        load_weights(model, file, file.weight_names())
     return model
 
 

@@ -164,7 +164,7 @@ def _prompts(seed: int, *lengths: int) -> list[list[int]]:
 def test_equals_transformers(saved: tuple[Path, PreTrainedModel], paged_run: Any, assert_run: Any) -> None:
     folder, theirs = saved
     ours = _decoder(folder)
-    stored = {name: slot.stored for name, slot in ours.slots().items() if slot.stored is not None}
+    stored = {name: target.stored for name, target in ours.weight_targets().items() if target.stored is not None}
     assert stored == {
         f"layers.{layer}.experts.{expert}.{part}.weight": GroupFormat("fp4", 32, "e8m0")
         for layer in range(LAYERS) for expert in range(EXPERTS) for part in ("gate", "up", "down")
@@ -188,7 +188,7 @@ def test_what_is_planned_is_what_is_allocated(saved: tuple[Path, PreTrainedModel
     for dtype in (torch.float32, torch.bfloat16):
         for size in (1, 2):
             ranks = [_decoder(folder, _Rank(rank, size), dtype) for rank in range(size)]
-            held = [sum(slot.tensor.nbytes for slot in each.slots().values()) for each in ranks]
+            held = [sum(target.tensor.nbytes for target in each.weight_targets().values()) for each in ranks]
             assert held == [weight_bytes(config, dtype.itemsize, tensor=size, formats=planned)] * size
 
 
@@ -201,18 +201,18 @@ class _Rank(SingleRank):
 
 def test_ranks_hold_their_shares(saved: tuple[Path, PreTrainedModel]) -> None:
     folder, _ = saved
-    whole = _decoder(folder).slots()
+    whole = _decoder(folder).weight_targets()
 
-    def numbers(slot: Any) -> torch.Tensor:
-        if slot.stored is None:
-            return slot.tensor  # type: ignore[no-any-return]
-        return dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
+    def numbers(target: Any) -> torch.Tensor:
+        if target.stored is None:
+            return target.tensor  # type: ignore[no-any-return]
+        return dequantize(target.tensor, target.stored, target.inner, torch.float32)
 
     for rank in (0, 1):
-        shares = _decoder(folder, _Rank(rank, 2)).slots()
+        shares = _decoder(folder, _Rank(rank, 2)).weight_targets()
         assert {"layers.0.sinks", "layers.1.experts.2.up.bias"} <= {n for n, s in shares.items() if s.shard is not None}
-        for name, slot in shares.items():
-            assert torch.equal(numbers(slot), slot.part_of(numbers(whole[name]))), name
+        for name, target in shares.items():
+            assert torch.equal(numbers(target), target.part_of(numbers(whole[name]))), name
 
 
 def test_three_ranks_cannot_cut_its_blocks(saved: tuple[Path, PreTrainedModel]) -> None:
@@ -354,7 +354,7 @@ def test_quantized_when_it_is_loaded(method: str, tmp_path: Path) -> None:
         ("up", experts.gate_up_proj[2, :, 1::2].T),
         ("down", experts.down_proj[2].T),
     ):
-        slot = model.slots()[f"layers.1.experts.2.{part}.weight"]
-        assert slot.stored is not None
-        got = dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
+        target = model.weight_targets()[f"layers.1.experts.2.{part}.weight"]
+        assert target.stored is not None
+        got = dequantize(target.tensor, target.stored, target.inner, torch.float32)
         assert (got - numbers).abs().max() <= 0.05 * numbers.abs().max()

@@ -45,16 +45,16 @@ def test_latent_attention_is_transformers(q_lora_rank: int | None, bias: bool) -
     config = MLAConfig(q_lora_rank, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10)
     build = Build(torch.float32, SdpaBackend(), REFERENCE)
     ours = LatentAttention(build, "x", config, HIDDEN, HEADS, theirs.scaling, 1e-6, bias)
-    slots = ours.slots()
+    targets = ours.weight_targets()
     for name, tensor in theirs.state_dict().items():
-        slot = name.replace("_proj_with_mqa", "").replace("_proj", "").replace("layernorm", "norm")
-        if slot == "kv_b.weight":
+        part = name.replace("_proj_with_mqa", "").replace("_proj", "").replace("layernorm", "norm")
+        if part == "kv_b.weight":
             key, value = tensor.unflatten(0, (HEADS, -1)).split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
-            slots.pop("x.k_b.weight").tensor.copy_(key)
-            slots.pop("x.v_b.weight").tensor.copy_(value)
+            targets.pop("x.k_b.weight").tensor.copy_(key)
+            targets.pop("x.v_b.weight").tensor.copy_(value)
         else:
-            slots.pop(f"x.{slot}").tensor.copy_(tensor)
-    assert not slots
+            targets.pop(f"x.{part}").tensor.copy_(tensor)
+    assert not targets
 
     x = torch.randn(1, TOKENS, HIDDEN)
     positions = torch.arange(TOKENS)

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Any, MoEConfig]] = {
 
 def _copy(ours: MoE, theirs: dict[str, torch.Tensor]) -> None:
     """Fills our layer from transformers' module, whose names differ by family."""
-    slots = {name.removeprefix("layers.0."): slot.tensor for name, slot in ours.slots().items()}
+    targets = {name.removeprefix("layers.0."): target.tensor for name, target in ours.weight_targets().items()}
 
     def find(*ends: str) -> torch.Tensor:
         return next(tensor for name, tensor in theirs.items() if name.endswith(ends))
@@ -118,18 +118,18 @@ def _copy(ours: MoE, theirs: dict[str, torch.Tensor]) -> None:
         down = find("experts.down_proj")
     for expert in range(EXPERTS):
         for part, stack in (("gate", gate), ("up", up), ("down", down)):
-            slots.pop(f"experts.{expert}.{part}.weight").copy_(stack[expert])
-    for name, slot in slots.items():
+            targets.pop(f"experts.{expert}.{part}.weight").copy_(stack[expert])
+    for name, target in targets.items():
         if name == "router.weight":
-            slot.copy_(find("gate.weight", "router.weight", "router.layer.weight"))
+            target.copy_(find("gate.weight", "router.weight", "router.layer.weight"))
         elif name == "router.correction_bias":
-            slot.copy_(find("e_score_correction_bias"))
+            target.copy_(find("e_score_correction_bias"))
         elif name == "shared_gate.weight":
-            slot.copy_(find("shared_expert_gate.weight"))
+            target.copy_(find("shared_expert_gate.weight"))
         else:
             part = name.split(".")[1]
             shared = (key for key in theirs if ".shared_expert" in f".{key}" and f"{part}_proj" in key)
-            slot.copy_(theirs[next(shared)])
+            target.copy_(theirs[next(shared)])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -154,16 +154,18 @@ def assert_layer_is(name: str, build: Build) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_slots_are_all_the_tensors(name: str) -> None:
+def test_weight_targets_are_all_the_tensors(name: str) -> None:
     config = CASES[name][1]
     ours = MoE(BUILD, "layers.0", config, HIDDEN, "silu")
-    slots = {name: slot.tensor for name, slot in ours.slots().items()}
-    for number, slot in enumerate(slots.values()):
-        slot.fill_(number + 1.0)
+    targets = {name: target.tensor for name, target in ours.weight_targets().items()}
+    for number, target in enumerate(targets.values()):
+        target.fill_(number + 1.0)
     assert all(bool((parameter != 0).all()) for parameter in ours.parameters())
-    counted = sum(slot.numel() for slot in slots.values()) - (EXPERTS if config.correction_bias else 0)
+    counted = sum(target.numel() for target in targets.values()) - (EXPERTS if config.correction_bias else 0)
     assert counted == config.weights(HIDDEN)
-    assert [float(slot.flatten()[0]) for slot in slots.values()] == [i + 1.0 for i in range(len(slots))]  # no overlap
+    assert [float(target.flatten()[0]) for target in targets.values()] == [
+        i + 1.0 for i in range(len(targets))
+    ]  # no overlap
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

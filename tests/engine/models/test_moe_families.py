@@ -168,12 +168,12 @@ def test_family_equals_transformers(
     theirs = tiny(name)
     theirs.save_pretrained(tmp_path)
     ours = decoder_of(tmp_path)
-    assert weight_bytes(ours.config, 4) == sum(slot.tensor.nbytes for slot in ours.slots().values())
+    assert weight_bytes(ours.config, 4) == sum(target.tensor.nbytes for target in ours.weight_targets().values())
 
     # transformers saves the hub's spelling; its modules hold the other one.
     save_file({key: tensor.contiguous() for key, tensor in theirs.state_dict().items()}, tmp_path / "model.safetensors")
-    stacked = decoder_of(tmp_path).slots()
-    assert all(torch.equal(slot.tensor, stacked[name].tensor) for name, slot in ours.slots().items())
+    stacked = decoder_of(tmp_path).weight_targets()
+    assert all(torch.equal(target.tensor, stacked[name].tensor) for name, target in ours.weight_targets().items())
 
     def reference(tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():

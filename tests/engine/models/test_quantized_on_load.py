@@ -55,10 +55,10 @@ def _resident(model: Decoder) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _numbers(slot: WeightTarget) -> torch.Tensor:
-    if slot.stored is None:
-        return slot.tensor
-    return blocks.dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
+def _numbers(target: WeightTarget) -> torch.Tensor:
+    if target.stored is None:
+        return target.tensor
+    return blocks.dequantize(target.tensor, target.stored, target.inner, torch.float32)
 
 
 @pytest.mark.parametrize("method", ON_LOAD)
@@ -67,17 +67,17 @@ def test_the_matrices_of_a_family_are_quantized_and_nothing_else(name: str, meth
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     plain = find_checkpoint(EngineArgs(model=str(tmp_path)))
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))
-    before, model = _load(plain).slots(), _load(checkpoint)
+    before, model = _load(plain).weight_targets(), _load(checkpoint)
     formats = checkpoint.weight_formats(torch.float32, CPU)
     quantized = 0
-    for slot, found in model.slots().items():
-        if is_quantized(slot):
+    for param_name, found in model.weight_targets().items():
+        if is_quantized(param_name):
             quantized += 1
-            assert found.stored == ON_LOAD[method] == formats.stored(slot)
-            assert torch.equal(found.tensor, quantize(before[slot].tensor, ON_LOAD[method])), slot
+            assert found.stored == ON_LOAD[method] == formats.stored(param_name)
+            assert torch.equal(found.tensor, quantize(before[param_name].tensor, ON_LOAD[method])), param_name
         else:
-            assert found.stored is None and formats.stored(slot) is None
-            assert torch.equal(found.tensor, before[slot].tensor), slot
+            assert found.stored is None and formats.stored(param_name) is None
+            assert torch.equal(found.tensor, before[param_name].tensor), param_name
     assert quantized >= 2 * 4
     assert _resident(model) == weight_bytes(checkpoint.config, 4, formats=formats)
 
@@ -112,17 +112,17 @@ def test_ranks_hold_parts_of_the_same_matrices(name: str, tmp_path: Path) -> Non
     wide = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 96, "moe_intermediate_size": 96, "v_head_dim": 16}
     options = {**options, **{key: value for key, value in wide.items() if key in options}}
     gguf_models.tiny(kind, options).save_pretrained(tmp_path)
-    before = _load(find_checkpoint(EngineArgs(model=str(tmp_path)))).slots()
+    before = _load(find_checkpoint(EngineArgs(model=str(tmp_path)))).weight_targets()
     checkpoint, stored = find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int4")), ON_LOAD["int4"]
     largest, cut = 0, 0
     for rank in range(2):
         model = _load(checkpoint, ranks=Rank(rank))
         largest = max(largest, _resident(model))
-        for slot, found in model.slots().items():
-            whole = before[slot].tensor
+        for param_name, found in model.weight_targets().items():
+            whole = before[param_name].tensor
             part = found.part_of(whole)
-            cut += is_quantized(slot) and part.shape[-1] < whole.shape[-1]
-            assert torch.equal(found.tensor, quantize(part, stored) if is_quantized(slot) else part), slot
+            cut += is_quantized(param_name) and part.shape[-1] < whole.shape[-1]
+            assert torch.equal(found.tensor, quantize(part, stored) if is_quantized(param_name) else part), param_name
     assert cut >= 2 * 2 * 2
     assert largest == weight_bytes(checkpoint.config, 4, 2, formats=checkpoint.weight_formats(torch.float32, CPU))
 
@@ -161,15 +161,15 @@ def test_an_engine_in_bfloat16(method: str, tmp_path: Path) -> None:
 def test_gguf_of_numbers(kind: str, tmp_path: Path) -> None:
     theirs = gguf_models.tiny(*gguf_models.MODELS["qwen2_moe"])
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", stored=lambda name: GGMLQuantizationType[kind])
-    before = _load(find_checkpoint(EngineArgs(model=str(path)))).slots()
+    before = _load(find_checkpoint(EngineArgs(model=str(path)))).weight_targets()
     checkpoint = find_checkpoint(EngineArgs(model=str(path), quantization="int8"))
     model = _load(checkpoint)
-    for slot, found in model.slots().items():
-        if is_quantized(slot):
-            assert torch.equal(found.tensor, quantize(_numbers(before[slot]), ON_LOAD["int8"])), slot
+    for param_name, found in model.weight_targets().items():
+        if is_quantized(param_name):
+            assert torch.equal(found.tensor, quantize(_numbers(before[param_name]), ON_LOAD["int8"])), param_name
         else:
-            assert found.stored == before[slot].stored
-            assert torch.equal(found.tensor, before[slot].tensor), slot
+            assert found.stored == before[param_name].stored
+            assert torch.equal(found.tensor, before[param_name].tensor), param_name
     formats = checkpoint.weight_formats(torch.float32, CPU)
     assert _resident(model) == weight_bytes(checkpoint.config, 4, formats=formats)
 

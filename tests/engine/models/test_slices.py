@@ -1,6 +1,6 @@
 """Ranks read the parts of weights that they hold, and nothing else.
 
-Each slot of a model is cut along a dimension that is drawn, at places that are drawn, and each part is loaded by
+Each target of a model is cut along a dimension that is drawn, at places that are drawn, and each part is loaded by
 itself.
 """
 
@@ -23,13 +23,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from stoker_common.errors import WeightsError
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.gguf import gguf_tensor
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
@@ -52,13 +52,13 @@ llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
 
 
 @dataclass
-class _Slots:
-    """A model of slots alone."""
+class _Targets:
+    """A model of weight targets alone."""
 
     config: ModelConfig
     named: dict[str, WeightTarget]
 
-    def slots(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         return self.named
 
 
@@ -90,7 +90,7 @@ class _Counted:
 
 
 def _cut(tensor: torch.Tensor, dim: int, start: int, size: int) -> WeightTarget:
-    """A slot for the part of a weight that begins at `start` along `dim`, where the whole has `size`."""
+    """A target for the part of a weight that begins at `start` along `dim`, where the whole has `size`."""
     shares = [Shard.whole(length) for length in tensor.shape]
     shares[dim] = Shard(start, tensor.shape[dim], size)
     return WeightTarget.of(tensor, *shares)
@@ -101,10 +101,10 @@ def _cuts(size: int, ranks: int, rng: random.Random) -> list[int]:
 
 
 def _parts(whole: dict[str, WeightTarget], ranks: int, rng: random.Random) -> list[dict[str, WeightTarget]]:
-    """Each rank's slots. Not all are cut, and no gate over the shared experts, which is a vector in GGUF."""
+    """Each rank's weight targets. Not all are cut, and no gate over the shared experts, which is a vector in GGUF."""
     shares: list[dict[str, WeightTarget]] = [{} for _ in range(ranks)]
-    for name, slot in whole.items():
-        shape = slot.full_shape
+    for name, target in whole.items():
+        shape = target.full_shape
         dim = None if "shared_gate" in name else rng.choice([None, 0, len(shape) - 1])
         for share, start, stop in zip(shares, (cuts := _cuts(shape[dim or 0], ranks, rng)), cuts[1:], strict=False):
             if dim is None:
@@ -116,16 +116,16 @@ def _parts(whole: dict[str, WeightTarget], ranks: int, rng: random.Random) -> li
 
 
 def _assert_same_parts(whole: dict[str, WeightTarget], shares: list[dict[str, WeightTarget]]) -> None:
-    for name, slot in whole.items():
+    for name, target in whole.items():
         for share in shares:
-            assert torch.equal(share[name].tensor, share[name].part_of(slot.tensor)), name
+            assert torch.equal(share[name].tensor, share[name].part_of(target.tensor)), name
 
 
 def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, WeightTarget]:
     with torch.inference_mode():
         model = Decoder(config, Build(torch.float32, SdpaBackend(), REFERENCE), max_model_len=128)
         load(model)
-        return {name: WeightTarget.whole(slot.tensor.contiguous()) for name, slot in model.slots().items()}
+        return {name: WeightTarget.whole(target.tensor.contiguous()) for name, target in model.weight_targets().items()}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
     """And of its ends; a tied head on another stage is read there as well."""
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names = FAMILIES[config.architecture]
+    names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     cpu, found = torch.device("cpu"), set[str]()
     for rank, stage in product(range(ranks), range(stages)):
@@ -152,11 +152,11 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
         source.tensors._file_of = dict.fromkeys(source.tensors._file_of, counted)
         seat = _Seat(rank, ranks)
         build = Build(torch.float32, SdpaBackend(), REFERENCE, seat, stage=Stage(stage, stages))
-        slots = DecoderLoader(names, source).load(config, build, cpu, 128, lambda done, total: None).slots()
-        assert sum(counted.read) == sum(slot.tensor.nbytes for slot in slots.values())
-        for slot_name, slot in slots.items():
-            assert torch.equal(slot.tensor, slot.part_of(whole[slot_name].tensor)), slot_name
-        found |= slots.keys()
+        targets = DecoderLoader(names, source).load(config, build, cpu, 128, lambda done, total: None).weight_targets()
+        assert sum(counted.read) == sum(target.tensor.nbytes for target in targets.values())
+        for param_name, target in targets.items():
+            assert torch.equal(target.tensor, target.part_of(whole[param_name].tensor)), param_name
+        found |= targets.keys()
     assert found == whole.keys()
 
 
@@ -167,15 +167,15 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
 def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names = FAMILIES[config.architecture]
+    names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
     for share in shares:
         source = SafetensorsFolder(tmp_path)
         counted = _Counted(source.tensors._files[0])
         source.tensors._file_of = dict.fromkeys(source.tensors._file_of, counted)
-        load_weights(_Slots(config, share), source, names)
-        assert sum(counted.read) == sum(slot.tensor.nbytes for slot in share.values())
+        load_weights(_Targets(config, share), source, names)
+        assert sum(counted.read) == sum(target.tensor.nbytes for target in share.values())
     _assert_same_parts(whole, shares)
 
 
@@ -194,7 +194,7 @@ def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Pa
     """Whole ones, also where all of a layer's are in one tensor, whichever way round."""
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names = FAMILIES[config.architecture]
+    names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     for rank in range(ranks):
         source = SafetensorsFolder(tmp_path)
@@ -204,10 +204,10 @@ def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Pa
         with torch.inference_mode():
             model = Decoder(config, build, max_model_len=128)
             load_weights(model, source, names)
-        slots = model.slots()
-        assert sum(counted.read) == sum(slot.tensor.nbytes for slot in slots.values())
-        for slot_name, slot in slots.items():
-            assert torch.equal(slot.tensor, slot.part_of(whole[slot_name].tensor)), slot_name
+        targets = model.weight_targets()
+        assert sum(counted.read) == sum(target.tensor.nbytes for target in targets.values())
+        for param_name, target in targets.items():
+            assert torch.equal(target.tensor, target.part_of(whole[param_name].tensor)), param_name
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -219,7 +219,7 @@ def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
     file = GGUFFile(path)
     config = file.config()
-    whole = _loaded(config, lambda model: load_weights(model, file, file.spelling()))
+    whole = _loaded(config, lambda model: load_weights(model, file, file.weight_names()))
     shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
     read = list[int]()
 
@@ -230,8 +230,8 @@ def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gguf_tensor, "preadv", counted)
     for share in shares:
         read.clear()
-        load_weights(_Slots(config, share), file, file.spelling())
-        assert sum(read) == sum(slot.tensor.nbytes for slot in share.values())
+        load_weights(_Targets(config, share), file, file.weight_names())
+        assert sum(read) == sum(target.tensor.nbytes for target in share.values())
     _assert_same_parts(whole, shares)
 
 
@@ -240,11 +240,11 @@ def test_what_is_transposed_and_shared_is_right_too(name: str, tmp_path: Path) -
     """It is read whole."""
     gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names, source = FAMILIES[config.architecture], SafetensorsFolder(tmp_path)
+    names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
     shares = _parts(whole, 3, random.Random(name))
     for share in shares:
-        load_weights(_Slots(config, share), source, names)
+        load_weights(_Targets(config, share), source, names)
     _assert_same_parts(whole, shares)
 
 
@@ -295,14 +295,14 @@ def _random_blocks(shape: tuple[int, ...], rng: random.Random) -> Any:
 def test_a_whole_of_another_shape_is_refused_by_every_rank(tmp_path: Path) -> None:
     gguf_models.tiny(*gguf_models.MODELS["phi3"]).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    names, source = FAMILIES[config.architecture], SafetensorsFolder(tmp_path)
+    names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
-    for slot, message in (
+    for param_name, message in (
         ("layers.0.k.weight", r"qkv_proj\.weight: a fused tensor has"),
         ("layers.1.o.weight", r"o_proj\.weight has shape"),
     ):
         for share in _parts(whole, 2, random.Random(0)):
-            rows = whole[slot].full_shape[0]
-            share[slot] = _cut(torch.empty(1, whole[slot].full_shape[1]), 0, 0, rows + 1)
+            rows = whole[param_name].full_shape[0]
+            share[param_name] = _cut(torch.empty(1, whole[param_name].full_shape[1]), 0, 0, rows + 1)
             with pytest.raises(WeightsError, match=message):
-                load_weights(_Slots(config, share), source, names)
+                load_weights(_Targets(config, share), source, names)

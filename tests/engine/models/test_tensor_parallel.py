@@ -15,6 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_common.errors import ModelError
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
@@ -22,7 +23,6 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.families.registry import FAMILIES
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.loading.weights import load_weights
 from stoker_engine.parallel.communicator import Communicator, SingleRank
@@ -158,7 +158,7 @@ def load(folder: Path, ranks: Communicator, whole_experts: bool = False) -> Deco
     build = Build(torch.float32, backend, kernels, ranks, whole_experts=whole_experts)
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len=256)
-        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
+        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture].weight_names)
     return model
 
 
@@ -214,7 +214,7 @@ def test_ranks_compute_what_one_computes(
         for first, other in zip(ran[0][0].sequences, run.sequences, strict=True):
             assert torch.equal(torch.stack(first.logits), torch.stack(other.logits))
 
-    held = [sum(slot.tensor.nbytes for slot in model.slots().values()) for _, model in ran]
+    held = [sum(target.tensor.nbytes for target in model.weight_targets().values()) for _, model in ran]
     split = Sharding(size, expert=size if whole_experts else 1)
     assert held == [stage_weight_bytes(whole.config, 0, 4, split, place=rank) for rank in range(size)]
     assert held[0] == max(held) == weight_bytes(whole.config, 4, sharding=split)
@@ -222,15 +222,17 @@ def test_ranks_compute_what_one_computes(
 
 @pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
 def test_the_ranks_parts_are_the_whole(name: str, size: int, whole_experts: bool, tmp_path: Path) -> None:
-    """Each number of a weight is in some rank's slot, at the place that its shard says."""
+    """Each number of a weight is in some rank's target, at the place that its shard says."""
     save(name, tmp_path)
-    parts = [load(tmp_path, ThreadRanks(rank, size, Together(size)), whole_experts).slots() for rank in range(size)]
-    for slot, expected in load(tmp_path, SingleRank()).slots().items():
+    parts = [
+        load(tmp_path, ThreadRanks(rank, size, Together(size)), whole_experts).weight_targets() for rank in range(size)
+    ]
+    for param_name, expected in load(tmp_path, SingleRank()).weight_targets().items():
         joined = torch.full_like(expected.tensor, torch.nan)
-        for part in (each[slot] for each in parts):
+        for part in (each[param_name] for each in parts):
             assert part.full_shape == expected.tensor.shape
             part.part_of(joined).copy_(part.tensor)
-        assert torch.equal(joined, expected.tensor), slot
+        assert torch.equal(joined, expected.tensor), param_name
 
 
 @pytest.mark.parametrize(

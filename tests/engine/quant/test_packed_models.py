@@ -203,9 +203,9 @@ def test_answers_and_bytes(family: str, method: str, pair_of: Callable[..., tupl
     quantization = read_quantization(given)
     assert quantization is not None
     config = ModelConfig.from_dict(given)
-    held = sum(slot.tensor.nbytes for slot in _decoder(quantized).slots().values())
+    held = sum(target.tensor.nbytes for target in _decoder(quantized).weight_targets().values())
     assert held == weight_bytes(config, 4, formats=stated_formats(config, quantization))
-    assert held < 0.8 * sum(slot.tensor.nbytes for slot in _decoder(numbers).slots().values())
+    assert held < 0.8 * sum(target.tensor.nbytes for target in _decoder(numbers).weight_targets().values())
 
 
 @pytest.mark.parametrize("method", ["GPTQ", "GPTQ in order of groups", "AWQ", "nf4"])
@@ -220,7 +220,7 @@ def test_without_kernels_of_the_cpu(
 def test_a_head_may_be_quantized(pair_of: Callable[..., tuple[Path, Path]]) -> None:
     quantized, numbers = pair_of("llama", "GPTQ", head=True)
     assert _answers(quantized) == _answers(numbers)
-    assert _decoder(quantized).slots()["lm_head.weight"].stored is not None
+    assert _decoder(quantized).weight_targets()["lm_head.weight"].stored is not None
 
 
 def test_biases_that_the_model_does_not_have(pair_of: Callable[..., tuple[Path, Path]]) -> None:

@@ -342,10 +342,14 @@ def _decoder(folder: Path, ranks: Communicator | None = None) -> tuple[Decoder, 
 def test_weights_take_the_bytes_that_files_have(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
     pair = pair_of(family, method)
     model, planned = _decoder(pair.quantized)
-    assert sum(slot.tensor.nbytes for slot in model.slots().values()) == planned
+    assert sum(target.tensor.nbytes for target in model.weight_targets().values()) == planned
     if family == "deepseek_v3":
         return  # whose kv_b_proj is computed with as numbers
-    matrices = [(slot.tensor, slot.stored, slot.inner) for slot in model.slots().values() if slot.stored is not None]
+    matrices = [
+        (target.tensor, target.stored, target.inner)
+        for target in model.weight_targets().values()
+        if target.stored is not None
+    ]
     held = sum(blocks.nbytes for blocks, _, _ in matrices)
     if "asymmetric" in method:
         # Zero points of 4 bits are bytes here: half of what a scale takes.
@@ -430,15 +434,15 @@ class _Rank(SingleRank):
 )
 def test_ranks_hold_their_shares(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
     pair = pair_of(family, method)
-    whole = _decoder(pair.numbers)[0].slots()
+    whole = _decoder(pair.numbers)[0].weight_targets()
     for rank in (0, 1):
-        shares = _decoder(pair.quantized, _Rank(rank))[0].slots()
-        matrices = {name: slot for name, slot in shares.items() if slot.stored is not None}
-        assert any(slot.shard is not None for slot in matrices.values())
-        for name, slot in matrices.items():
-            assert slot.stored is not None
-            numbers = dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
-            assert torch.equal(numbers, slot.part_of(whole[name].tensor)), name
+        shares = _decoder(pair.quantized, _Rank(rank))[0].weight_targets()
+        matrices = {name: target for name, target in shares.items() if target.stored is not None}
+        assert any(target.shard is not None for target in matrices.values())
+        for name, target in matrices.items():
+            assert target.stored is not None
+            numbers = dequantize(target.tensor, target.stored, target.inner, torch.float32)
+            assert torch.equal(numbers, target.part_of(whole[name].tensor)), name
 
 
 @pytest.mark.parametrize(

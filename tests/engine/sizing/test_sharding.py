@@ -83,15 +83,15 @@ def stored(config: ModelConfig, dice: random.Random) -> WeightFormats:
         return ALL_NUMBERS
     kinds = ("q", "k", "v", "o", "gate", "up", "down", "experts.down", "shared.down", "experts.gate", "experts.up")
     chosen = {kind: dice.choice(FORMATS) for kind in kinds if dice.random() < 0.5}
-    slots: dict[str, StoredFormat | None] = {}
-    for slot, matrix in matrices(config):
+    formats: dict[str, StoredFormat | None] = {}
+    for module, matrix in matrices(config):
         each = chosen.get(matrix.weight)
         # What a file stores so is whole blocks.
         if isinstance(each, GroupFormat):
             each = each.for_rows(matrix.inner)
         if each is not None and matrix.inner % each.column_multiple == 0:
-            slots[slot] = each
-    return WeightFormats.of(slots)
+            formats[module] = each
+    return WeightFormats.of(formats)
 
 
 def refusal(config: ModelConfig, ranks: int, formats: WeightFormats, *, whole_experts: bool = False) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.plan.catalogue import Catalogue
@@ -59,7 +59,7 @@ def test_any_config_has_an_answer(config: dict[str, Any], changes: dict[str, Any
     assert work(answered) < MOST_WORK
 
 
-@pytest.mark.parametrize("architecture", sorted(FAMILY_CONFIGS))
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_a_config_that_says_nothing_but_its_architecture_has_an_answer(architecture: str) -> None:
     spec = parse(document("hf://org/model", "nvidia-h100-80gb", 1)).spec
     study(spec, Catalogue.load(), {"architectures": [architecture]})

@@ -11,7 +11,7 @@ import torch
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import ACTIVATIONS
 from stoker_engine.architectures.compute_dtype import compute_dtype, why_not_computed
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.activation import activation
@@ -75,7 +75,7 @@ def start(config: dict[str, Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("architecture", sorted(FAMILY_CONFIGS))
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_the_plan_refuses_what_the_start_does(architecture: str) -> None:
     spec = parse(document("hf://org/m", "cpu", runtime="stoker", image="mine:1")).spec
     served = 0

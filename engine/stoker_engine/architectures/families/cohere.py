@@ -1,4 +1,4 @@
-"""Cohere's Command-R and R7B, and StableLM: norms by mean and variance around a gated MLP.
+"""Cohere's Command-R and R7B: norms by mean and variance around a gated MLP.
 
 Command-R computes attention and MLP side by side and scales its logits. In R7B (`cohere2`) the layers with a window
 have rotary positions, and those that see everything have none.
@@ -7,19 +7,14 @@ have rotary positions, and those that see everything have none.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.decoder_config import (
-    DecoderConfig,
-    HeadConfig,
-    LayerConfig,
-    QKNormConfig,
-    ResidualConfig,
-)
-from stoker_engine.architectures.families.family_config import FamilyConfig
-from stoker_engine.architectures.families.gpt import PARALLEL
+from stoker_engine.architectures.decoder_config import DecoderConfig, HeadConfig, LayerConfig, QKNormConfig
+from stoker_engine.architectures.families.family import Family, GGUFFamily
+from stoker_engine.architectures.families.naming import GGUF_HEAD_NORMS, IGNORED, LLAMA_NAMES, head_norms
 from stoker_engine.architectures.families.reading import (
+    PARALLEL,
     alike,
     attention,
     layer_kinds,
@@ -28,7 +23,9 @@ from stoker_engine.architectures.families.reading import (
     of_kinds,
     windowed,
 )
+from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.rope_config import read_rope
+from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _cohere(c: Fields) -> DecoderConfig:
@@ -59,14 +56,6 @@ def _command(c: Fields, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
     return DecoderConfig(layer_norm(c, bias=False), layers, residual=PARALLEL, head=head)
 
 
-def _stablelm(c: Fields) -> DecoderConfig:
-    heads = attention(c, qkv_bias=c.flag("use_qkv_bias"))
-    norm = QKNormConfig(layer_norm(c, bias=False), "each") if c.flag("qk_layernorm") else None
-    heads = replace(heads, qk_norm=norm, rope=read_rope(c, heads.head_dim))
-    residual = PARALLEL if c.flag("use_parallel_residual") else ResidualConfig()
-    return DecoderConfig(layer_norm(c), alike(c, heads, mlp(c)), residual=residual)
-
-
 _COHERE: Final = {
     "vocab_size": 256_000,
     "hidden_size": 8192,
@@ -81,23 +70,30 @@ _COHERE: Final = {
     "eos_token_id": 255_001,
     "tie_word_embeddings": True,
 }
-_STABLELM: Final = {
-    "vocab_size": 50_304,
-    "hidden_size": 2560,
-    "intermediate_size": 6912,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-    "hidden_act": "silu",
-    "layer_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "partial_rotary_factor": 0.25,
-    "eos_token_id": 0,
-    "tie_word_embeddings": False,
-}
 
-COHERE: Final = FamilyConfig("cohere", _cohere, _COHERE)
-COHERE2: Final = FamilyConfig(
-    "cohere2", _cohere2, {**_COHERE, "rope_theta": 10_000.0, "sliding_window": 4096, "sliding_window_pattern": 4}
+_WEIGHTS: Final = WeightNames(
+    names=LLAMA_NAMES,
+    fused=head_norms("model.layers.{i}.self_attn.q_norm", "model.layers.{i}.self_attn.k_norm"),
+    ignored=IGNORED,
 )
-STABLELM: Final = FamilyConfig("stablelm", _stablelm, _STABLELM)
+
+
+def _gguf_config(metadata: Metadata) -> dict[str, Any]:
+    return {"logit_scale": metadata.get("logit_scale")}
+
+
+COHERE: Final = Family(
+    "cohere",
+    _cohere,
+    _COHERE,
+    weight_names=_WEIGHTS,
+    gguf=GGUFFamily("command-r", "CohereForCausalLM", _gguf_config, fused=GGUF_HEAD_NORMS),
+)
+
+COHERE2: Final = Family(
+    "cohere2",
+    _cohere2,
+    {**_COHERE, "rope_theta": 10_000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
+    weight_names=_WEIGHTS,
+    gguf=GGUFFamily("cohere2", "Cohere2ForCausalLM", _gguf_config),
+)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import AttentionConfig, DecoderConfig
-from stoker_engine.architectures.families.family_config import FamilyConfig
+from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.mixture import sigmoid_moe, sparse
+from stoker_engine.architectures.families.naming import IGNORED, LAYER, MOE_NAMES, MOE_STACKS, SHARED_EXPERTS
 from stoker_engine.architectures.families.reading import alike, mlp, num_heads, refuse, rms_norm
+from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.rope_config import read_rope, yarn_mscale
+from stoker_engine.architectures.weight_layout import Fused, Split
+from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _v2(c: Fields) -> DecoderConfig:
@@ -78,7 +82,50 @@ _COMMON: Final = {
     "tie_word_embeddings": False,
 }
 
-DEEPSEEK_V2: Final = FamilyConfig(
+_MLA_NAMES: Final = {
+    "layers.{i}.q_a": "model.layers.{i}.self_attn.q_a_proj",
+    "layers.{i}.q_a_norm": "model.layers.{i}.self_attn.q_a_layernorm",
+    "layers.{i}.q_b": "model.layers.{i}.self_attn.q_b_proj",
+    "layers.{i}.kv_a": "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+    "layers.{i}.kv_a_norm": "model.layers.{i}.self_attn.kv_a_layernorm",
+}
+
+_WEIGHTS: Final = WeightNames(
+    names=MOE_NAMES | _MLA_NAMES | SHARED_EXPERTS,
+    fused={
+        **MOE_STACKS,
+        "model.layers.{i}.self_attn.kv_b_proj": Fused(("layers.{i}.k_b", "layers.{i}.v_b"), Split.LATENT_HEADS),
+    },
+    ignored=IGNORED,
+    layer=LAYER,
+)
+
+
+def _gguf_config(metadata: Metadata) -> dict[str, Any]:
+    rope = int(metadata.get("rope.dimension_count"))
+    key = metadata.get("attention.key_length_mla") or metadata.get("attention.key_length")
+    value = metadata.get("attention.value_length_mla") or metadata.get("attention.value_length")
+    groups = metadata.get("expert_group_count", 1)
+    config = {
+        "num_key_value_heads": metadata.get("attention.head_count"),
+        "q_lora_rank": metadata.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": key - rope,
+        "v_head_dim": value,
+        "n_group": groups,
+        "topk_group": metadata.get("expert_group_used_count", groups),
+        "topk_method": "noaux_tc",
+    }
+    if not _has_sigmoid(metadata):
+        config |= {"topk_method": "group_limited_greedy" if groups > 1 else "greedy", "norm_topk_prob": False}
+    return config
+
+
+def _has_sigmoid(metadata: Metadata) -> bool:
+    return bool(metadata.get("expert_gating_func", 1) == 2)
+
+
+DEEPSEEK_V2: Final = Family(
     "deepseek_v2",
     _v2,
     {
@@ -98,8 +145,13 @@ DEEPSEEK_V2: Final = FamilyConfig(
         "moe_intermediate_size": 1407,
         "eos_token_id": 2,
     },
+    weight_names=_WEIGHTS,
+    gguf=GGUFFamily(
+        "deepseek2", "DeepseekV2ForCausalLM", _gguf_config, describes=lambda metadata: not _has_sigmoid(metadata)
+    ),
 )
-DEEPSEEK_V3: Final = FamilyConfig(
+
+DEEPSEEK_V3: Final = Family(
     "deepseek_v3",
     _v3,
     {
@@ -122,4 +174,6 @@ DEEPSEEK_V3: Final = FamilyConfig(
         "rope_interleave": True,
         "eos_token_id": 1,
     },
+    weight_names=_WEIGHTS,
+    gguf=GGUFFamily("deepseek2", "DeepseekV3ForCausalLM", _gguf_config, describes=_has_sigmoid),
 )

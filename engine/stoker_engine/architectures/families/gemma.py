@@ -1,10 +1,14 @@
-"""Gemma 1 to 3: wide norms, an embedding scaled by √hidden size, and from Gemma 2 norms before and after each block."""
+"""Gemma 1 to 3: wide norms, an embedding scaled by √hidden size, and from Gemma 2 norms before and after each block.
+
+Norm weights are stored less by one. Multimodal checkpoints wrap the decoder: transformers 4 and 5 put the wrapper in
+different places.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
@@ -17,7 +21,8 @@ from stoker_engine.architectures.decoder_config import (
     QKNormConfig,
     ResidualConfig,
 )
-from stoker_engine.architectures.families.family_config import FamilyConfig
+from stoker_engine.architectures.families.family import Family, GGUFFamily
+from stoker_engine.architectures.families.naming import LLAMA_NAMES, QK_NORMS
 from stoker_engine.architectures.families.reading import (
     alike,
     attention,
@@ -27,7 +32,10 @@ from stoker_engine.architectures.families.reading import (
     rms_norm,
     windowed,
 )
+from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.rope_config import read_rope
+from stoker_engine.architectures.weight_layout import AddOne
+from stoker_engine.architectures.weight_names import WeightNames
 
 #: Norms before and after attention and MLP.
 SANDWICH: Final = ResidualConfig(norms=("input_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm"))
@@ -102,6 +110,7 @@ _GEMMA1: Final = {
     "eos_token_id": 1,
     "tie_word_embeddings": True,
 }
+
 _GEMMA2: Final = {
     **_GEMMA1,
     "hidden_size": 2304,
@@ -114,6 +123,7 @@ _GEMMA2: Final = {
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
+
 _GEMMA3: Final = {
     **_GEMMA2,
     "vocab_size": 262_208,
@@ -125,6 +135,54 @@ _GEMMA3: Final = {
     "attn_logit_softcapping": None,
 }
 
-GEMMA1: Final = FamilyConfig("gemma", _gemma1, _GEMMA1)
-GEMMA2: Final = FamilyConfig("gemma2", _gemma2, _GEMMA2)
-GEMMA3: Final = FamilyConfig("gemma3_text", _gemma3, _GEMMA3)
+_SANDWICH_NAMES: Final = {
+    "layers.{i}.post_attention_norm": "model.layers.{i}.post_attention_layernorm",
+    "layers.{i}.pre_mlp_norm": "model.layers.{i}.pre_feedforward_layernorm",
+    "layers.{i}.post_mlp_norm": "model.layers.{i}.post_feedforward_layernorm",
+}
+_OPERATIONS: Final = {r"norm\.weight$": AddOne()}
+_IGNORED: Final = (r"\.rotary_emb",)
+
+_GEMMA1_WEIGHTS: Final = WeightNames(names=LLAMA_NAMES, operations=_OPERATIONS, ignored=_IGNORED)
+
+_GEMMA2_WEIGHTS: Final = WeightNames(names=LLAMA_NAMES | _SANDWICH_NAMES, operations=_OPERATIONS, ignored=_IGNORED)
+
+_GEMMA3_WEIGHTS: Final = WeightNames(
+    names=LLAMA_NAMES | QK_NORMS | _SANDWICH_NAMES,
+    renames=((r"^(language_model\.model|model\.language_model)\.", "model."), (r"^language_model\.lm_head", "lm_head")),
+    operations=_OPERATIONS,
+    ignored=(*_IGNORED, r"(^|\.)vision_tower\.", r"(^|\.)multi_modal_projector\."),
+)
+
+
+def _gguf_scale(layers_of_27b: int) -> Callable[[Metadata], dict[str, Any]]:
+    """The scores' scale: that of a head, but in the 27B models that of a share of the hidden size."""
+
+    def config(metadata: Metadata) -> dict[str, Any]:
+        size = metadata.get("attention.key_length")
+        if metadata.get("block_count") == layers_of_27b:
+            size = metadata.get("embedding_length") // metadata.get("attention.head_count")
+        return {"query_pre_attn_scalar": size}
+
+    return config
+
+
+GEMMA1: Final = Family(
+    "gemma", _gemma1, _GEMMA1, weight_names=_GEMMA1_WEIGHTS, gguf=GGUFFamily("gemma", "GemmaForCausalLM")
+)
+
+GEMMA2: Final = Family(
+    "gemma2",
+    _gemma2,
+    _GEMMA2,
+    weight_names=_GEMMA2_WEIGHTS,
+    gguf=GGUFFamily("gemma2", "Gemma2ForCausalLM", _gguf_scale(46)),
+)
+
+GEMMA3: Final = Family(
+    "gemma3_text",
+    _gemma3,
+    _GEMMA3,
+    weight_names=_GEMMA3_WEIGHTS,
+    gguf=GGUFFamily("gemma3", "Gemma3ForCausalLM", _gguf_scale(62)),
+)

@@ -1,7 +1,7 @@
-"""GPT-2 and those after its design: norms by mean and variance with biases, an MLP without gate.
+"""GPT-2, GPT-J and GPT-NeoX: norms by mean and variance with biases, an MLP without gate.
 
-GPT-2 and OPT have learned positions; GPT-J, GPT-NeoX, Phi-1.5 and 2, and StarCoder 2 rotate part of each head or all of
-it; GPT-J, GPT-NeoX and Phi compute attention and MLP side by side.
+GPT-2 has learned positions. GPT-J and GPT-NeoX rotate part of each head or all of it, and compute attention and MLP
+side by side.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from stoker_engine.architectures.decoder_config import (
     EmbeddingConfig,
     HeadConfig,
     LayerConfig,
-    QKNormConfig,
     ResidualConfig,
 )
-from stoker_engine.architectures.families.family_config import FamilyConfig
-from stoker_engine.architectures.families.reading import alike, attention, layer_norm, mlp, refuse, windowed
+from stoker_engine.architectures.families.family import Family, GGUFFamily
+from stoker_engine.architectures.families.naming import QKV, ROTARY_BUFFER
+from stoker_engine.architectures.families.reading import PARALLEL, alike, attention, layer_norm, mlp, refuse
 from stoker_engine.architectures.rope_config import read_rope
-
-#: Attention and MLP side by side, on one norm.
-PARALLEL: Final = ResidualConfig("parallel", norms=("input_norm",))
+from stoker_engine.architectures.weight_layout import CONV1D, Fused, Split
+from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _gpt2(c: Fields) -> DecoderConfig:
@@ -62,44 +61,6 @@ def _gpt_neox(c: Fields) -> DecoderConfig:
     return DecoderConfig(layer_norm(c), layers, residual=ResidualConfig(kind))
 
 
-def _phi(c: Fields) -> DecoderConfig:
-    heads = attention(c, qkv_bias=True, out_bias=True)
-    heads = replace(
-        heads,
-        rope=read_rope(c, heads.head_dim),
-        qk_norm=QKNormConfig(layer_norm(c), "head") if c.flag("qk_layernorm") else None,
-    )
-    layers = alike(c, heads, mlp(c, gated=False, bias=True))
-    return DecoderConfig(layer_norm(c), layers, residual=PARALLEL, head=HeadConfig(bias=True))
-
-
-def _opt(c: Fields) -> DecoderConfig:
-    bias = c.flag("enable_bias")
-    norm = layer_norm(c, weight=c.flag("layer_norm_elementwise_affine"))
-    before = c.flag("do_layer_norm_before")
-    width = c.optional_integer("word_embed_proj_dim") or c.integer("hidden_size")
-    return DecoderConfig(
-        norm,
-        alike(c, attention(c, qkv_bias=bias, out_bias=bias), mlp(c, gated=False, bias=bias)),
-        residual=ResidualConfig()
-        if before
-        else ResidualConfig("post-norm", norms=("post_attention_norm", "post_mlp_norm")),
-        embedding=EmbeddingConfig(
-            size=None if width == c.integer("hidden_size") else width,
-            positions=c.integer("max_position_embeddings") + 2,
-            position_offset=2,
-        ),
-        final_norm=before and not c.flag("_remove_final_layer_norm"),
-    )
-
-
-def _starcoder2(c: Fields) -> DecoderConfig:
-    bias = c.flag("use_bias")
-    heads = attention(c, qkv_bias=bias, out_bias=bias)
-    heads = windowed(c, replace(heads, rope=read_rope(c, heads.head_dim)), "sliding_attention")
-    return DecoderConfig(layer_norm(c), alike(c, heads, mlp(c, gated=False, bias=bias)))
-
-
 _GPT2: Final = {
     "vocab_size": 50_257,
     "hidden_size": 768,
@@ -112,6 +73,7 @@ _GPT2: Final = {
     "eos_token_id": 50_256,
     "tie_word_embeddings": True,
 }
+
 _GPTJ: Final = {
     **_GPT2,
     "vocab_size": 50_400,
@@ -123,6 +85,7 @@ _GPTJ: Final = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
+
 _GPT_NEOX: Final = {
     "vocab_size": 50_432,
     "hidden_size": 6144,
@@ -139,54 +102,62 @@ _GPT_NEOX: Final = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-_PHI: Final = {
-    "vocab_size": 51_200,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "hidden_act": "gelu_new",
-    "layer_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "partial_rotary_factor": 0.5,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
-_OPT: Final = {
-    "vocab_size": 50_272,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 2048,
-    "hidden_act": "relu",
-    "layer_norm_eps": 1e-5,
-    "do_layer_norm_before": True,
-    "enable_bias": True,
-    "layer_norm_elementwise_affine": True,
-    "eos_token_id": 2,
-    "tie_word_embeddings": True,
-}
-_STARCODER2: Final = {
-    "vocab_size": 49_152,
-    "hidden_size": 3072,
-    "intermediate_size": 12_288,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-5,
-    "use_bias": True,
-    "rope_theta": 10_000.0,
-    "eos_token_id": 50_256,
-    "tie_word_embeddings": True,
-}
 
-GPT2: Final = FamilyConfig("gpt2", _gpt2, _GPT2)
-GPTJ: Final = FamilyConfig("gptj", _gptj, _GPTJ)
-GPT_NEOX: Final = FamilyConfig("gpt_neox", _gpt_neox, _GPT_NEOX)
-PHI: Final = FamilyConfig("phi", _phi, _PHI)
-OPT: Final = FamilyConfig("opt", _opt, _OPT)
-STARCODER2: Final = FamilyConfig("starcoder2", _starcoder2, _STARCODER2)
+_BUFFERS: Final = (r"\.attn\.(bias|masked_bias)$", r"\.attention\.(bias|masked_bias)$", ROTARY_BUFFER)
+
+_GPT2_WEIGHTS: Final = WeightNames(
+    names={
+        "embed": "transformer.wte",
+        "positions": "transformer.wpe",
+        "layers.{i}.input_norm": "transformer.h.{i}.ln_1",
+        "layers.{i}.o": "transformer.h.{i}.attn.c_proj",
+        "layers.{i}.pre_mlp_norm": "transformer.h.{i}.ln_2",
+        "layers.{i}.up": "transformer.h.{i}.mlp.c_fc",
+        "layers.{i}.down": "transformer.h.{i}.mlp.c_proj",
+        "final_norm": "transformer.ln_f",
+        "lm_head": "lm_head",
+    },
+    fused={"transformer.h.{i}.attn.c_attn": Fused(QKV, Split.ROWS)},
+    renames=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
+    operations={r"\.(c_attn|c_proj|c_fc)\.weight$": CONV1D},
+    ignored=_BUFFERS,
+)
+
+_GPTJ_WEIGHTS: Final = WeightNames(
+    names={
+        "embed": "transformer.wte",
+        "layers.{i}.input_norm": "transformer.h.{i}.ln_1",
+        "layers.{i}.q": "transformer.h.{i}.attn.q_proj",
+        "layers.{i}.k": "transformer.h.{i}.attn.k_proj",
+        "layers.{i}.v": "transformer.h.{i}.attn.v_proj",
+        "layers.{i}.o": "transformer.h.{i}.attn.out_proj",
+        "layers.{i}.up": "transformer.h.{i}.mlp.fc_in",
+        "layers.{i}.down": "transformer.h.{i}.mlp.fc_out",
+        "final_norm": "transformer.ln_f",
+        "lm_head": "lm_head",
+    },
+    ignored=(*_BUFFERS, r"\.attn\.embed_positions$"),
+)
+
+_GPT_NEOX_WEIGHTS: Final = WeightNames(
+    names={
+        "embed": "gpt_neox.embed_in",
+        "layers.{i}.input_norm": "gpt_neox.layers.{i}.input_layernorm",
+        "layers.{i}.o": "gpt_neox.layers.{i}.attention.dense",
+        "layers.{i}.pre_mlp_norm": "gpt_neox.layers.{i}.post_attention_layernorm",
+        "layers.{i}.up": "gpt_neox.layers.{i}.mlp.dense_h_to_4h",
+        "layers.{i}.down": "gpt_neox.layers.{i}.mlp.dense_4h_to_h",
+        "final_norm": "gpt_neox.final_layer_norm",
+        "lm_head": "embed_out",
+    },
+    fused={"gpt_neox.layers.{i}.attention.query_key_value": Fused(QKV, Split.KV_HEADS)},
+    ignored=_BUFFERS,
+)
+
+GPT2: Final = Family("gpt2", _gpt2, _GPT2, weight_names=_GPT2_WEIGHTS, gguf=GGUFFamily("gpt2", "GPT2LMHeadModel"))
+
+GPTJ: Final = Family("gptj", _gptj, _GPTJ, weight_names=_GPTJ_WEIGHTS)
+
+GPT_NEOX: Final = Family(
+    "gpt_neox", _gpt_neox, _GPT_NEOX, weight_names=_GPT_NEOX_WEIGHTS, gguf=GGUFFamily("gptneox", "GPTNeoXForCausalLM")
+)

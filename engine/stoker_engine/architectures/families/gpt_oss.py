@@ -1,17 +1,24 @@
-"""gpt-oss: sinks in attention, windows in every other layer, and a mixture with biases and a clamped gate."""
+"""gpt-oss: sinks in attention, windows in every other layer, and a mixture with biases and a clamped gate.
+
+Its experts are stacks: of numbers with inputs in rows, or of blocks (MXFP4) with outputs in rows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from stoker_engine.architectures.activation import ClampedSwiGLU
 from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, LayerConfig
-from stoker_engine.architectures.families.family_config import FamilyConfig
+from stoker_engine.architectures.families.family import Family, GGUFFamily
+from stoker_engine.architectures.families.naming import LLAMA_NAMES, expert_stack
 from stoker_engine.architectures.families.reading import attention, layer_kinds, mlp, of_kinds, rms_norm, windowed
+from stoker_engine.architectures.gguf.gguf_metadata import Metadata, rope_scaling
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.rope_config import read_rope
+from stoker_engine.architectures.weight_layout import Split
+from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _gpt_oss(c: Fields) -> DecoderConfig:
@@ -34,7 +41,31 @@ def _gpt_oss(c: Fields) -> DecoderConfig:
     return DecoderConfig(rms_norm(c, wide=True), of_kinds(c, kinds, layer))
 
 
-GPT_OSS: Final = FamilyConfig(
+_MLP: Final = "model.layers.{i}.mlp"
+_INTERLEAVED: Final = Split.INTERLEAVED_EXPERTS
+_WEIGHTS: Final = WeightNames(
+    names={
+        **LLAMA_NAMES,
+        "layers.{i}.sinks": "model.layers.{i}.self_attn.sinks",
+        "layers.{i}.router": f"{_MLP}.router",
+    },
+    fused={
+        f"{_MLP}.experts.gate_up_proj": expert_stack("gate", "up", split=_INTERLEAVED, transposed=True),
+        f"{_MLP}.experts.gate_up_proj_blocks": expert_stack("gate", "up", split=_INTERLEAVED),
+        f"{_MLP}.experts.gate_up_proj_bias": expert_stack("gate", "up", split=_INTERLEAVED, of="bias"),
+        f"{_MLP}.experts.down_proj": expert_stack("down", transposed=True),
+        f"{_MLP}.experts.down_proj_blocks": expert_stack("down"),
+        f"{_MLP}.experts.down_proj_bias": expert_stack("down", split=Split.EACH_ROW, of="bias"),
+    },
+)
+
+
+def _gguf_config(metadata: Metadata) -> dict[str, Any]:
+    stretched = rope_scaling(metadata).get("rope_scaling", {"rope_type": "default"})
+    return {"rope_scaling": {**stretched, "truncate": False}}
+
+
+GPT_OSS: Final = Family(
     "gpt_oss",
     _gpt_oss,
     {
@@ -65,4 +96,11 @@ GPT_OSS: Final = FamilyConfig(
         "swiglu_limit": 7.0,
         "tie_word_embeddings": False,
     },
+    weight_names=_WEIGHTS,
+    gguf=GGUFFamily(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        _gguf_config,
+        names=lambda metadata: {"layers.{i}.pre_mlp_norm": "blk.{i}.post_attention_norm"},
+    ),
 )

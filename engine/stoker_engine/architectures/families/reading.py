@@ -10,11 +10,21 @@ from typing import Final
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig, MLPConfig, NormConfig
+from stoker_engine.architectures.decoder_config import (
+    AttentionConfig,
+    LayerConfig,
+    MLPConfig,
+    NormConfig,
+    ResidualConfig,
+)
+from stoker_engine.architectures.rope_config import read_rope
 
 #: Several times what the largest models have. What is beyond is a mistake, and would take long to find out otherwise.
 MOST_LAYERS: Final = 10_000
 MOST_HEADS: Final = 100_000
+
+#: Attention and MLP side by side, on one norm.
+PARALLEL: Final = ResidualConfig("parallel", norms=("input_norm",))
 
 
 def rms_norm(c: Fields, *, wide: bool = False) -> NormConfig:
@@ -60,6 +70,11 @@ def attention(c: Fields, *, qkv_bias: bool = False, out_bias: bool = False) -> A
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     return AttentionConfig(heads, kv_heads, size, scale=size**-0.5, qkv_bias=qkv_bias, out_bias=out_bias)
+
+
+def rotated(c: Fields, heads: AttentionConfig) -> AttentionConfig:
+    """`heads` with the rotary positions that the config states."""
+    return replace(heads, rope=read_rope(c, heads.head_dim))
 
 
 def mlp(c: Fields, *, gated: bool = True, bias: bool = False) -> MLPConfig:

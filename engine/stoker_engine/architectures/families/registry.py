@@ -1,43 +1,35 @@
-"""Which family an architecture is, by the names in config.json's ``architectures``.
+"""Which family an architecture is, by the names in config.json's ``architectures``. A further name is one line here.
 
-A further name for a family is one line here and one in `models.families.registry`.
+An architecture that is not here is no family of ours: it may run through `models.transformers_backend`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from stoker_engine.architectures.families.alibi import BLOOM, FALCON, MPT
-from stoker_engine.architectures.families.cohere import COHERE, COHERE2, STABLELM
+from stoker_engine.architectures.families.bloom import BLOOM
+from stoker_engine.architectures.families.cohere import COHERE, COHERE2
+from stoker_engine.architectures.families.dbrx import DBRX
 from stoker_engine.architectures.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from stoker_engine.architectures.families.family_config import FamilyConfig
+from stoker_engine.architectures.families.falcon import FALCON
+from stoker_engine.architectures.families.family import Family
 from stoker_engine.architectures.families.gemma import GEMMA1, GEMMA2, GEMMA3
-from stoker_engine.architectures.families.glm import GLM, GLM4
-from stoker_engine.architectures.families.gpt import GPT2, GPT_NEOX, GPTJ, OPT, PHI, STARCODER2
+from stoker_engine.architectures.families.glm import GLM, GLM4, GLM4_MOE
+from stoker_engine.architectures.families.gpt import GPT2, GPT_NEOX, GPTJ
 from stoker_engine.architectures.families.gpt_oss import GPT_OSS
-from stoker_engine.architectures.families.llama import (
-    GRANITE,
-    INTERNLM2,
-    INTERNLM3,
-    LLAMA,
-    MISTRAL,
-    PHI3,
-    QWEN1,
-    QWEN2,
-    QWEN3,
-)
-from stoker_engine.architectures.families.mixture import (
-    DBRX,
-    GLM4_MOE,
-    GRANITE_MOE,
-    MIXTRAL,
-    OLMOE,
-    QWEN2_MOE,
-    QWEN3_MOE,
-)
-from stoker_engine.architectures.families.olmo import OLMO, OLMO2
+from stoker_engine.architectures.families.granite import GRANITE, GRANITE_MOE
+from stoker_engine.architectures.families.internlm import INTERNLM2, INTERNLM3
+from stoker_engine.architectures.families.llama import LLAMA
+from stoker_engine.architectures.families.mistral import MISTRAL, MIXTRAL
+from stoker_engine.architectures.families.mpt import MPT
+from stoker_engine.architectures.families.olmo import OLMO, OLMO2, OLMOE
+from stoker_engine.architectures.families.opt import OPT
+from stoker_engine.architectures.families.phi import PHI, PHI3
+from stoker_engine.architectures.families.qwen import QWEN1, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from stoker_engine.architectures.families.stablelm import STABLELM
+from stoker_engine.architectures.families.starcoder2 import STARCODER2
 
-FAMILY_CONFIGS: Final[dict[str, FamilyConfig]] = {
+FAMILIES: Final[dict[str, Family]] = {
     "BloomForCausalLM": BLOOM,
     "CohereForCausalLM": COHERE,
     "Cohere2ForCausalLM": COHERE2,

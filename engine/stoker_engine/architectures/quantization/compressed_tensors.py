@@ -85,8 +85,8 @@ class Targets:
 
     def group_of(self, module: str) -> Group | None:
         """Of the first target that means the module."""
-        place = self.listed.first(module)
-        return None if place is None else self.groups[place]
+        index = self.listed.first(module)
+        return None if index is None else self.groups[index]
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ class GPTQ:
 
     def settings_of(self, module: str) -> Settings | None:
         """Of a module that is quantized, unless an override says that it is not: None."""
-        place = self.named.first(module)
-        return self.settings if place is None else self.overrides[place]
+        index = self.named.first(module)
+        return self.settings if index is None else self.overrides[index]
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
         """See `QuantizationConfig`."""
@@ -117,7 +117,7 @@ def parse(config: Mapping[str, Any]) -> GPTQ:
     return GPTQ(
         settings,
         ListedModules.of(patterns, "quantization_config's dynamic"),
-        tuple(_override(pattern, said, settings) for pattern, said in dynamic.items()),
+        tuple(_override(pattern, override, settings) for pattern, override in dynamic.items()),
         tuple(_words(fields.get("modules_in_block_to_quantize"))),
         fields.flag("lm_head"),
         version.lower() == "gptq",
@@ -139,13 +139,13 @@ def group_size(fields: Fields) -> int:
     return group
 
 
-def _override(pattern: str, said: Any, settings: Settings) -> Settings | None:
+def _override(pattern: str, stated: Any, settings: Settings) -> Settings | None:
     """An entry of ``dynamic``; modules that ``-:pattern`` means are not quantized."""
     if pattern.startswith("-:"):
         return None
-    if not isinstance(said, Mapping):
-        raise ModelError(f"{_FIELD}: dynamic must hold an object for each pattern, not {said!r:.50}")
-    return _settings(Fields(said, {}, file=f"{_FIELD}: dynamic"), settings)
+    if not isinstance(stated, Mapping):
+        raise ModelError(f"{_FIELD}: dynamic must hold an object for each pattern, not {stated!r:.50}")
+    return _settings(Fields(stated, {}, file=f"{_FIELD}: dynamic"), settings)
 
 
 def _settings(fields: Fields, otherwise: Settings) -> Settings:
@@ -156,14 +156,14 @@ def _settings(fields: Fields, otherwise: Settings) -> Settings:
             f"{_FIELD}: GPTQ with {bits} bits is not supported; quantize the model again with 2, 3, 4 or 8"
         )
     group = otherwise.group if fields.get("group_size") is None else group_size(fields)
-    told = {
+    flags = {
         name: fields.flag(field)
         for name, field in (("symmetric", "sym"), ("act_order", "desc_act"))
         if fields.get(field) is not None
     }
     if fields.flag("static_groups"):
-        told["act_order"] = False
-    return replace(otherwise, bits=bits, group=group, **told)
+        flags["act_order"] = False
+    return replace(otherwise, bits=bits, group=group, **flags)
 
 
 def _words(listed: Any) -> list[str]:

@@ -70,10 +70,10 @@ class ListedModules:
         Raises:
             ModelError: a regular expression that is none, or that is not computed.
         """
-        places: dict[str, int] = {}
-        for place, name in enumerate(names):
-            places.setdefault(name, place)
-        patterns = {name: place for name, place in places.items() if name.startswith("re:") or "*" in name}
+        indices: dict[str, int] = {}
+        for index, name in enumerate(names):
+            indices.setdefault(name, index)
+        patterns = {name: index for name, index in indices.items() if name.startswith("re:") or "*" in name}
         try:
             matched = NamePatterns(map(_expression, patterns))
         except ValueError as error:
@@ -82,10 +82,10 @@ class ListedModules:
                 "many; name the modules more simply, as in 're:.*mlp.(gate|up)_proj$'"
             ) from None
         return cls(
-            {name: place for name, place in places.items() if name not in patterns},
+            {name: index for name, index in indices.items() if name not in patterns},
             matched,
             tuple(patterns.values()),
-            frozenset(places) if with_classes else frozenset(),
+            frozenset(indices) if with_classes else frozenset(),
         )
 
     def first(self, module: str) -> int | None:

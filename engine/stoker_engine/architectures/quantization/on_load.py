@@ -28,7 +28,7 @@ MATRICES: Final = frozenset(
 _WEIGHT: Final = re.compile(r"layers\.\d{1,9}\.(.*)\.weight")
 
 
-def is_quantized(slot: str) -> bool:
-    """Whether the weight of that slot (``layers.3.experts.7.gate.weight``, see `models.decoder`) is one of them."""
-    match = _WEIGHT.fullmatch(slot)
+def is_quantized(param_name: str) -> bool:
+    """Whether the weight of that name (``layers.3.experts.7.gate.weight``, see `models.decoder`) is one of them."""
+    match = _WEIGHT.fullmatch(param_name)
     return match is not None and re.sub(r"\.\d+\.", ".", match[1]) in MATRICES

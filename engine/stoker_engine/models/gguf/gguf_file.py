@@ -14,12 +14,13 @@ import torch
 from gguf import GGMLQuantizationType
 
 from stoker_common.errors import ModelError
+from stoker_engine.architectures.families.family import GGUFFamily
+from stoker_engine.architectures.gguf.gguf_config import gguf_config, gguf_family
+from stoker_engine.architectures.gguf.gguf_names import gguf_weight_names
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
-from stoker_engine.models.families.weight_names import WeightNames
-from stoker_engine.models.gguf.gguf_families import GGUFFamily, config_of, family_of
+from stoker_engine.architectures.weight_names import WeightNames
 from stoker_engine.models.gguf.gguf_header import GGUFHeader
-from stoker_engine.models.gguf.gguf_names import spelling
 from stoker_engine.models.gguf.gguf_tensor import stored_tensors
 from stoker_engine.models.loading.weight_source import Part, check_shape
 from stoker_engine.parallel.device import usable_threads
@@ -80,7 +81,7 @@ class GGUFFile:
         stops = [self.field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
         return ModelConfig.from_dict(
             {
-                **config_of(family, self),
+                **gguf_config(family, self),
                 "architectures": [family.architecture],
                 "vocab_size": int(self._tensors["token_embd.weight"].shape[0]),
                 "tie_word_embeddings": not self.has("output.weight"),
@@ -95,10 +96,9 @@ class GGUFFile:
         wide = ("F32", "F64")
         return "float32" if all(t.kind.name in wide for t in self._tensors.values() if len(t.shape) > 1) else "bfloat16"
 
-    def spelling(self) -> WeightNames:
+    def weight_names(self) -> WeightNames:
         """How the file spells its weights."""
-        family = self._family()
-        return spelling(family.names(self), dict(family.fused), rotated=family.rotated)
+        return gguf_weight_names(self._family(), self)
 
     def field(self, key: str) -> Any:
         """The metadata's value under `key`; None: there is none."""
@@ -112,6 +112,10 @@ class GGUFFile:
     def has(self, tensor: str) -> bool:
         """See `Metadata`."""
         return tensor in self._tensors
+
+    def values(self, tensor: str) -> list[float]:
+        """See `Metadata`."""
+        return self.read(tensor).tolist()
 
     def names(self) -> list[str]:
         """See `WeightSource`."""
@@ -161,19 +165,19 @@ class GGUFFile:
         tensor.dequantize(part, out, self._threads)
         return out
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`.
 
         Raises:
             WeightsError: another shape, or a quantization that the library cannot undo.
         """
         tensor = self._tensors[name]
-        check_shape(name, tensor.shape, slot)
-        if not slot.tensor.is_contiguous():
-            slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
+        check_shape(name, tensor.shape, target)
+        if not target.tensor.is_contiguous():
+            target.tensor.copy_(self.read(name, target.shard, target.stored))
             return
-        read = tensor.dequantize if slot.stored is None else tensor.copy
-        read(slot.shard or tensor.whole, slot.tensor, self._threads)
+        read = tensor.dequantize if target.stored is None else tensor.copy
+        read(target.shard or tensor.whole, target.tensor, self._threads)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -195,4 +199,4 @@ class GGUFFile:
         return str(self.field("general.architecture"))
 
     def _family(self) -> GGUFFamily:
-        return family_of(self._architecture(), self)
+        return gguf_family(self._architecture(), self)

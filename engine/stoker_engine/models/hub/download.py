@@ -82,8 +82,8 @@ def _download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
             return folder
         tree = HfApi().list_repo_tree(name, recursive=True, revision=resolved.resolved)
         files = [entry for entry in tree if isinstance(entry, RepoFile)]
-        wanted = filter_repo_objects(files, allow_patterns=list(patterns), key=lambda file: file.path)
-        large = [file for file in wanted if file.lfs is not None and file.size <= MAX_HTTP_DOWNLOAD_SIZE]
+        needed = filter_repo_objects(files, allow_patterns=list(patterns), key=lambda file: file.path)
+        large = [file for file in needed if file.lfs is not None and file.size <= MAX_HTTP_DOWNLOAD_SIZE]
         _patiently(_LargeFiles(name, resolved.resolved, storage / "blobs", large).fetch)
         return Path(snapshot_download(name, revision=resolved, allow_patterns=list(patterns)))
 
@@ -218,8 +218,8 @@ class _LargeFiles:
 
     def _have(self) -> int:
         """Bytes that are there."""
-        places = (place for file in self._files for place in (self._blob(file), self._partial(file)))
-        return sum(place.stat().st_size for place in places if place.exists())
+        paths = (path for file in self._files for path in (self._blob(file), self._partial(file)))
+        return sum(path.stat().st_size for path in paths if path.exists())
 
     def _blob(self, file: RepoFile) -> Path:
         assert file.lfs is not None

@@ -70,20 +70,20 @@ def kv_scales(
             "use fp8_per_token_head or int8_per_token_head, which make their own",
         )
     found = {}
-    here = build.stage.layers(len(config.layers))
-    for layer, its in names.items():
-        if layer not in here:
+    local = build.stage.layers(len(config.layers))
+    for layer, by_kind in names.items():
+        if layer not in local:
             continue
         key, value = (
-            _read(source, its[kind], layer, config, build) if kind in its else None for kind in ("key", "value")
+            _read(source, by_kind[kind], layer, config, build) if kind in by_kind else None for kind in ("key", "value")
         )
         either = key if key is not None else value
         assert either is not None
         found[layer] = (either if key is None else key, either if value is None else value)
     without = sum(layer.cache.kind == "tokens" for layer in config.layers) - len(names)
     if without:
-        what = f"{without} layers" if names else "keys and values"
-        logger.warning("the checkpoint states no scales for %s in fp8: 1.0 is used", what)
+        missing = f"{without} layers" if names else "keys and values"
+        logger.warning("the checkpoint states no scales for %s in fp8: 1.0 is used", missing)
     return found
 
 
@@ -95,11 +95,11 @@ def _names(names: Iterable[str], num_layers: int) -> dict[int, dict[str, str]]:
         if match is None or int(match[1]) >= num_layers:
             continue
         kind = match[2] or match[3]
-        its = found.setdefault(int(match[1]), {})
+        by_kind = found.setdefault(int(match[1]), {})
         if kind != "v":
-            its["key"] = name
+            by_kind["key"] = name
         if kind != "k":
-            its["value"] = name
+            by_kind["value"] = name
     return found
 
 

@@ -69,15 +69,15 @@ class QuantizedFolder:
             return numbers if columns is None else torch.empty_like(numbers).index_copy_(-1, columns, numbers)
         return self.read(name)[part]
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`."""
-        check_shape(name, self.shape(name), slot)
+        check_shape(name, self.shape(name), target)
         if name in self._columns:
             columns = self._columns[name].columns()
             assert columns is not None
-            slot.tensor.copy_(columns)
+            target.tensor.copy_(columns)
         else:
-            slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
+            target.tensor.copy_(self.read(name, target.shard, target.stored))
 
 
 def _tensor_name(name: str, module: StoredModule) -> str:

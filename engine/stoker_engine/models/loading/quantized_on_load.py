@@ -13,29 +13,30 @@ from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.quantized_weights import canonical_method
 
 
-def format_on_load(asked: str | None, stated: str | None) -> GroupFormat | None:
+def format_on_load(requested: str | None, stated: str | None) -> GroupFormat | None:
     """What matrices are quantized into when they are loaded; None: they stay as they are.
 
     Args:
-        asked: ``--quantization``.
+        requested: ``--quantization``.
         stated: by what the checkpoint is quantized; None: by nothing.
 
     Raises:
         ArgumentError: it is quantized otherwise, or what is asked for is nothing that is done when loading.
     """
-    if asked is None or (stated is not None and canonical_method(asked) == canonical_method(stated)):
+    if requested is None or (stated is not None and canonical_method(requested) == canonical_method(stated)):
         return None
     if stated is not None:
         raise ArgumentError(
-            "--quantization", f"{asked} is asked for, and the checkpoint is quantized by {stated} already; leave it out"
+            "--quantization",
+            f"{requested} is asked for, and the checkpoint is quantized by {stated} already; leave it out",
         )
-    if asked not in ON_LOAD:
+    if requested not in ON_LOAD:
         raise ArgumentError(
             "--quantization",
-            f"{asked} is asked for, and the checkpoint is not quantized; when it is loaded it can be, to "
+            f"{requested} is asked for, and the checkpoint is not quantized; when it is loaded it can be, to "
             f"{', '.join(ON_LOAD)}",
         )
-    return ON_LOAD[asked]
+    return ON_LOAD[requested]
 
 
 class QuantizedOnLoad:
@@ -70,13 +71,13 @@ class QuantizedOnLoad:
             return quantized(name, self._numbers.read(name, part), stored)
         return self._numbers.read(name, part, stored)
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`."""
-        if isinstance(slot.stored, GroupFormat):
-            check_shape(name, self.shape(name), slot)
-            slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
+        if isinstance(target.stored, GroupFormat):
+            check_shape(name, self.shape(name), target)
+            target.tensor.copy_(self.read(name, target.shard, target.stored))
         else:
-            self._numbers.read_into(name, slot)
+            self._numbers.read_into(name, target)
 
 
 def quantized(name: str, weights: torch.Tensor, stored: GroupFormat) -> torch.Tensor:

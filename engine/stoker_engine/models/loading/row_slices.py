@@ -1,10 +1,10 @@
-"""Reads of a tensor that several slots share, or whose rows are in another order, what a rank holds of it.
+"""Reads of a tensor that several targets share, or whose rows are in another order, what a rank holds of it.
 
-What takes such a tensor apart only moves its rows about (`MovesRows`). Applied to the rows' numbers instead of the
-rows, it says which rows of the file a slot needs, and in which order:
+What takes such a tensor apart only moves its rows about (`Destination.moves_rows`). Applied to the rows' numbers
+instead of the rows, it says which rows of the file a target needs, and in which order:
 
     rows of the file      0 1 2 3 4 5 6 7         half-split pairs of one head, and the upper half of them:
-    of the whole slot     0 2 4 6 1 3 5 7
+    of the whole target     0 2 4 6 1 3 5 7
     of the rank's part            ─────── 1 3 5 7
 """
 
@@ -25,61 +25,63 @@ def read_rows(
     source: WeightSource,
     name: str,
     parts_of: Callable[[torch.Tensor], Sequence[torch.Tensor]],
-    slots: Sequence[WeightTarget],
+    targets: Sequence[WeightTarget],
 ) -> None:
-    """Fills each of `slots` with its part of the tensor called `name`.
+    """Fills each of `targets` with its part of the tensor called `name`.
 
     Args:
-        parts_of: takes the tensor apart, one part a slot, by moving rows about.
+        parts_of: takes the tensor apart, one part a target, by moving rows about.
 
     Raises:
-        WeightsError: a part has another shape than its slot.
+        WeightsError: a part has another shape than its target.
     """
     shape = source.shape(name)
     leading = shape[:-1] if len(shape) > 1 else shape  # a vector is a row of one number each
     numbers = torch.arange(math.prod(leading)).view(*leading, *[1] * (len(shape) > 1))
     parts = parts_of(numbers)
-    if len(parts) != len(slots):
-        raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(slots)}")
-    wanted = [_rows_of(name, part, shape, slot) for slot, part in zip(slots, parts, strict=True)]
-    for together in _taking_turns([each for each in wanted if each.numbers.numel()]):
+    if len(parts) != len(targets):
+        raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(targets)}")
+    needed = [_rows_of(name, part, shape, target) for target, part in zip(targets, parts, strict=True)]
+    for together in _grouped([each for each in needed if each.numbers.numel()]):
         numbers, order = torch.cat([each.numbers for each in together]).sort()
-        columns, stored = together[0].columns, together[0].slot.stored
+        columns, stored = together[0].columns, together[0].target.stored
         runs = (source.read(name, (*run, *columns), stored) for run in _runs(numbers, leading))
         found = torch.cat([each.flatten(0, len(leading) - 1) for each in runs])
         for each, part in zip(together, order.argsort().split([len(e.numbers) for e in together]), strict=True):
-            each.slot.tensor.copy_(found[part].view(each.slot.tensor.shape))
+            each.target.tensor.copy_(found[part].view(each.target.tensor.shape))
 
 
-class _Wanted(NamedTuple):
-    """What is read for a slot.
+class _NeededRows(NamedTuple):
+    """What is read for a target.
 
     Attributes:
-        numbers: of the rows, as they follow each other in the slot.
+        numbers: of the rows, as they follow each other in the target.
         columns: of each row; empty where a row is a number.
     """
 
-    slot: WeightTarget
+    target: WeightTarget
     numbers: torch.Tensor
     columns: tuple[slice, ...]
 
 
-def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, slot: WeightTarget) -> _Wanted:
+def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, target: WeightTarget) -> _NeededRows:
     if len(shape) == 1:
-        check_shape(name, part.shape, slot)
-        return _Wanted(slot, (part if slot.shard is None else part[slot.shard]).flatten(), ())
+        check_shape(name, part.shape, target)
+        return _NeededRows(target, (part if target.shard is None else part[target.shard]).flatten(), ())
     whole = torch.Size([*part.shape[:-1], shape[-1]])
-    check_shape(name, whole, slot)
-    shard = slot.shard or tuple(slice(0, size) for size in whole)
-    return _Wanted(slot, part[shard[:-1]].flatten(), (shard[-1],))
+    check_shape(name, whole, target)
+    shard = target.shard or tuple(slice(0, size) for size in whole)
+    return _NeededRows(target, part[shard[:-1]].flatten(), (shard[-1],))
 
 
-def _taking_turns(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
-    """`wanted`, in groups whose rows lie among each other's: what lies together is read at once."""
-    together: list[_Wanted] = []
-    for each in wanted:
+def _grouped(needed: Sequence[_NeededRows]) -> Iterator[list[_NeededRows]]:
+    """`needed`, in groups whose rows lie among each other's: what lies together is read at once."""
+    together: list[_NeededRows] = []
+    for each in needed:
         apart = not together or max(int(e.numbers.max()) for e in together) < int(each.numbers.min())
-        if together and (apart or (each.columns, each.slot.stored) != (together[0].columns, together[0].slot.stored)):
+        if together and (
+            apart or (each.columns, each.target.stored) != (together[0].columns, together[0].target.stored)
+        ):
             yield together
             together = []
         together.append(each)

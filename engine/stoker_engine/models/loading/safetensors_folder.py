@@ -115,10 +115,10 @@ class SafetensorsFolder:
             if dtype is not None and not dtype.is_floating_point
         }
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
+    def read_into(self, name: str, target: WeightTarget) -> None:
         """See `WeightSource`."""
-        check_shape(name, self.shape(name), slot)
-        slot.tensor.copy_(self.read(name, slot.shard))
+        check_shape(name, self.shape(name), target)
+        target.tensor.copy_(self.read(name, target.shard))
 
 
 def not_floating(name: str, dtype: str) -> WeightsError:

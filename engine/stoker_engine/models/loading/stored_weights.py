@@ -10,8 +10,8 @@ import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
+from stoker_engine.architectures.weight_names import EVERY_NAME, WeightNames
 from stoker_engine.kernels.cpu.library import cpu_library
-from stoker_engine.models.families.weight_names import WeightNames, moves_rows
 from stoker_engine.models.loading.weight_source import WeightSource
 from stoker_engine.quant.blocks import Blocks
 from stoker_engine.quant.method import LinearMethod
@@ -20,29 +20,29 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 logger = logging.getLogger(__name__)
 
 #: Latent attention computes with it transposed, and a block is part of a row.
-_TURNED: Final = ".k_b.weight"
+_TRANSPOSED: Final = ".k_b.weight"
 
 
 def stored_weights(
-    source: WeightSource, spelling: WeightNames, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    source: WeightSource, weight_names: WeightNames, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> WeightFormats:
     """How the weights of a model of `dtype` on `device` are stored: in blocks where the file's can be computed with.
     The others are dequantized once, when they are loaded."""
     formats = {name: _usable(source.stored(name), dtype, device) for name in source.names()}
     if not any(formats.values()):
         return ALL_NUMBERS
-    slots: dict[str, StoredFormat | None] = {}
+    by_param: dict[str, StoredFormat | None] = {}
     for name, stored in formats.items():
-        canonical = spelling.canonical(name)
-        place = spelling.place(canonical, _EverySlot(), config)
-        if place is None or spelling.is_ignored(canonical, config):
+        canonical = weight_names.canonical(name)
+        destination = weight_names.destination(canonical, EVERY_NAME, config)
+        if destination is None or weight_names.is_ignored(canonical, config):
             continue
-        whole_rows = len(source.shape(name)) > 1 and moves_rows(spelling.makes(canonical), place.split)
-        stays = whole_rows and not any(slot.endswith(_TURNED) for slot in place.slots)
-        slots.update(dict.fromkeys(place.slots, stored if stays else None))
-    found = WeightFormats.of(slots)
-    stored_otherwise = {slot for slot, stored in slots.items() if stored is not None and found.stored(slot) is None}
-    if layers := {slot.split(".")[1] for slot in stored_otherwise}:
+        whole_rows = len(source.shape(name)) > 1 and destination.moves_rows
+        stays = whole_rows and not any(param_name.endswith(_TRANSPOSED) for param_name in destination.param_names)
+        by_param.update(dict.fromkeys(destination.param_names, stored if stays else None))
+    found = WeightFormats.of(by_param)
+    dequantized = {name for name, stored in by_param.items() if stored is not None and found.stored(name) is None}
+    if layers := {name.split(".")[1] for name in dequantized}:
         logger.info("experts of %d layers are not all stored alike, and are dequantized", len(layers))
     return found
 
@@ -56,20 +56,13 @@ def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.devic
     return stored
 
 
-class _EverySlot:
-    """All names: the model's own are not known before it is made. Matrices have one possible place each."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
 def with_formats(
     formats: WeightFormats, otherwise: Callable[[Sequence[str]], LinearMethod]
 ) -> Callable[[Sequence[str]], LinearMethod]:
     """See `Build.linear`: in blocks what is stored so."""
 
-    def method(slots: Sequence[str]) -> LinearMethod:
-        stored = formats.stored(slots[0])
-        return otherwise(slots) if stored is None else Blocks(stored)
+    def method(param_names: Sequence[str]) -> LinearMethod:
+        stored = formats.stored(param_names[0])
+        return otherwise(param_names) if stored is None else Blocks(stored)
 
     return method

@@ -35,8 +35,8 @@ class WeightSource(Protocol):
         """
         ...
 
-    def read_into(self, name: str, slot: WeightTarget) -> None:
-        """Fills `slot` with its part of one tensor, converted to its dtype.
+    def read_into(self, name: str, target: WeightTarget) -> None:
+        """Fills `target` with its part of one tensor, converted to its dtype.
 
         Raises:
             WeightsError: the whole tensor has another shape.
@@ -44,14 +44,14 @@ class WeightSource(Protocol):
         ...
 
 
-def check_shape(name: str, shape: torch.Size, slot: WeightTarget) -> None:
-    """Whether the tensor called `name` in the files is the one that `slot` has a place for.
+def check_shape(name: str, shape: torch.Size, target: WeightTarget) -> None:
+    """Whether the tensor called `name` in the files is the one that `target` has a place for.
 
     Raises:
         WeightsError: its shape is another.
     """
-    if slot.full_shape != shape:
-        raise WeightsError(f"{name} has shape {tuple(shape)}, the model needs {tuple(slot.full_shape)}")
+    if target.full_shape != shape:
+        raise WeightsError(f"{name} has shape {tuple(shape)}, the model needs {tuple(target.full_shape)}")
 
 
 def some(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Strict loading: every slot of the model is filled exactly once, and every tensor of the files is accounted for.
+"""Strict loading: every parameter of the model is filled exactly once, and every tensor of the files is accounted for.
 
 A missing tensor is an error; so is one that nobody asked for, unless the family's description names it.
 """
@@ -14,16 +14,10 @@ import torch
 from stoker_common.errors import WeightsError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.architectures.weight_layout import Transpose
+from stoker_engine.architectures.weight_names import Destination, WeightNames
 from stoker_engine.kernels.blocks import all_finite
-from stoker_engine.models.families.weight_names import (
-    Make,
-    Place,
-    Split,
-    TakesTurns,
-    Transposed,
-    WeightNames,
-    moves_rows,
-)
+from stoker_engine.models.loading.apply_layout import apply_operation, split_fused
 from stoker_engine.models.loading.kv_scales import is_kv_scale
 from stoker_engine.models.loading.load_progress import LoadProgress
 from stoker_engine.models.loading.quantized_on_load import quantized
@@ -39,15 +33,15 @@ class Loadable(Protocol):
 
     config: ModelConfig
 
-    def slots(self) -> dict[str, WeightTarget]:
-        """Every place that a checkpoint must fill, by slot name."""
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """What a checkpoint must fill, by the parameters' names."""
         ...
 
 
 def load_weights(
     model: Loadable,
     source: WeightSource,
-    spelling: WeightNames,
+    weight_names: WeightNames,
     progress: LoadProgress | None = None,
     elsewhere: Container[str] = (),
 ) -> None:
@@ -55,27 +49,27 @@ def load_weights(
 
     Args:
         progress: is told of the bytes that are filled.
-        elsewhere: slots that other stages of a pipeline fill; tensors for these are not read.
+        elsewhere: parameters that other stages of a pipeline have; tensors for these are not read.
 
     Raises:
         WeightsError: tensors are missing, unused, doubled or of another shape; the message names them.
     """
-    slots, config = model.slots(), model.config
-    plan, filled = dict[str, Place](), dict[str, str]()
+    targets, config = model.weight_targets(), model.config
+    plan, filled = dict[str, Destination](), dict[str, str]()
     ignored, unused = list[str](), list[str]()
     stored = frozenset(name for name in source.names() if source.stored(name) is not None)
     for name in source.names():
-        canonical = spelling.canonical(name)
-        place = spelling.place(canonical, slots, config)
-        if place is not None:
-            plan[name] = place
-            for slot in place.slots:
-                if slot in filled:
-                    raise WeightsError(f"weights hold {slot} twice: as {filled[slot]} and as {name}")
-                filled[slot] = name
-        elif is_kv_scale(name) or spelling.place(canonical, elsewhere, config) is not None:
+        canonical = weight_names.canonical(name)
+        destination = weight_names.destination(canonical, targets, config)
+        if destination is not None:
+            plan[name] = destination
+            for param_name in destination.param_names:
+                if param_name in filled:
+                    raise WeightsError(f"weights hold {param_name} twice: as {filled[param_name]} and as {name}")
+                filled[param_name] = name
+        elif is_kv_scale(name) or weight_names.destination(canonical, elsewhere, config) is not None:
             continue
-        elif spelling.is_ignored(canonical, config) or _is_tied_head(canonical, spelling, config):
+        elif weight_names.is_ignored(canonical, config) or _is_tied_head(canonical, weight_names, config):
             ignored.append(name)
         elif _is_order_of(name, stored):  # of a matrix that is dequantized when it is loaded
             continue
@@ -84,7 +78,7 @@ def load_weights(
     zeros = [name for name in unused if _is_bias_of_zeros(name, stored, source)]
     ignored += zeros
     unused = [name for name in unused if name not in zeros]
-    missing = sorted(set(slots) - set(filled))
+    missing = sorted(set(targets) - set(filled))
     if missing:
         raise WeightsError(f"weights lack {len(missing)} tensors the model needs: {some(missing)}")
     if unused:
@@ -92,37 +86,41 @@ def load_weights(
     if ignored:
         logger.info("not needed and left out: %d tensors (%s)", len(ignored), some(ignored))
     progress = progress or LoadProgress()
-    progress.begin(sum(slot.tensor.nbytes for slot in slots.values()))
-    for name, place in plan.items():
-        targets = [slots[slot] for slot in place.slots]
+    progress.begin(sum(target.tensor.nbytes for target in targets.values()))
+    for name, destination in plan.items():
+        filled_by_it = [targets[param_name] for param_name in destination.param_names]
         if name.endswith(_COLUMNS):
-            for target in targets:  # what was stored together has one order
+            for target in filled_by_it:  # what was stored together has one order
                 _read_into(source, name, target)
             continue
-        _fill(source, name, spelling.makes(spelling.canonical(name)), place.split, targets, config)
-        for target in targets:
-            _check_slot(name, target)
+        _fill(source, name, destination, filled_by_it, config)
+        for target in filled_by_it:
+            _check_values(name, target)
             progress.add(target.tensor.nbytes)
 
 
-def _read_into(source: WeightSource, name: str, slot: WeightTarget) -> None:
-    """Fills `slot`; reads nothing where nothing of the weight is here."""
-    if slot.is_empty:
-        check_shape(name, source.shape(name), slot)
+def _read_into(source: WeightSource, name: str, target: WeightTarget) -> None:
+    """Fills `target`; reads nothing where nothing of the weight is here."""
+    if target.is_empty:
+        check_shape(name, source.shape(name), target)
     else:
-        source.read_into(name, slot)
+        source.read_into(name, target)
 
 
-def _here(slots: list[WeightTarget], shape: torch.Size, split: Split | None) -> tuple[list[WeightTarget], Part | None]:
-    """Of a tensor that `split` takes apart: the slots of which something is here, and the part that they lie in."""
-    here = [index for index, slot in enumerate(slots) if not slot.is_empty]
-    if not isinstance(split, TakesTurns) or len(here) == len(slots) or not here:
-        return slots, None
-    first, stop = here[0], here[-1] + 1
-    if shape[0] * first % len(slots) or shape[0] * stop % len(slots):
-        return slots, None
-    run = slice(shape[0] * first // len(slots), shape[0] * stop // len(slots))
-    return slots[first:stop], (run, *(slice(0, size) for size in shape[1:]))
+def _local_part(
+    targets: list[WeightTarget], shape: torch.Size, destination: Destination
+) -> tuple[list[WeightTarget], Part | None]:
+    """Of a stack of experts: the targets from the first to the last of which this rank has something, and the part of
+    the tensor that these lie in; None: all of it."""
+    local = [index for index, target in enumerate(targets) if not target.is_empty]
+    by_expert = destination.fused is not None and destination.fused.is_by_expert and not destination.operations
+    if not by_expert or len(local) == len(targets) or not local:
+        return targets, None
+    first, stop = local[0], local[-1] + 1
+    if shape[0] * first % len(targets) or shape[0] * stop % len(targets):
+        return targets, None
+    run = slice(shape[0] * first // len(targets), shape[0] * stop // len(targets))
+    return targets[first:stop], (run, *(slice(0, size) for size in shape[1:]))
 
 
 def check_finite(name: str, weights: torch.Tensor) -> None:
@@ -141,62 +139,63 @@ def check_finite(name: str, weights: torch.Tensor) -> None:
         )
 
 
-def _check_slot(name: str, slot: WeightTarget) -> None:
-    if slot.is_empty:
+def _check_values(name: str, target: WeightTarget) -> None:
+    if target.is_empty:
         return
-    if slot.stored is None:
-        if slot.tensor.is_floating_point():
-            check_finite(name, slot.tensor)
-    elif not all_finite(slot.tensor, slot.stored, slot.inner):
-        raise WeightsError(f"{name} holds nan or infinity as {slot.stored.name}: the file is damaged; fetch it again")
+    if target.stored is None:
+        if target.tensor.is_floating_point():
+            check_finite(name, target.tensor)
+    elif not all_finite(target.tensor, target.stored, target.inner):
+        raise WeightsError(f"{name} holds nan or infinity as {target.stored.name}: the file is damaged; fetch it again")
 
 
 def _fill(
     source: WeightSource,
     name: str,
-    makes: list[Make],
-    split: Split | None,
-    slots: list[WeightTarget],
+    destination: Destination,
+    targets: list[WeightTarget],
     config: ModelConfig,
 ) -> None:
-    """Fills `slots` with the tensor called `name` in the files, once `makes` and then `split` have been applied to it.
+    """Fills `targets`, those of `destination`, with the tensor called `name` in the files.
 
     Raises:
         WeightsError: its shape does not fit.
     """
 
+    operations, fused = destination.operations, destination.fused
+
     def parts_of(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         try:
-            for make in makes:
-                tensor = make(tensor, config)
-            return [tensor] if split is None else split(tensor, slots, config)
+            for operation in operations:
+                tensor = apply_operation(operation, tensor, config)
+            return [tensor] if fused is None else split_fused(fused, tensor, targets, config)
         except WeightsError as error:
             raise WeightsError(f"{name}: {error}") from None
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise WeightsError(f"{name} has shape {tuple(source.shape(name))}, which cannot be: {error}") from error
 
-    in_blocks = any(slot.stored for slot in slots)
-    if split is None and all(isinstance(make, Transposed) for make in makes) and not (makes and in_blocks):
-        (slot,) = slots
-        for make in reversed(makes):
-            assert isinstance(make, Transposed)
-            slot = slot.transpose(make.first, make.second)
-        _read_into(source, name, slot)
-    elif (in_blocks or any(slot.shard for slot in slots)) and moves_rows(makes, split):
-        read_rows(source, name, parts_of, slots)
+    in_blocks = any(target.stored for target in targets)
+    transposes = [operation for operation in operations if isinstance(operation, Transpose)]
+    if fused is None and len(transposes) == len(operations) and not (operations and in_blocks):
+        (target,) = targets
+        for transpose in reversed(transposes):
+            target = target.transpose(transpose.first, transpose.second)
+        _read_into(source, name, target)
+    elif (in_blocks or any(target.shard for target in targets)) and destination.moves_rows:
+        read_rows(source, name, parts_of, targets)
     else:
-        slots, part_here = _here(slots, source.shape(name), split if not makes else None)
-        parts = parts_of(source.read(name, part_here))
-        if len(parts) != len(slots):
-            raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(slots)}")
-        for slot, part in zip(slots, parts, strict=True):
-            check_shape(name, part.shape, slot)
-            if slot.is_empty:
+        targets, local_part = _local_part(targets, source.shape(name), destination)
+        parts = parts_of(source.read(name, local_part))
+        if len(parts) != len(targets):
+            raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(targets)}")
+        for target, part in zip(targets, parts, strict=True):
+            check_shape(name, part.shape, target)
+            if target.is_empty:
                 continue
-            numbers = slot.part_of(part)
+            numbers = target.part_of(part)
             # Rows that the files do not have as such stay in no blocks of theirs; they are quantized here.
-            assert slot.stored is None or isinstance(slot.stored, GroupFormat)
-            slot.tensor.copy_(numbers if slot.stored is None else quantized(name, numbers, slot.stored))
+            assert target.stored is None or isinstance(target.stored, GroupFormat)
+            target.tensor.copy_(numbers if target.stored is None else quantized(name, numbers, target.stored))
 
 
 #: The order of a quantized matrix's columns.
@@ -215,6 +214,6 @@ def _is_bias_of_zeros(name: str, stored: Collection[str], source: WeightSource) 
     return matrix != name and f"{matrix}.weight" in stored and not bool(source.read(name).any())
 
 
-def _is_tied_head(name: str, spelling: WeightNames, config: ModelConfig) -> bool:
+def _is_tied_head(name: str, weight_names: WeightNames, config: ModelConfig) -> bool:
     """Whether this is a copy of the embedding."""
-    return config.tie_word_embeddings and name == f"{spelling.names.get('lm_head')}.weight"
+    return config.tie_word_embeddings and name == f"{weight_names.names.get('lm_head')}.weight"

@@ -1,0 +1,53 @@
+"""BLOOM: attention that fades with distance (ALiBi) instead of knowing positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.decoder_config import DecoderConfig, EmbeddingConfig
+from stoker_engine.architectures.families.family import Family, GGUFFamily
+from stoker_engine.architectures.families.naming import QKV
+from stoker_engine.architectures.families.reading import alibi_slopes, alike, attention, layer_norm, mlp, refuse
+from stoker_engine.architectures.weight_layout import Fused, Split
+from stoker_engine.architectures.weight_names import WeightNames
+
+
+def _bloom(c: Fields) -> DecoderConfig:
+    refuse(c, apply_residual_connection_post_layernorm=False)
+    heads = attention(c, qkv_bias=True, out_bias=True)
+    heads = replace(heads, alibi_slopes=alibi_slopes(heads.num_heads))
+    layers = alike(c, heads, mlp(c, gated=False, bias=True))
+    return DecoderConfig(layer_norm(c), layers, embedding=EmbeddingConfig(norm=True))
+
+
+_BLOOM: Final = {
+    "vocab_size": 250_880,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 2048,
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+}
+
+_WEIGHTS: Final = WeightNames(
+    names={
+        "embed": "transformer.word_embeddings",
+        "embed_norm": "transformer.word_embeddings_layernorm",
+        "layers.{i}.input_norm": "transformer.h.{i}.input_layernorm",
+        "layers.{i}.o": "transformer.h.{i}.self_attention.dense",
+        "layers.{i}.pre_mlp_norm": "transformer.h.{i}.post_attention_layernorm",
+        "layers.{i}.up": "transformer.h.{i}.mlp.dense_h_to_4h",
+        "layers.{i}.down": "transformer.h.{i}.mlp.dense_4h_to_h",
+        "final_norm": "transformer.ln_f",
+        "lm_head": "lm_head",
+    },
+    fused={"transformer.h.{i}.self_attention.query_key_value": Fused(QKV, Split.KV_HEADS)},
+    renames=((r"^(word_embeddings|word_embeddings_layernorm|h|ln_f)\.", r"transformer.\1."),),
+)
+
+BLOOM: Final = Family("bloom", _bloom, _BLOOM, weight_names=_WEIGHTS, gguf=GGUFFamily("bloom", "BloomForCausalLM"))

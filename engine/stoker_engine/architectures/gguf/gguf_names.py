@@ -1,0 +1,87 @@
+"""How GGUF files spell weights: one vocabulary for all families (that of the ``gguf`` library's tensor name maps).
+
+What llama.cpp's converter changes on the way is undone here: it moves the queries' and keys' rows of Llama's relatives
+from half-split to neighbouring pairs, splits or joins matrices, and adds Gemma's offset to norm weights (which is
+how we want them).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stoker_engine.architectures.families.family import GGUFFamily
+from stoker_engine.architectures.families.naming import QKV, expert_stack
+from stoker_engine.architectures.gguf.gguf_metadata import Metadata
+from stoker_engine.architectures.weight_layout import Fused, HalfSplitPairs, Operation, Split, ToRow, Transpose
+from stoker_engine.architectures.weight_names import WeightNames
+
+_NAMES: Final = {
+    "embed": "token_embd",
+    "embed_norm": "token_embd_norm",
+    "positions": "position_embd",
+    "final_norm": "output_norm",
+    "lm_head": "output",
+    "layers.{i}.input_norm": "blk.{i}.attn_norm",
+    "layers.{i}.q": "blk.{i}.attn_q",
+    "layers.{i}.k": "blk.{i}.attn_k",
+    "layers.{i}.v": "blk.{i}.attn_v",
+    "layers.{i}.o": "blk.{i}.attn_output",
+    "layers.{i}.q_norm": "blk.{i}.attn_q_norm",
+    "layers.{i}.k_norm": "blk.{i}.attn_k_norm",
+    "layers.{i}.sinks": "blk.{i}.attn_sinks.weight",
+    "layers.{i}.post_attention_norm": "blk.{i}.post_attention_norm",
+    "layers.{i}.pre_mlp_norm": "blk.{i}.ffn_norm",
+    "layers.{i}.gate": "blk.{i}.ffn_gate",
+    "layers.{i}.up": "blk.{i}.ffn_up",
+    "layers.{i}.down": "blk.{i}.ffn_down",
+    "layers.{i}.post_mlp_norm": "blk.{i}.post_ffw_norm",
+    "layers.{i}.router": "blk.{i}.ffn_gate_inp",
+    "layers.{i}.router.correction_bias": "blk.{i}.exp_probs_b.bias",
+    "layers.{i}.shared.gate": "blk.{i}.ffn_gate_shexp",
+    "layers.{i}.shared.up": "blk.{i}.ffn_up_shexp",
+    "layers.{i}.shared.down": "blk.{i}.ffn_down_shexp",
+    "layers.{i}.shared_gate": "blk.{i}.ffn_gate_inp_shexp",
+    "layers.{i}.q_a": "blk.{i}.attn_q_a",
+    "layers.{i}.q_a_norm": "blk.{i}.attn_q_a_norm",
+    "layers.{i}.q_b": "blk.{i}.attn_q_b",
+    "layers.{i}.kv_a": "blk.{i}.attn_kv_a_mqa",
+    "layers.{i}.kv_a_norm": "blk.{i}.attn_kv_a_norm",
+    "layers.{i}.k_b": "blk.{i}.attn_k_b",
+    "layers.{i}.v_b": "blk.{i}.attn_v_b",
+}
+
+_FUSED: Final = {
+    "blk.{i}.attn_qkv": Fused(QKV, Split.ROWS),
+    "blk.{i}.attn_kv_b": Fused(("layers.{i}.k_b", "layers.{i}.v_b"), Split.LATENT_HEADS),
+    **{f"blk.{{i}}.ffn_{part}_exps.weight": expert_stack(part) for part in ("gate", "up", "down")},
+    **{
+        f"blk.{{i}}.ffn_{part}_exps.bias": expert_stack(part, split=Split.EACH_ROW, of="bias")
+        for part in ("gate", "up", "down")
+    },
+}
+
+#: Read with the config, not as weights.
+_IGNORED: Final = (r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$")
+
+_OPERATIONS: Final[dict[str, Operation]] = {
+    r"\.attn_k_b\.weight$": Transpose(1, 2),  # keys of latent attention are stored so that they multiply queries
+    r"\.ffn_gate_inp_shexp\.weight$": ToRow(),  # a gate over the shared experts is stored as a vector
+}
+
+#: For families whose rotary pairs llama.cpp wants to be neighbours.
+_ROTATED: Final[dict[str, Operation]] = {
+    r"\.attn_q\.(weight|bias)$": HalfSplitPairs("num_attention_heads"),
+    r"\.attn_k\.(weight|bias)$": HalfSplitPairs("num_key_value_heads"),
+}
+
+
+def gguf_weight_names(family: GGUFFamily, metadata: Metadata) -> WeightNames:
+    """A file's weight names: the vocabulary, with its family's exceptions."""
+    names = {**_NAMES, **family.names(metadata)}
+    return WeightNames(
+        names={ours: theirs for ours, theirs in names.items() if theirs not in family.fused},
+        fused={**_FUSED, **family.fused},
+        operations=_OPERATIONS | (_ROTATED if family.rotated else {}),
+        ignored=_IGNORED,
+        layer=r"^blk\.(\d+)\.",
+    )

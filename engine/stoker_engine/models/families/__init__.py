@@ -1,1 +1,0 @@
-"""Families' weight names: which tensor of a checkpoint fills which parameter."""
