@@ -14,7 +14,7 @@ from stoker_engine.contract import names
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.models.loading.kv_scales import LayerScales
 
-from ..kernels.each_level import each_level
+from ..kernels.each_isa import each_isa
 from .conftest import Sequences, run
 
 KV_CACHE_DTYPES = [name for name in names.KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
@@ -38,7 +38,7 @@ LENGTHS = [1, 16, 65, 200, 130, 47]
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def backend(request: pytest.FixtureRequest) -> CpuBackend:
     """The kernels of one level; those that are not this processor's best take a compilation more."""
     return CpuBackend(load(request.param))

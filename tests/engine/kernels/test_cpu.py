@@ -26,7 +26,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 
 from ...support.engine.gguf_random import random_blocks
-from .each_level import each_level
+from .each_isa import each_isa
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
@@ -35,7 +35,7 @@ EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
 By = Callable[[Kernels, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)

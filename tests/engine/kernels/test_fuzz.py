@@ -39,7 +39,7 @@ from stoker_engine.kernels.panels import PANEL
 
 from ...support.engine.gguf_random import random_blocks
 from ..attention.conftest import Sequences, run
-from .each_level import each_level
+from .each_isa import each_isa
 from .group_random import random_groups, some_formats
 from .stored_random import IN_PANELS, random_stored, whole_numbers
 
@@ -66,7 +66,7 @@ rows = st.integers(1, 40)
 widths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 255, 256, 257, 511, 576]))
 
 
-@pytest.fixture(scope="module", params=each_level())
+@pytest.fixture(scope="module", params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level."""
     return load(request.param)

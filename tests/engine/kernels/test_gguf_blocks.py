@@ -17,7 +17,7 @@ from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear as dense_linear
 
 from ...support.engine.gguf_random import SCALES, numbers, random_blocks, same
-from .each_level import each_level
+from .each_isa import each_isa
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -25,7 +25,7 @@ each_format = pytest.mark.parametrize("format", GGUF_FORMATS.values(), ids=lambd
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)

@@ -24,7 +24,7 @@ from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear as dense_linear
 from stoker_engine.kernels.reference import REFERENCE
 
-from .each_level import each_level
+from .each_isa import each_isa
 from .group_random import CODES, GROUPS, SCALES, Drawn, name_of, random_groups, some_formats
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -32,7 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)

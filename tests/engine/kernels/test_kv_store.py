@@ -13,13 +13,13 @@ from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.cpu.library import load
 
 from ..attention.conftest import Sequences, kept, run
-from .each_level import each_level
+from .each_isa import each_isa
 
 SHAPE = AttentionShape(num_heads=2, num_kv_heads=2, head_dim=40, value_head_dim=40, scale=1.0)
 QUANTIZED = ["fp8", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"]
 
 
-@pytest.fixture(params=[pytest.param("sdpa", id="sdpa"), *each_level()])
+@pytest.fixture(params=[pytest.param("sdpa", id="sdpa"), *each_isa()])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """The reference, and the kernels of each level."""
     return SdpaBackend() if request.param == "sdpa" else CpuBackend(load(request.param))

@@ -19,12 +19,12 @@ from stoker_engine.kernels.int8_activations import block_of, int8_activations
 from stoker_engine.kernels.panels import PANEL, packed
 
 from ...support.engine.gguf_random import SCALES, same
-from .each_level import each_level
+from .each_isa import each_isa
 from .group_random import CODES
 from .stored_random import GGUF_IN_PANELS, IN_PANELS, id_of, random_stored, whole_numbers
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level."""
     return load(request.param)

@@ -185,8 +185,8 @@ def test_ranks_do_not_stray() -> None:
 @pytest.mark.parametrize(
     "driver, driven, says",
     [
-        ("pool.cpp", "common/threads.cpp", "every piece was computed once\n"),
-        ("ranks.cpp", "comm/shared_ranks.cpp", "every result was right\n"),
+        ("drive_thread_pool.cpp", "common/threads.cpp", "every piece was computed once\n"),
+        ("drive_shm_collectives.cpp", "comm/shm_collectives.cpp", "every result was right\n"),
     ],
 )
 def test_threads_do_not_race(tmp_path: Path, driver: str, driven: str, says: str, broken: bool) -> None:

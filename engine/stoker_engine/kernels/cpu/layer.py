@@ -49,11 +49,11 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Placed(ctypes.Structure):
-    _fields_ = (("layer", _POINTER), ("group", _LONG), ("angles", _LONG))
+class _LayerEntry(ctypes.Structure):
+    _fields_ = (("layer", _POINTER), ("group", _LONG), ("cos_sin", _LONG))
 
 
-class _Angles(ctypes.Structure):
+class _RopeCosSin(ctypes.Structure):
     _fields_ = (("cos", _POINTER), ("sin", _POINTER))
 
 
@@ -108,13 +108,13 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
     groups = {each.group for each in of}
     pairs = {each.cos_sin: each.pairs for each in of if each.cos_sin is not None}
     assert all(pairs[each.cos_sin] == each.pairs if each.cos_sin is not None else each.pairs == 0 for each in of)
-    placed = (_Placed * count)(
+    entries = (_LayerEntry * count)(
         *(
-            _Placed(ctypes.addressof(call), each.group, -1 if each.cos_sin is None else each.cos_sin)
+            _LayerEntry(ctypes.addressof(call), each.group, -1 if each.cos_sin is None else each.cos_sin)
             for call, each in zip(calls, of, strict=True)
         )
     )
-    function, pointer, size = library.stoker_layers, ctypes.addressof(placed), ctypes.sizeof(_Placed)
+    function, pointer, size = library.stoker_layers, ctypes.addressof(entries), ctypes.sizeof(_LayerEntry)
 
     # The structures and the tensors are kept with their addresses.
     def run(
@@ -122,7 +122,7 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
         steps: ctypes.Array[AttentionStep],
         cos_sin: Sequence[tuple[torch.Tensor, torch.Tensor]],
         rows: torch.Tensor | None,
-        _: object = (calls, placed, of),
+        _: object = (calls, entries, of),
     ) -> torch.Tensor:
         tokens = len(x)
         assert x.dtype == dtype and x.is_contiguous() and x.shape[1] == hidden
@@ -131,7 +131,7 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
             cos, sin = cos_sin[kind]
             assert cos.shape == sin.shape == (tokens, 1, its) and cos.dtype == sin.dtype == dtype
             assert cos.is_contiguous() and sin.is_contiguous()
-        rotated = (_Angles * len(cos_sin))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
+        rotated = (_RopeCosSin * len(cos_sin))(*(_RopeCosSin(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
         given = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr()
         at, left = pointer, count
         while tokens > _AT_ONCE and left > 1:

@@ -20,7 +20,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ct
 
 _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
-    "stoker_product": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
+    "stoker_linear": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
     "stoker_has_panels": (),
     "stoker_pack_panels": (_POINTER, _LONG, _LONG),
     "stoker_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
@@ -44,12 +44,12 @@ _ARGUMENTS = {
     "stoker_layers": (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),
     "stoker_rotary": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG),
-    "stoker_angles": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
+    "stoker_rope_cos_sin": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_activation": (_INT, _INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
-    "stoker_ranks_sum": (_POINTER, _INT, _POINTER, _LONG),
-    "stoker_ranks_widths": (_POINTER, _INT, _LONG, _POINTER),
-    "stoker_ranks_gather": (_POINTER, _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER),
-    "stoker_ranks_broadcast": (_POINTER, _INT, _POINTER, _LONG),
+    "stoker_shm_all_reduce": (_POINTER, _INT, _POINTER, _LONG),
+    "stoker_shm_gather_widths": (_POINTER, _INT, _LONG, _POINTER),
+    "stoker_shm_all_gather": (_POINTER, _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER),
+    "stoker_shm_broadcast": (_POINTER, _INT, _POINTER, _LONG),
     "stoker_clamped_swiglu": (_INT, _FLOAT, _FLOAT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
 }
 

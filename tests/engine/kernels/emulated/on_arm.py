@@ -116,7 +116,7 @@ def _load(isa: isa.Isa) -> Emulated:
     return _emulated
 
 
-isa._LEVELS = dict.fromkeys(isa._LEVELS, (_NEON,))  # type: ignore[attr-defined]
+isa._ISAS = dict.fromkeys(isa._ISAS, (_NEON,))  # type: ignore[attr-defined]
 library.load = _load  # type: ignore[assignment]
 library.library = functools.cache(lambda: _emulated)  # type: ignore[assignment]
 

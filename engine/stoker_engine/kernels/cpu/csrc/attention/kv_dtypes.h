@@ -137,10 +137,10 @@ inline void to_floats(float* to, const S* from, long count) {
   if constexpr (sizeof(S) == 1) {
     for (long d = 0; d < count; d += 2 * LANES) {
       const WordVec pairs = count - d >= 2 * LANES ? words(from + d) : words_part(from + d, count - d);
-      bf16 numbers[2 * LANES];
-      memcpy(numbers, &pairs, sizeof numbers);
-      store(to + d, load(numbers));
-      if (count - d > LANES) store(to + d + LANES, load(numbers + LANES));
+      bf16 elements[2 * LANES];
+      memcpy(elements, &pairs, sizeof elements);
+      store(to + d, load(elements));
+      if (count - d > LANES) store(to + d + LANES, load(elements + LANES));
     }
   } else {
     for (long d = 0; d < count; d += LANES) store(to + d, load_up_to(from + d, count - d));

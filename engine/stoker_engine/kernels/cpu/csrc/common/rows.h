@@ -17,4 +17,4 @@ inline void store_up_to(T* to, Vec v, long count) {
 }
 
 // Below so many numbers, waking other threads costs more than they save.
-constexpr long WORTH_SHARING = 32768;
+constexpr long GRAIN_SIZE = 32768;

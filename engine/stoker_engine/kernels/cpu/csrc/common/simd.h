@@ -13,9 +13,9 @@
 // Of a function whose sums stay in registers: all that it calls becomes part of it. Compilers leave a call where they find a
 // lambda too large, and then all registers go through memory around it. Under sanitizers that would take minutes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define INLINED_INTO
+#define FLATTEN
 #else
-#define INLINED_INTO __attribute__((flatten))
+#define FLATTEN __attribute__((flatten))
 #endif
 
 #if defined(__AVX512F__)
@@ -130,21 +130,21 @@ inline float max_of(Vec v) {
 // N vectors, each brought to one number by an operation on two: lane i of the result has that of v[i % N]. The lanes of
 // all of them meet in the same order.
 template <int N, int BY = 1, class Operation>
-inline Vec each_of(const Vec* v, Operation of) {
-  const auto beside = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
+inline Vec reduce_each(const Vec* v, Operation of) {
+  const auto exchanged = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
   if constexpr (N == 1) {
     Vec all = v[0];
-    for (int by = BY; by < LANES; by *= 2) all = of(all, beside(all, by));
+    for (int by = BY; by < LANES; by *= 2) all = of(all, exchanged(all, by));
     return all;
   } else {
     IntVec second;
     for (int i = 0; i < LANES; i++) second[i] = i & BY ? -1 : 0;
     Vec half[N / 2];
     for (int i = 0; i < N / 2; i++) {
-      const Vec one = v[2 * i], other = v[2 * i + 1];
-      half[i] = of(second ? other : one, beside(second ? one : other, BY));
+      const Vec even = v[2 * i], odd = v[2 * i + 1];
+      half[i] = of(second ? odd : even, exchanged(second ? even : odd, BY));
     }
-    return each_of<N / 2, 2 * BY>(half, of);
+    return reduce_each<N / 2, 2 * BY>(half, of);
   }
 }
 
@@ -161,9 +161,9 @@ inline Vec exp_polynomial(Vec r) {
 #if defined(__AVX512F__)
 // Each number × 2ⁿ, n rounded down; 0 where x is less than `least`. Below that the product would be too small for a normal
 // float, and Intel's processors take 100 ns for one vector of such, sixty times as long as for others.
-inline Vec scaled_from(float least, Vec x, Vec number, Vec n) {
+inline Vec scaled_from(float least, Vec x, Vec element, Vec n) {
   const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_NLT_UQ);
-  return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)number, (__m512)n);
+  return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)element, (__m512)n);
 }
 #endif
 
@@ -260,8 +260,8 @@ inline Vec sums_of(const Vec* v) {
       across[lane] = lane ^ HALF;
     }
     for (int i = 0; i < HALF; i++) {  // blends and one shuffle within a register, which cost less than shuffles of two
-      const Vec own = low ? v[i] : v[i + HALF], other = low ? v[i + HALF] : v[i];
-      folded[i] = own + __builtin_shuffle(other, across);
+      const Vec kept = low ? v[i] : v[i + HALF], moved = low ? v[i + HALF] : v[i];
+      folded[i] = kept + __builtin_shuffle(moved, across);
     }
     return sums_of<HALF>(folded);
   }

@@ -35,8 +35,8 @@ class Pool {
   void share(long count, void (*work)(void*, Pieces&), void* context) {
     Pieces pieces(count);
     // Another engine in this process may be at work: then this one does without help.
-    std::unique_lock<std::mutex> mine(caller_, std::try_to_lock);
-    if (!mine || helpers_ == 0 || count < 2) return work(context, pieces);
+    std::unique_lock<std::mutex> collective(caller_, std::try_to_lock);
+    if (!collective || helpers_ == 0 || count < 2) return work(context, pieces);
     work_ = work, context_ = context, pieces_ = &pieces;
     state_.store(OPEN, std::memory_order_release);
     jobs_.fetch_add(1);

@@ -39,8 +39,8 @@ void parallel(long count, Body body) {
 
 // Calls body(i) for i = 0 … count - 1; where it is not worth sharing, here.
 template <class Body>
-void parallel_for(bool worth_sharing, long count, Body body) {
-  if (!worth_sharing) {
+void parallel_for(bool is_parallel, long count, Body body) {
+  if (!is_parallel) {
     for (long i = 0; i < count; i++) body(i);
     return;
   }

@@ -32,13 +32,13 @@ struct GroupsOf8Bits {
 inline long block_of(const groups::Layout& layout) {
   for (long block : {256, 128})  // of 64, scaling them costs what adding them up saves
     if (layout.groups == 1 || layout.group % block == 0) return block;
-  return EightBits::NUMBERS;
+  return Int8Group::SIZE;
 }
 
 // Panels of one kind of codes, as they lie in memory. OFFSET: there may be zero points.
 template <class Codes, bool OFFSET, bool BLOCKS>
-struct PackedGroups : KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < EightBits::NUMBERS> {
-  using Kind = KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < EightBits::NUMBERS>;
+struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE> {
+  using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE>;
   static constexpr int ZERO = Codes::ZERO;
 
   Codes kind;
@@ -55,7 +55,7 @@ struct PackedGroups : KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < 
       : kind(layout), at((const uint8_t*)w), block_size(block_of(layout)), bytes(layout.bytes() * PANEL), scale(layout.scale),
         has_zeros(layout.has_zeros), scale_bytes(layout.scale_bytes() * PANEL), zeros_at(layout.zeros() * PANEL),
         codes_at(layout.codes() * PANEL),
-        groups_in_a_unit(((1ull << 32) * EightBits::NUMBERS + layout.group - 1) / layout.group) {}
+        groups_in_a_unit(((1ull << 32) * Int8Group::SIZE + layout.group - 1) / layout.group) {}
 
   const char* begin(long panel) const { return (const char*)(at + panel * bytes); }
   PackedGroups from(long panel) const {

@@ -16,21 +16,21 @@ constexpr long MAX_RANKS = 64;
 enum Operation : int32_t { SUM, GATHER, PARTS, BROADCAST };
 
 // What a rank does in a round; all must do the same, but for the bytes of GATHER.
-struct Doing {
+struct Collective {
   int32_t operation, dtype;
   int64_t rows, row_bytes;
 };
 
-struct Desk {
+struct RankHeader {
   alignas(128) std::atomic<uint32_t> round;  // the last one that the rank has come to; others sleep on it
   std::atomic<uint32_t> sleepers;            // how many do
-  Doing doing[2];
+  Collective collectives[2];
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "it must work between processes");
-static_assert(sizeof(Desk) == 128, "the size of the region is counted in Python too");
+static_assert(sizeof(RankHeader) == 128, "the size of the region is counted in Python too");
 
 // What went wrong; nothing may be asked of these ranks afterwards.
-enum Trouble : int64_t { NONE, LATE, DIFFERENT };
+enum Failure : int64_t { NONE, TIMEOUT, MISMATCH };
 
 // One of the ranks. It lies in memory of its own, and is only used by one thread at a time.
 struct Member {
@@ -39,8 +39,8 @@ struct Member {
   int64_t slot_bytes;  // a multiple of 128
   int64_t spin_ns, timeout_ns;
   int64_t round;
-  int64_t trouble;
-  uint64_t late;    // LATE: a bit for each rank that did not come
-  int64_t culprit;  // DIFFERENT: the first rank that does something else
-  Doing mine, theirs;
+  int64_t failure;
+  uint64_t late_ranks;    // LATE: a bit for each rank that did not come
+  int64_t mismatched_rank;  // DIFFERENT: the first rank that does something else
+  Collective collective, other_collective;
 };

@@ -13,7 +13,7 @@ from stoker_engine.kernels.cpu.isa import usable_isas
 _DRAWN: Final = "avx2"
 
 
-def each_level() -> list[Any]:
+def each_isa() -> list[Any]:
     """Parameters: the widest level, and the others as slow tests."""
     return [
         pytest.param(isa, id=isa.name, marks=[pytest.mark.slow(drawn=isa.name == _DRAWN)] * (n > 0))
