@@ -13,7 +13,7 @@ namespace {
 constexpr long STEP_WEIGHT = 16;    // of two products of tiles, and of loading them
 constexpr long SOFTMAX_WEIGHT = 9;  // of ROWS rows and LANES keys
 
-// Up to 16 queries, [rows][words] of two numbers each → [words][16], a multiple of 16 words.
+// Up to 16 queries, [rows][words] of two elements each → [words][16], a multiple of 16 words.
 inline void transpose_queries(const uint32_t* queries, long rows, long words, uint32_t* to) {
   for (long w = 0; w < words; w += TILE_WORDS) {
     WordVec block[TILE_COLUMNS] = {};
@@ -43,7 +43,7 @@ inline void transpose_scores(const float* from, Vec* to) {
   to[2] = (Vec)_mm512_unpacklo_pd(c, d), to[3] = (Vec)_mm512_unpackhi_pd(c, d);
 }
 
-// Scores of a tile's first `keys` keys, a multiple of 32, by rows `first` … `first` + `count` - 1 of what `transpose_queries` turned.
+// Scores of a tile's first `keys` keys, a multiple of 32, by rows `first` … `first` + `count` - 1 of transposed queries.
 // `keys_from(j)` is where 16 keys from j on lie, `stride` bytes apart, or null if no row sees one of these: what they are
 // given is not looked at. For the unit set for `count` rows and 16.
 template <class KeysFrom>

@@ -7,7 +7,7 @@
 // not on the chunk it is computed in, not on the number of threads.
 //
 // What is stored in 8 bits stands for itself times a scale: scores are multiplied by those of keys, and weights by those
-// of values, so that numbers are multiplied as they are stored.
+// of values, so that elements are multiplied as they are stored.
 //
 // Work is shared by (sequence, key head, tile of queries); decodes of long sequences are shared by parts too, which those
 // of them that have a prefix in common read together (cascade).
@@ -27,8 +27,8 @@ constexpr long MAX_STATE_BYTES = 32 << 20;
 // foresee.
 constexpr long MIN_ITEMS_PER_THREAD = 8;
 
-// The pieces of a thread, so many neighbours `num_adjacent`. It knows its next one early, so that what that needs can be fetched
-// meanwhile; but for the last ones, which are whoever's comes first.
+// The pieces of a thread, `num_adjacent` neighbours at a time. It knows its next one early, so that what that needs can be fetched
+// meanwhile; but for the last ones, which go to the first thread that is free.
 class PieceQueue {
  public:
   PieceQueue(Pieces& pieces, long num_adjacent) : pieces_(pieces), num_adjacent_(num_adjacent) { advance(); }

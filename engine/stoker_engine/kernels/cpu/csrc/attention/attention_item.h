@@ -1,6 +1,6 @@
 // Some queries of one sequence against the keys of one head: what a thread of attention.cpp works on.
 //
-// How numbers are multiplied is one of two ways:
+// How elements are multiplied is one of two ways:
 //
 //   Singles<K>   queries, weights and values as floats; keys K in words of one float or two bf16
 //   Pairs        all as bf16, two products and their sum at a time: weights are rounded to it, sums stay floats.
@@ -62,8 +62,8 @@ struct Workspace {
   mutable TileUnit unit;
 #endif
   float* queries;           // [rows][depth], padded with 0; of pairs words [rows][depth / 2]
-  uint32_t* columns;        // [depth / 2][16]: these words of up to 16 rows, turned
-  uint32_t* keys;           // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
+  uint32_t* columns;        // [depth / 2][16]: these words of up to 16 rows, transposed
+  uint32_t* keys;           // [depth / elements in a word][TILE]: a vector holds a word of LANES keys
   float* values;            // [TILE][width]; of pairs words [TILE / 2][width]
   const float* rows[TILE];  // of the values: here, or in the cache if that holds floats; of pairs not used
   float key_scales[TILE], value_scales[TILE];
@@ -76,14 +76,14 @@ struct Workspace {
         values(queries + (rows + TILE) * depth) {}
 };
 
-// Words of one or two numbers of LANES keys × a query's numbers, added to the scores.
+// Words of one or two elements of LANES keys × a query's elements, added to the scores.
 inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
 inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, bf16) {
   scores += (Vec)(keys << 16) * query[0];
   return scores + (Vec)(keys & 0xffff0000u) * query[1];
 }
 
-// A query's words of two numbers in the same way.
+// A query's words of two elements in the same way.
 inline Vec multiply_add_pairs(Vec sums, WordVec keys, uint32_t query) {
 #if defined(__AVX512BF16__)
   return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(query), (__m512bh)keys);
@@ -98,7 +98,7 @@ template <class A>
 struct Item {
   typedef typename A::Key K;
   static constexpr bool PAIRS = A::PAIRS;
-  static constexpr long WORD = 4 / sizeof(K);  // numbers in a word
+  static constexpr long WORD = 4 / sizeof(K);  // elements in a word
   static constexpr long UNIT = PAIRS ? 2 : 1;  // keys whose values are added at once
 #if defined(STOKER_AMX)
   static constexpr bool TILED = PAIRS;  // by the tile unit
@@ -233,7 +233,7 @@ struct Item {
     }
   }
 
-  // Two keys' values → words of both. Of each 2 × LANES numbers those at even places come first, then the others.
+  // Two keys' values → words of both. Of each 2 × LANES elements those at even indices come first, then the others.
   template <class S>
   void pair_values(const S* first, const S* second, uint32_t* to) const {
     for (long d = 0; d < width; d += 2 * LANES) {
@@ -272,7 +272,7 @@ struct Item {
     return PAIRS && !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
   }
 
-  // Scores of row `r` for `keys` from `start` → as the softmax takes them, but perhaps for their scale; NOTHING where it does
+  // Scores of row `r` for `keys` from `start` → as the softmax takes them, but perhaps for their scale; NEG_INF where it does
   // not see a key. Returns the largest of each lane.
   Vec adjust(const Workspace& work, long r, float* scores, long start, long keys) const {
     const bool all_seen = start + keys - 1 <= position_of(r) && start >= oldest_of(r);
@@ -323,7 +323,7 @@ struct Item {
     for (long j = 0; j < keys; j += LANES) {
       const Vec s = load(scores + j), p = A::weight_of(s, largest, scale);
       sum += p;
-      // Of a key that is not seen the scale may be no number, too.
+      // Of a key that is not seen the scale may be NaN, too.
       A::put(weights.of, j, s == NEG_INF ? Vec{} : p * load(work.value_scales + j));
     }
     return sum;
@@ -340,7 +340,7 @@ struct Item {
     Vec current = reduce_each<ROWS>(maxima, [](Vec a, Vec b) { return larger(a, b); });
     if (is_scale_deferred()) current *= call.scale;
     const Vec previous = row_values<R>(state.largest + r), largest = larger(previous, current);
-    // A row that sees none of these keys has no largest: its weights are 0. A score that is no number makes its row so.
+    // A row that sees none of these keys has no largest: its weights are 0. A NaN score makes its row NaN.
     float shifts[LANES], corrections[LANES];
     store(shifts, largest == NEG_INF ? Vec{} : largest);
     for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i], keys);
@@ -566,7 +566,7 @@ struct Item {
     }
   }
 
-  // Whether each number of so many words is one, and finite.
+  // Whether all elements of so many words are finite.
   bool are_finite(const uint32_t* values, long units) const {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     __mmask32 non_finite = 0;
@@ -656,7 +656,7 @@ struct Item {
       T* to = (T*)call.out + (query_of(r) * call.heads + head_of(r)) * call.value_dim;
       const float norm = norm_of(r, state);
       if constexpr (PAIRS) {
-        for (long d = 0; d < call.value_dim; d += 2 * LANES) {  // even places, then odd ones: see pair_values
+        for (long d = 0; d < call.value_dim; d += 2 * LANES) {  // even indices, then odd ones: see pair_values
           const auto words = [&](long i) {
             return __builtin_convertvector(nearest_bf16(load(state.values + r * width + d + i) * norm), WordVec);
           };

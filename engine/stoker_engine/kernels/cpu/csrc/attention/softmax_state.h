@@ -43,7 +43,7 @@ inline float correction(float from, float to) {
   return from == NEG_INF ? 0.0f : exp_of(from - to);
 }
 
-// What R rows have of one number each, in lane i that of row i % ROWS; and back.
+// What R rows have of one value each, in lane i that of row i % ROWS; and back.
 template <int R>
 inline Vec row_values(const float* from) {
   typedef float Rows __attribute__((vector_size(ROWS * 4)));

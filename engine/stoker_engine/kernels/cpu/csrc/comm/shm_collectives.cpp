@@ -1,6 +1,7 @@
-// Sums, joins and copies of what ranks bring; see shm_collectives.h for how they meet, parallel/shm_communicator.py for callers.
+// All-reduce, all-gather and broadcast in shared memory; see shm_collectives.h for the protocol, and
+// parallel/shm_communicator.py for the callers.
 //
-// A number's sum is rank 0's, plus rank 1's, and so on, as float32, rounded once: it depends on nothing else in the
+// An element's sum is rank 0's, plus rank 1's, and so on, as float32, rounded once: it depends on nothing else in the
 // tensor, nor on which rank adds it up.
 #include "comm/shm_collectives.h"
 
@@ -68,7 +69,7 @@ bool spin(const Member& me, RankHeader& other, int64_t until) {
   }
 }
 
-// Sleeps until `other` has come, or what is left of `time_left` has passed.
+// Sleeps until `other` has arrived, or until `time_left` has passed, which is reduced by the time slept.
 bool sleep(const Member& me, RankHeader& other, int64_t& time_left) {
   other.sleepers.fetch_add(1, std::memory_order_seq_cst);
   bool has_rank_arrived;
@@ -78,7 +79,7 @@ bool sleep(const Member& me, RankHeader& other, int64_t& time_left) {
     const int64_t start_ns = now_ns(), slice = std::min(SLICE_NS, time_left);
     const timespec timeout = {0, (long)slice};
     futex(other.round, FUTEX_WAIT, seen, &timeout);
-    // A time in which this process was stopped itself counts against nobody.
+    // The time in which this process itself was stopped does not count against other ranks.
     time_left -= std::min(now_ns() - start_ns, 2 * slice);
   }
   other.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -90,7 +91,7 @@ bool is_same(const Collective& a, const Collective& b) {
          (a.row_bytes == b.row_bytes || a.operation == GATHER);
 }
 
-// Comes to the next round and waits for all others; false where that was in vain.
+// Arrives at the next round and waits for all others; false at a timeout or a mismatch.
 bool barrier(Member& me) {
   arrive(me);
   const int64_t until = now_ns() + me.spin_ns;
@@ -120,7 +121,7 @@ void add_up(const T* const* parts, long size, T* out, long count) {
   }
 }
 
-// Everybody adds up all of x.
+// Each rank adds up all of x.
 template <class T>
 bool all_reduce_one_pass(Member& me, T* x, long count) {
   if (count > 0) memcpy(next_slot(me), x, count * sizeof(T));
@@ -131,10 +132,10 @@ bool all_reduce_one_pass(Member& me, T* x, long count) {
   return true;
 }
 
-// Everybody adds up a slice of x, and takes the others' from them.
+// Each rank adds up a slice of x, and copies the other slices from the other ranks.
 template <class T>
 bool all_reduce_slices(Member& me, T* x, long count) {
-  constexpr long ALIGNED = 128 / sizeof(T);  // nobody writes where another one does
+  constexpr long ALIGNED = 128 / sizeof(T);  // no two ranks write to one cache line
   const long slice = ((count + me.size - 1) / me.size + ALIGNED - 1) / ALIGNED * ALIGNED;
   const auto from = [&](long r) { return std::min(count, r * slice); };
   memcpy(next_slot(me), x, count * sizeof(T));

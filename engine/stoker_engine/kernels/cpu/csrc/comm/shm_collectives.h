@@ -1,11 +1,11 @@
 // Ranks that are processes of one machine, or threads of one process, meet in memory that all of them see.
 //
-//     [desk of rank 0] [desk of rank 1] …   [slots of rank 0] [slots of rank 1] …
+//     [header of rank 0] [header of rank 1] …   [slots of rank 0] [slots of rank 1] …
 //
-// Everything is done in rounds. In a round each rank lays out on its desk what it does and in its slot what it brings,
-// says that it has come, waits until all others have, and then reads what they brought. Rounds use two slots in turn:
-// who writes in round n + 2 has seen all others come to n + 1, so nobody reads what was brought to n any more. So a
-// round takes one wait.
+// Every operation consists of rounds. In a round each rank writes its collective into its header and its data into its slot,
+// marks itself as arrived, waits until all others have arrived, and then reads their data. Rounds alternate between two
+// slots: a rank that writes in round n + 2 has seen all others arrive at n + 1, so no rank reads the data of round n any
+// more. So a round takes one wait.
 #pragma once
 
 #include <atomic>
@@ -22,14 +22,14 @@ struct Collective {
 };
 
 struct RankHeader {
-  alignas(128) std::atomic<uint32_t> round;  // the last one that the rank has come to; others sleep on it
+  alignas(128) std::atomic<uint32_t> round;  // the last one that the rank has arrived at; others sleep on it
   std::atomic<uint32_t> sleepers;            // how many do
   Collective collectives[2];
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "it must work between processes");
 static_assert(sizeof(RankHeader) == 128, "the size of the region is counted in Python too");
 
-// What went wrong; nothing may be asked of these ranks afterwards.
+// What went wrong; no collective may follow.
 enum Failure : int64_t { NONE, TIMEOUT, MISMATCH };
 
 // One of the ranks. It lies in memory of its own, and is only used by one thread at a time.
@@ -40,7 +40,7 @@ struct Member {
   int64_t spin_ns, timeout_ns;
   int64_t round;
   int64_t failure;
-  uint64_t late_ranks;    // LATE: a bit for each rank that did not come
-  int64_t mismatched_rank;  // DIFFERENT: the first rank that does something else
+  uint64_t late_ranks;    // TIMEOUT: a bit for each rank that did not arrive
+  int64_t mismatched_rank;  // MISMATCH: the first rank that does something else
   Collective collective, other_collective;
 };

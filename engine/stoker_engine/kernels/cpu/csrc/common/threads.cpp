@@ -20,7 +20,7 @@ inline void pause() {
 // The threads besides the caller's. They live as long as the process.
 //
 // A job is open while its caller is at work. A thread joins by counting itself in, which succeeds only while the job is
-// open; the caller closes it and waits until those inside have left. Then nobody reads the job any more.
+// open; the caller closes it and waits until those inside have left. Then no thread reads the job.
 class Pool {
  public:
   // Up to `count` threads may help, this one included.

@@ -1,6 +1,6 @@
 // Sharing work between threads.
 //
-// A thread that is awake takes the next piece; nobody waits for a thread that has taken none. So on a busy machine, or
+// A thread that is awake takes the next piece; no thread waits for one that has taken none. So on a busy machine, or
 // in a container whose time is up, the caller does the work by itself, where a fork-join team (OpenMP's) would wait at
 // its barrier for a thread that the system does not run.
 #pragma once

@@ -1,4 +1,4 @@
-// Products with rows as they are by Intel's tile unit, which computes Yᵀ = W Xᵀ: tiles of W are loaded as they lie, and only x,
+// GEMM with rows as they are by Intel's tile unit, which computes Yᵀ = W Xᵀ: tiles of W are loaded as they lie, and only x,
 // the small one, is rearranged. And `gemm`, which goes by tiles where there are some, else by vectors.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include "gemm/amx_tiles.h"
 
 #if defined(STOKER_AMX)
-constexpr long TILE_DEPTH = 2 * TILE_WORDS;  // inner numbers of a step
+constexpr long TILE_DEPTH = 2 * TILE_WORDS;  // inner elements of a step
 
 // 16 rows of x as [inner / 2][16 rows][2], what the tile unit takes for columns; missing rows are 0.
 template <class W>

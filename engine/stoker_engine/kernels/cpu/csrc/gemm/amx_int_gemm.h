@@ -1,4 +1,4 @@
-// Products of many rows with codes in panels, whose scales and x's are of blocks, by Intel's tile unit. What a row of x's codes
+// GEMM of many rows with codes in panels, whose scales and x's are of blocks, by Intel's tile unit. What a row of x's codes
 // stand for beside each other, code × factor (int8_activations.h), are integers of 16 bits, and so two bytes: tiles multiply each
 // by a panel's codes, and add up over a block. That is the integer that quant_panels.h computes; it is scaled and added in the same
 // order, so that bits are those of few rows.
@@ -17,7 +17,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
   using Vectors::bias, Vectors::inner, Vectors::w, Vectors::x, Vectors::y, Vectors::y_stride;
   using Unit = TileUnit;
 
-  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner numbers, and bytes, of a tile
+  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
   static constexpr long BLOCK_BYTES = 512 * 1024;            // of rows of x, which stay in the second-level cache
 
   // What a block of TILE_ROWS rows has, beside each other.
@@ -65,7 +65,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
     _mm256_storeu_si256((__m256i*)lower, _mm512_cvtepi16_epi8(words));
   }
 
-  // A panel's signed codes, in the order of the numbers, and what its blocks have.
+  // A panel's signed codes, in the order of the elements, and what its blocks have.
   struct Columns {
     const int8_t* codes;     // [steps][STEP / 4][PANEL][4]
     const Header* headers;  // [blocks]
@@ -88,7 +88,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
     return {codes, headers};
   }
 
-  // Rows m … m + rows of x, for which the unit is set, with N panels. Products of a block are in the making while those of the one
+  // Rows m … m + rows of x, for which the unit is set, with N panels. Dot products of a block are computed while those of the one
   // before are added, since a tile is loaded only after it was read.
   template <int N>
   FLATTEN void tile(const Columns* columns, long panel, long m, long rows, Prefetcher& prefetcher) const {

@@ -1,5 +1,5 @@
-// Products with panels by Intel's tile unit: 32 inner numbers of a panel are a tile as they lie, and so are those of 16 rows
-// of x. Every y[m][n] is one sum to which what 32 inner numbers give is added in order, however many rows there are.
+// GEMM with panels by Intel's tile unit: 32 inner elements of a panel are a tile as they lie, and so are those of 16 rows
+// of x. Every y[m][n] is one sum to which what 32 inner elements give is added in order, however many rows there are.
 #pragma once
 
 #include "gemm/panels.h"
@@ -8,9 +8,9 @@
 #if defined(STOKER_AMX)
 namespace panels {
 
-// bfloat16 numbers; `inner` is a multiple of STEP.
+// bfloat16 elements; `inner` is a multiple of STEP.
 struct AmxBf16Panels : Bf16Panels {
-  static constexpr long STEP = 32;                 // inner numbers
+  static constexpr long STEP = 32;                 // inner elements
   static constexpr long PAIR = 2 * TILE_ROWS;      // rows of a tile
   static constexpr long STREAMED = PAIR;
   static constexpr long BLOCK_BYTES = 512 * 1024;  // of rows of x, which stay in the second-level cache

@@ -1,4 +1,4 @@
-// Products of many rows with codes in panels by Intel's tile unit. Codes of 32 numbers are a tile's columns, unpacked once for
+// GEMM of many rows with codes in panels by Intel's tile unit. Codes of 32 elements are a tile's columns, unpacked once for
 // a block of rows, and what they add up to with a row's codes is the integer that quant_panels.h computes; it becomes
 // a float, is scaled and added in the same order, so that bits are those of few rows.
 #pragma once
@@ -9,7 +9,7 @@
 #if defined(STOKER_AMX)
 namespace panels {
 
-// Of `share_out`; for a format whose scales are of 32 numbers.
+// Of `share_out`; for a format whose scales are of 32 elements.
 template <class Packed>
 struct AmxQuantPanels : QuantPanels<Packed> {
   typedef QuantPanels<Packed> Vectors;
@@ -20,7 +20,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
   static constexpr long WORDS = Int8Group::SIZE / 4;  // of a step
   static constexpr long BLOCK_BYTES = 512 * 1024;        // of rows of x, which stay in the second-level cache
 
-  // What 32 numbers of each of TILE_ROWS rows have, beside each other.
+  // What 32 elements of each of TILE_ROWS rows have, beside each other.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };
@@ -47,7 +47,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     return std::max(BLOCK_BYTES / (groups() * (long)sizeof(Int8Group)) / TILE_ROWS, 1l) * TILE_ROWS;
   }
 
-  // 32 numbers of each row of a panel: signed codes in the order of the numbers, and their scales.
+  // 32 elements of each row of a panel: signed codes in the order of the elements, and their scales.
   struct Group {
     int8_t codes[WORDS][PANEL][4];
     Header header;
@@ -69,7 +69,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     return found;
   }
 
-  // Products of 16 rows with 16 outputs. Two are in the making at a time, since a tile is loaded only after it was read.
+  // Dot products of 16 rows with 16 outputs. Two are computed at a time, since a tile is loaded only after it was read.
   struct alignas(64) Accumulators {
     int32_t of[TILE_ROWS][PANEL];
   };

@@ -1,7 +1,7 @@
-// Intel's tile unit (AMX): a core's eight tiles, of up to 16 rows of 64 bytes, and how they are used for products
+// Intel's tile unit (AMX): a core's eight tiles, of up to 16 rows of 64 bytes, and how they are used for GEMMs
 //
 //   tiles 0…3  sums, 16 columns for each row: of rows A by columns A, A by B, B by A, B by B
-//   tiles 4, 5  columns A and B: words of two or four inner numbers, [words of a step][16]
+//   tiles 4, 5  columns A and B: words of two or four inner elements, [words of a step][16]
 //   tiles 6, 7  rows A and B, of up to 16 rows each: [rows][words of a step]
 #pragma once
 
@@ -21,7 +21,7 @@ class TileUnit {
     if (first_ != 0) _tile_release();
   }
 
-  // For products of so many rows A and B, each up to TILE_ROWS, in steps of so many words. What tiles held is lost if it was
+  // For GEMMs of so many rows A and B, each up to TILE_ROWS, in steps of so many words. What tiles held is lost if it was
   // set otherwise.
   void set_for(long first, long second, long words = TILE_WORDS) {
     if (first == first_ && second == second_ && words == words_) return;
@@ -116,7 +116,7 @@ inline void multiply_codes(const void* rows, long row_stride, const void* column
   }
 }
 
-// Integers of 16 bits by signed bytes, over `steps` of 64 inner numbers each: their upper, signed bytes and their lower ones,
+// Integers of 16 bits by signed bytes, over `steps` of 64 inner elements each: their upper, signed bytes and their lower ones,
 // [steps][2][16][64], by N panels' codes, [steps][16][16][4] each, into [2][N], [16][16] each: of upper bytes first. Calls
 // `meanwhile` at each step.
 template <int N, class Meanwhile>

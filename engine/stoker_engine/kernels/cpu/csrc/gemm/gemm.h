@@ -1,21 +1,21 @@
 // y = x Wᵀ + b for row-major x [rows, inner] and W [outputs, inner], whatever W is stored as.
 //
 // Every y[m][n] is one accumulator that runs over `inner` in order, whatever the tile it is computed in, so that a row's
-// result depends on nothing but the row: a product is batch-invariant by construction. And W's format says only where
-// its numbers come from: a product with packed numbers has the bits of a product with the same numbers unpacked.
+// result depends on nothing but the row: the GEMM is batch-invariant by construction. And W's format says only where
+// its elements come from: a GEMM with packed elements has the bits of a GEMM with the same elements unpacked.
 //
 // Small batches stream W at memory speed: threads share the outputs, and each row of W is read once for all of x.
 //
 // A format of W is a class of
-//   STEP           numbers that a row gives at a time; a row has a multiple of it, or `tail` gives what is left
+//   STEP           elements that a row gives at a time; a row has a multiple of it, or `tail` gives what is left
 //   DIRECT_ROWS    up to so many rows of x, W is multiplied as it is; beyond, it is unpacked first, a piece at a time
 //   BLOCK          rows of x that are multiplied with a piece of W: what unpacking costs is shared by them
-//   place(k)       where numbers k … k + STEP of any row lie in it; found once for all rows of a tile
+//   location(k)    where elements k … k + STEP of any row lie in it; found once for all rows of a tile
 //   row(n)         an object for row n; what it has are
-//     begin(place)   told of each place before its numbers are asked for
-//     load(place)    the numbers there, into registers
-//     rest(place, count)   the last `count`, fewer than STEP; zeros follow. It is all that this object is asked for
-//   numbers(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
+//     begin(location)   called with each location before `load`
+//     load(location)    the elements there, into registers
+//     tail(location, count)   the last `count`, fewer than STEP; zeros follow. It is all that this object is asked for
+//   elements(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
 //   bytes(n, n_end)            where rows n … n_end lie, to be fetched beforehand; nowhere if `load` sees to that
 #pragma once
 
@@ -31,7 +31,7 @@ struct Bytes {
   const char *begin = nullptr, *end = nullptr;
 };
 
-// Ranges that lie apart and are needed soon, by whom nobody knows yet: `lines` of them are fetched.
+// Ranges that lie apart and are needed soon, by a thread that is not known yet; `lines` cache lines in all.
 struct PrefetchRanges {
   std::vector<Bytes> ranges;
   long lines = 0;
@@ -44,7 +44,7 @@ struct PrefetchRanges {
   void clear() { ranges.clear(), lines = 0; }
 };
 
-// Numbers that lie in memory as they are multiplied; the stride in elements.
+// Elements that lie in memory as they are multiplied; the stride in elements.
 template <class T>
 struct Plain {
   static constexpr long STEP = Pack<T>::SIZE, DIRECT_ROWS = 1L << 62, BLOCK = 64, TILED_BLOCK = 256;
@@ -161,7 +161,7 @@ inline void unroll(F f) {
 #endif
 }
 
-// What a tile's rows have left from k on, added to its sums.
+// Adds the tail of a tile's rows, from k on, to its sums.
 template <int M, class T, class W>
 __attribute__((noinline)) void add_tail(const Gemm<T, W>& p, long m, long n, long k, Vec* sums) {
   constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;

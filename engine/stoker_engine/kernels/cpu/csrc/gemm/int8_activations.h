@@ -1,8 +1,8 @@
-// Rows of bfloat16 rounded to 8 bits, 32 numbers by a scale of their own, to be multiplied with small integers exactly:
-// a number is about code × scale, where the largest of its 32 has the code 127 or −127. What is no number, or infinite,
-// makes its row's products so.
+// Rows of bfloat16 rounded to 8 bits, 32 elements by a scale of their own, to be multiplied with small integers exactly:
+// an element is about code × scale, where the largest of its 32 has the code 127 or −127. NaN or infinity makes its row's
+// outputs NaN or infinite.
 //
-// Where up to 256 numbers of what is multiplied with share a scale, so do as many of x, a block: a number is about
+// Where up to 256 elements of what is multiplied with share a scale, so do as many of x, a block: an element is about
 // code × factor × scale, its 32 having a factor from 1 to 255. So integers add up over a block, and rounding to 8 bits is
 // what it is for 32 alone, but for the factor's own. Code × factor is an integer of 16 bits.
 #pragma once
@@ -15,7 +15,7 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 
-// Of 32 numbers of a row.
+// Of 32 elements of a row.
 struct Int8Group {
   static constexpr long SIZE = 32;
 
@@ -23,11 +23,11 @@ struct Int8Group {
   int32_t initial_sums[2];  // −`zero` × the sum of the codes of so many as share a scale with `zero`: of all, or of each half
   float scale, sum;   // sum: scale × the sum of codes; both of a whole block, if it is of more than 32
 
-  int32_t& factor() { return initial_sums[1]; }  // of blocks of more than 32, where `initial_sums` is one number
+  int32_t& factor() { return initial_sums[1]; }  // of blocks of more than 32, where `initial_sums` is one value
   int32_t factor() const { return initial_sums[1]; }
 };
 
-// The largest of 32 numbers, without its sign; what is no number is the largest of all.
+// The largest of 32 elements, without its sign; NaN counts as the largest.
 inline float largest_of(__m512i elements) {
   const __m512i bits = _mm512_and_si512(elements, _mm512_set1_epi16(0x7fff));
   const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1));
@@ -38,17 +38,17 @@ inline float largest_of(__m512i elements) {
   return to_float(largest);
 }
 
-// The sums of the codes of 16 numbers each.
+// The sums of the codes of 16 elements each.
 struct Halves {
   int32_t first, second;
 };
 
-// Rounds 32 numbers to multiples of a scale, whose inverse is given.
+// Rounds 32 elements to multiples of a scale, whose inverse is given.
 inline Halves round_group(__m512i elements, float inverse_scale, Int8Group* to) {
   const __m512 inverse = _mm512_set1_ps(inverse_scale);
   const auto half = [&](__m256i words) {
     const __m512 floats = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
-    // What is no number becomes the least code.
+    // NaN becomes the least code.
     return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse)));
   };
   const __m128i first = half(_mm512_castsi512_si256(elements)), last = half(_mm512_extracti64x4_epi64(elements, 1));
@@ -60,10 +60,10 @@ inline Halves round_group(__m512i elements, float inverse_scale, Int8Group* to) 
   return {_mm256_extract_epi32(sums, 0), _mm256_extract_epi32(sums, 4)};
 }
 
-// Where the largest number is below it, all become 0: its inverse would be infinite.
+// Where the largest element is below it, all become 0: its inverse would be infinite.
 constexpr float MIN_ROUNDED = 1e-30f;
 
-// `zero` is the code of what is multiplied with that means 0; `step` of its numbers, 16 or 32, share a scale.
+// `zero` is the code of what is multiplied with that means 0; `step` of its elements, 16 or 32, share a scale.
 inline void round_row(const bf16* from, long inner, int zero, long step, Int8Group* to) {
   for (long k = 0; k < inner; k += Int8Group::SIZE, to++) {
     const __m512i elements = _mm512_loadu_si512(from + k);
@@ -75,7 +75,7 @@ inline void round_row(const bf16* from, long inner, int zero, long step, Int8Gro
   }
 }
 
-// The same in blocks of `block` numbers, a multiple of 32 and at most 256, the last one of what is left.
+// The same in blocks of `block` elements, a multiple of 32 and at most 256, the last one of what is left.
 inline void round_row_in_blocks(const bf16* from, long inner, int zero, long block, Int8Group* to) {
   constexpr float MAX_FACTOR = 255;  // of factors
   for (long k = 0; k < inner; k += block) {
@@ -83,13 +83,13 @@ inline void round_row_in_blocks(const bf16* from, long inner, int zero, long blo
     float group_maxima[256 / Int8Group::SIZE], largest = 0;
     for (long group = 0; group < groups; group++) {
       group_maxima[group] = largest_of(_mm512_loadu_si512(from + k + group * Int8Group::SIZE));
-      if (largest == largest && !(group_maxima[group] <= largest)) largest = group_maxima[group];  // what is no number stays
+      if (largest == largest && !(group_maxima[group] <= largest)) largest = group_maxima[group];  // NaN stays
     }
     const float scale = largest / (127.0f * MAX_FACTOR), factors = MAX_FACTOR / largest;
     int32_t sum = 0;
     for (long group = 0; group < groups; group++) {
       Int8Group& unit = to[group];
-      unit.factor() = (int32_t)std::ceil(std::min(std::max(1.0f, group_maxima[group] * factors), MAX_FACTOR));  // 1 for no number
+      unit.factor() = (int32_t)std::ceil(std::min(std::max(1.0f, group_maxima[group] * factors), MAX_FACTOR));  // 1 for NaN
       const float inverse = largest < MIN_ROUNDED ? 0.0f : 1.0f / (scale * (float)unit.factor());
       const auto [first, second] = round_group(_mm512_loadu_si512(from + k + group * Int8Group::SIZE), inverse, &unit);
       unit.initial_sums[0] = -zero * (first + second);

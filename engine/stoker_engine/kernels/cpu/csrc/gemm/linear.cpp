@@ -1,4 +1,4 @@
-// Products with weights whose rows are numbers of x's dtype; see kernels/linear.py.
+// GEMM with weights whose rows are elements of x's dtype; see kernels/linear.py.
 #include "gemm/matrix.h"
 #include "gemm/amx_gemm.h"
 

@@ -4,17 +4,17 @@
 struct Matrix {
   enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, CONCAT };
   long kind;
-  // GGUF…: ggml's number of the type. GROUP…: code, scale, has zeros, has a row scale, numbers in a group. BESIDE: how many.
+  // GGUF…: ggml's number of the type. GROUP…: code, scale, has zeros, has a row scale, elements in a group. CONCAT: how many.
   long format[5];
-  const void* w;  // of BESIDE matrices, whose outputs lie side by side; it has no stride and bias of its own
-  long stride;  // of rows: of ROWS in numbers, of others in bytes
+  const void* w;  // of CONCAT matrices, whose outputs lie side by side; it has no stride and bias of its own
+  long stride;  // of rows: of ROWS in elements, of others in bytes
   const void* bias;  // [outputs], or null
   long outputs, inner;
 };
 
 struct PrefetchRanges;
 
-// x [rows, inner] → y [rows, outputs], rows as many numbers apart as said, of bf16 or floats.
+// x [rows, inner] → y [rows, outputs], rows `x_stride` and `y_stride` elements apart, of bf16 or floats.
 struct LinearArgs {
   const void* x;
   long x_stride;

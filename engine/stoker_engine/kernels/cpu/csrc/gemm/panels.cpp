@@ -1,11 +1,11 @@
-// Products with weights in panels; see panels.h and kernels/panels.py.
+// GEMM with weights in panels; see panels.h and kernels/panels.py.
 #include "gemm/panels.h"
 
 #include "gemm/matrix.h"
 #include "common/rows.h"
 #include "gemm/amx_panels.h"
 
-// Whether this level has them: narrower registers gain nothing.
+// Whether this ISA has them: narrower registers gain nothing.
 extern "C" int stoker_has_panels() {
 #if defined(STOKER_PANELS)
   return 1;
@@ -36,7 +36,7 @@ extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
   });
 }
 
-// Rows of w by their numbers → y [count, inner].
+// Rows of w by index → y [count, inner].
 extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long inner) {
   parallel_for(count * inner > GRAIN_SIZE, count, [&](long i) {
     const long row = rows[i], whole = outputs / PANEL * PANEL;

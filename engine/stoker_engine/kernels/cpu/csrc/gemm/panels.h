@@ -1,5 +1,5 @@
-// y = x Wᵀ + b for W in panels (kernels/panels.py): 16 of its rows beside each other, two of each one's numbers at a time,
-// so that a register holds what 16 outputs need of two inner numbers, and x's two are broadcast to it.
+// y = x Wᵀ + b for W in panels (kernels/panels.py): 16 of its rows beside each other, two of each one's elements at a time,
+// so that a register holds what 16 outputs need of two inner elements, and x's two are broadcast to it.
 //
 //   panel of rows n … n + 15      [inner / 2][16][2]      rows beyond the last whole panel lie as they did
 //
@@ -21,12 +21,12 @@ constexpr int GROUP = 4;  // panels
 
 struct NoUnit {};
 
-// Where products wait for memory, panels are multiplied one after the other, in long runs, as memory is read fastest, and in
+// Where GEMMs wait for memory, panels are multiplied one after the other, in long runs, as memory is read fastest, and in
 // shorter ones at the end, so that threads end together.
 constexpr long RUNS = 2;                                     // for each thread, of what is left
 constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
 
-constexpr long DEPTH = 2048;  // inner numbers for which a group of panels and a block of rows stay in the cache
+constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows stay in the cache
 constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // bytes of the next piece that are fetched beforehand
 
 // Where runs of `count` panels begin, and at last `count`.
@@ -39,7 +39,7 @@ inline const std::vector<long>& runs_of(long count, long panel_bytes) {
   return starts;
 }
 
-// Shares a product of up to STREAMED rows out among threads, and fetches what is needed `prefetch_ranges`, if anything.
+// Shares a GEMM of up to STREAMED rows out among threads, and fetches `prefetch_ranges`, if any.
 template <class Rows, class W>
 inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges) {
   const long whole = p.outputs / PANEL, tail = whole * PANEL;
@@ -68,14 +68,14 @@ inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRang
   });
 }
 
-// Shares a product out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
+// Shares a GEMM out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
 // multiplied as in gemm.h. `W` is a class of
-//   STREAMED                    rows of x up to which a product waits for memory
+//   STREAMED                    rows of x up to which a GEMM waits for memory
 //   rows()                      of x in a block, for more of them
 //   Unit                        what a thread needs for them
 //   begin(panel)                where a panel begins
 //   steps()                     of a panel: at each of them something may be fetched
-//   stream(unit, panel, end, rows, ahead)         the first rows of x with the panels from this one on
+//   stream(unit, panel, end, rows, prefetcher)         the first rows of x with the panels from this one on
 //   multiply(unit, panel, count, m, m_end, next)  rows m … m_end, in the same way, with up to GROUP panels; and fetches `next`
 template <class Rows, class W>
 inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges = nullptr) {
@@ -106,7 +106,7 @@ inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
   return {bytes.begin + size * j / count, bytes.begin + size * (j + taken) / count};
 }
 
-// bfloat16 numbers.
+// bfloat16 elements.
 struct Bf16Panels {
   static constexpr long STREAMED = 8;
   static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;  // of a block; of a tile with GROUP panels, as registers hold sums
@@ -119,7 +119,7 @@ struct Bf16Panels {
   bf16* y;
   long y_stride, inner;
 
-  // A block of rows with a group of panels, DEPTH inner numbers at a time: sums wait here in between.
+  // A block of rows with a group of panels, DEPTH inner elements at a time: sums wait here in between.
   struct Sums {
     float at[ROWS][GROUP * PANEL];
   };

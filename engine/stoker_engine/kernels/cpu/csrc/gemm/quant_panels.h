@@ -1,17 +1,17 @@
-// Codes of numbers in panels (panels.h), multiplied as integers by x, which is rounded to 8 bits (int8_activations.h), 4 inner numbers
-// at a time; what numbers that share a scale add up to, without an error, is scaled and added to a float. A row's result depends
+// Codes of elements in panels (panels.h), multiplied as integers by x, which is rounded to 8 bits (int8_activations.h), 4 inner
+// elements at a time; the sum of elements that share a scale is exact; it is scaled and added to a float. A row's result depends
 // on nothing but the row.
 //
 // What lies in memory is `Packed`, a class of
-//   STEP                 numbers that share a scale, 32 or 16
+//   STEP                 elements that share a scale, 32 or 16
 //   ZERO                 the code that means 0, before an offset
-//   HAS_OFFSET           numbers are code × scale + offset
-//   IN_BLOCKS            up to 256 numbers share a scale, `block_size` of them that of x, too (int8_activations.h); then STEP is 32
+//   HAS_OFFSET           elements are code × scale + offset
+//   IN_BLOCKS            up to 256 elements share a scale, `block_size` of them that of x, too (int8_activations.h); then STEP is 32
 //   FEW_BITS             codes are of four bits: what 32 of them add up to is of 16
-//   first(i)             of numbers that share a scale, the first of the i-th four
+//   first(i)             of elements that share a scale, the first of the i-th four
 //   begin(panel)         where it begins, panels lying behind each other
 //   from(panel)          the same, of the panels from this one on; of what it gives the first is panel 0
-//   header(j, group, part)       scales of panel j's numbers 32 × group + STEP × part and on, and offsets: a number a lane
+//   header(j, group, part)       scales of panel j's elements 32 × group + STEP × part and on, and offsets: one element a lane
 //   codes(j, group, part, i)     codes of the i-th four of each row, bytes from 0 on
 #pragma once
 
@@ -39,7 +39,7 @@ struct KindOf {
   static constexpr bool HAS_OFFSET = OFFSET, IN_BLOCKS = BLOCKS, FEW_BITS = OF_FEW_BITS;
 };
 
-// N panels of any format of a kind, put into the form in which they are multiplied: codes in the order of the numbers. Worth it for
+// N panels of any format of a kind, put into the form in which they are multiplied: codes in the order of the elements. Worth it for
 // many rows.
 template <class Kind, int N>
 struct Unpacked : Kind {
@@ -78,7 +78,7 @@ struct QuantRows {
   bf16* y;
   long y_stride, inner;
 
-  // What the codes of STEP numbers add up to, of rows of x and panels of `source`; `prefetcher` fetches meanwhile.
+  // What the codes of STEP elements add up to, of rows of x and panels of `source`; `prefetcher` fetches meanwhile.
   template <int M, int N, class Source>
   static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part, Prefetcher& prefetcher,
                                     __m512i* accumulators) {
@@ -97,7 +97,7 @@ struct QuantRows {
     });
   }
 
-  // Adds to sums what integers, of numbers that share a scale of `activations` and of `header`, stand for.
+  // Adds to sums what integers, of elements that share a scale of `activations` and of `header`, stand for.
   template <bool HAS_OFFSET>
   static FLATTEN __m512 added(__m512 sum, __m512i accumulator, const Header& header, const Int8Group& activations) {
     const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(activations.scale));

@@ -1,4 +1,4 @@
-// Products with matrices in GGUF's types, and what they stand for.
+// GEMM with matrices in GGUF's types, and what they stand for.
 #include "gguf/gguf_blocks.h"
 #include "gemm/matrix.h"
 

@@ -26,10 +26,10 @@ constexpr GGUFOperations gguf_operations = {{gguf_linear<float, Format>, gguf_li
                                             {gguf_dequantize<float, Format>, gguf_dequantize<bf16, Format>}};
 
 // Those of a type by ggml's number, where the file that is named has it; else null.
-const GGUFOperations* gguf_small(int type);    // gguf_small.cpp: blocks of 32 numbers
+const GGUFOperations* gguf_small(int type);    // gguf_small.cpp: blocks of 32 elements
 const GGUFOperations* gguf_k(int type);        // gguf_k.cpp: blocks of 256, in which scales are quantized too
-const GGUFOperations* gguf_tables(int type);   // gguf_tables.cpp: codes are places in a table
-const GGUFOperations* gguf_float16(int type);  // gguf_float16.cpp: numbers of 16 bits
+const GGUFOperations* gguf_tables(int type);   // gguf_tables.cpp: codes are indices into a table
+const GGUFOperations* gguf_float16(int type);  // gguf_float16.cpp: elements of 16 bits
 
 // A block for each unit; nothing is kept from one to the next.
 template <long BYTES>

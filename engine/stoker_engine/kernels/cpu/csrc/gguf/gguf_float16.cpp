@@ -1,4 +1,4 @@
-// F16 and BF16: numbers of 16 bits, each by itself. So rows may end anywhere.
+// F16 and BF16: elements of 16 bits, each by itself. So rows may end anywhere.
 #include "gguf/gguf_blocks.h"
 
 namespace {

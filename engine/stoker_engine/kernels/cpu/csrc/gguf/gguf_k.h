@@ -1,9 +1,9 @@
-// Q2_K … Q6_K: 256 numbers share a scale, by which the small integers are multiplied that are the scales of 16 or 32.
+// Q2_K … Q6_K: 256 elements share a scale, by which the small integers are multiplied that are the scales of 16 or 32.
 #pragma once
 
 #include "gguf/gguf_blocks.h"
 
-// The scales of a block's numbers, sixteen at a time.
+// The scales of a block's elements, sixteen at a time.
 struct Scales {
   float scales[16];
 };

@@ -1,4 +1,4 @@
-// Products with GGUF's blocks in panels; see gguf_panels.h.
+// GEMM with GGUF's blocks in panels; see gguf_panels.h.
 #include "gguf/gguf_panels.h"
 
 #include "gguf/gguf_k.h"
@@ -20,7 +20,7 @@ void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges)
   const Gemm<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
                                                   p.y_stride, p.rows, p.outputs, p.inner};
 #if defined(STOKER_AMX)
-  // Where 16 numbers share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
+  // Where 16 elements share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
   if constexpr (Format::STEP == Int8Group::SIZE)
     return panels::share_out(by_rows, panels::AmxQuantPanels<Packed>(w, p.rows), prefetch_ranges);
 #endif
@@ -67,7 +67,7 @@ extern "C" void stoker_pack_gguf_panels(void* w, long outputs, long row) {
   });
 }
 
-// Rows of w by their numbers → y [count, row], rows of words of two bytes, as they were before they were packed.
+// Rows of w by index → y [count, row], rows of words of two bytes, as they were before they were packed.
 extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long row) {
   const long whole = outputs / PANEL * PANEL;
   parallel_for(count * row > GRAIN_SIZE, count, [&](long i) {

@@ -1,11 +1,11 @@
-// IQ4_NL, IQ4_XS, MXFP4: codes of four bits are places in a table of integers.
+// IQ4_NL, IQ4_XS, MXFP4: codes of four bits are indices into a table of integers.
 #include "gguf/gguf_blocks.h"
 
 namespace {
 
 // Denser around 0, as weights are.
 constexpr Table UNEVEN = {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
-// Twice the numbers of FP4 (e2m1).
+// Twice the values of FP4 (e2m1).
 constexpr Table FP4_TWICE = {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
 
 struct IQ4_NL : SmallBlocks<18> {

@@ -1,5 +1,5 @@
 // A decoder's layers in one call: attention and MLP, each with its norms, on one residual stream (models/decoder.py draws
-// them). Every number is computed as by the layers' operations one by one, so its bits are theirs; what is saved is a dozen
+// them). Every element is computed as by the layers' operations one by one, so its bits are theirs; what is saved is a dozen
 // calls a layer, their results' memory and the page faults in it. `layer.py` mirrors the structures.
 #include "ops/activation.h"
 #include "attention/attention.h"
@@ -24,12 +24,12 @@ struct Layer {
   float multiplier;  // of what is added to the stream
   Norm input_norm, q_norm, k_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
   Matrix qkv, out, up, down;
-  long pairs, interleaved;  // that are turned in each head; 0: none
+  long pairs, interleaved;  // that are rotated in each head; 0: none
   long activation, gated;
   AttentionCall attention;  // but for the step, and where queries, new keys and values and the result are
 };
 
-// A layer, by which blocks it goes, and by which angles (−1: none).
+// A layer, its group of blocks, and its kind of cos and sin (−1: none).
 struct LayerEntry {
   const Layer* layer;
   long group, cos_sin;
@@ -179,7 +179,7 @@ void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, c
 }  // namespace
 
 // x [tokens, hidden] is the residual stream before the layers, and behind them; or, where `rows` are given, out gets
-// `kept` rows of what is behind them. By group the step's blocks, by their kinds the angles.
+// `kept` rows of what is behind them. `steps` are indexed by group, `cos_sin` by kind.
 extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin,
                               void* x, const int64_t* rows, long kept, void* out) {
   if (layers->layer->is_bf16)

@@ -4,7 +4,7 @@
 
 namespace {
 
-// See ClampedSwiGLU in architectures/activation.py; what is no number stays that.
+// See ClampedSwiGLU in architectures/activation.py; NaN stays NaN.
 template <class T>
 void clamped_swiglu(float alpha, float limit, const T* x, long stride, T* out, long tokens, long size) {
   const Vec upper = broadcast(limit), lower = -upper;

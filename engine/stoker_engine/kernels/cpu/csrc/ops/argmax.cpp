@@ -1,4 +1,4 @@
-// Where the largest number of each row is; see kernels/argmax.py.
+// Where the largest element of each row is; see kernels/argmax.py.
 #include "common/rows.h"
 #include "common/threads.h"
 
@@ -38,7 +38,7 @@ void argmax(const T* x, long stride, int64_t* out, float* maxima, long rows, lon
 }  // namespace
 
 // x [rows, size] of bf16 or floats, rows `stride` elements apart → out [rows]: the first of the largest, and
-// largest_of [rows]: that number; not-a-number where the row holds one.
+// maxima [rows]: that value; NaN where the row holds one.
 extern "C" void stoker_argmax(int is_bf16, const void* x, long stride, int64_t* out, float* maxima, long rows,
                               long size) {
   is_bf16 ? argmax((const bf16*)x, stride, out, maxima, rows, size)

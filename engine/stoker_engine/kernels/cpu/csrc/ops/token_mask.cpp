@@ -5,7 +5,7 @@
 #include "common/rows.h"
 #include "common/threads.h"
 
-// x [.., size], rows `stride` elements apart; of the `count` rows at `rows`, the numbers whose bits in allowed
+// x [.., size], rows `stride` elements apart; of the `count` rows at `rows`, the elements whose bits in allowed
 // [count, words] are 0 become -inf.
 extern "C" void stoker_keep_allowed(float* x, long stride, long size, const int64_t* rows, const uint32_t* allowed,
                                     long count, long words) {

@@ -1,17 +1,17 @@
-// A matrix in blocks as what products take for W: numbers are made of a format's codes in registers.
+// A matrix in blocks as what a GEMM takes for W: elements are made of a format's codes in registers.
 //
-// A number is computed in float32 and rounded to what x is of, so a product has the bits of the product with the
-// dequantized matrix. Few rows of x are multiplied with numbers that are made on the way to them, and W is read at the
+// An element is computed in float32 and rounded to what x is of, so a GEMM has the bits of the GEMM with the
+// dequantized matrix. Few rows of x are multiplied with elements that are made on the way to them, and W is read at the
 // size that it is stored in; for more rows, a piece of W is unpacked once for all of them.
 //
-// A format makes 32 numbers at a time, a unit. It is a class, whose objects may have fields, of
-//   HAS_REST                 whether rows may end within a unit
+// A format makes 32 elements at a time, a unit. It is a class, whose objects may have fields, of
+//   HAS_TAIL                 whether rows may end within a unit
 //   Header                   what units of a row share, kept from one to the next; `NoHeader` if there is nothing
-//   place(u)                 → Place: where unit u lies, in any row. Its `at`, a number of bytes, is what is prefetched
-//   begins(place)            where there is a Header: whether another one begins with this unit
-//   read(row, place, header) reads it
-//   decode(row, place, header, out)   the 32 numbers of a unit → Vec out[UNIT_VECS], not yet rounded
-//   decode_rest(row, place, header, count, out)   where HAS_REST: of the last unit, `count` < 32 numbers; out's others
+//   location(u)              → Location: where unit u lies, in any row. Its `at`, an offset in bytes, is what is prefetched
+//   begins(location)         where there is a Header: whether another one begins with this unit
+//   read(row, location, header) reads it
+//   decode(row, location, header, out)   the 32 elements of a unit → Vec out[UNIT_VECS], not yet rounded
+//   decode_tail(row, location, header, count, out)   where HAS_TAIL: of the last unit, `count` < 32 elements; out's other ones
 //                            may be anything, and no byte behind the row is read
 #pragma once
 
@@ -25,7 +25,7 @@ constexpr int UNIT_VECS = UNIT / LANES;
 
 struct NoHeader {};
 
-// A unit's numbers, rounded to T.
+// A unit's elements, rounded to T.
 template <class T>
 constexpr int UNIT_PACKS = UNIT / Pack<T>::SIZE;
 
@@ -94,8 +94,8 @@ struct Blocks {
       for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(elements + s * P::SIZE);
     }
 
-    // The numbers of a unit, or the first `count` of the last, to where they will be read; instructions that multiply bf16
-    // take those that are no normal numbers for 0.
+    // The elements of a unit, or the first `count` of the last, to where they will be read; instructions that multiply bf16
+    // flush subnormals to 0.
     void copy(const Location& location, T* to) {
       Vec elements[UNIT_VECS];
       format.decode(at, location, header, elements);
@@ -156,7 +156,7 @@ struct Blocks {
   }
 };
 
-// What a product takes and gives. Strides of x in elements, of w in bytes; `bias` may be null.
+// Arguments of a GEMM. Strides of x in elements, of w in bytes; `bias` may be null.
 struct BlockGemm {
   const void* x;
   long x_stride;

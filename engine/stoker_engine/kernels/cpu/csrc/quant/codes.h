@@ -1,4 +1,4 @@
-// What formats of blocks are decoded with: a unit's codes, in bytes, become numbers.
+// What formats of blocks are decoded with: a unit's codes, in bytes, become elements.
 #pragma once
 
 #include "quant/blocks.h"
@@ -8,7 +8,7 @@ typedef uint8_t Codes __attribute__((vector_size(32)));
 typedef uint8_t HalfCodes __attribute__((vector_size(16)));
 typedef int8_t SmallIntegers __attribute__((vector_size(16)));
 
-// Vectors that hold the numbers of half a unit.
+// Vectors that hold the elements of half a unit.
 constexpr int HALF_VECS = UNIT_VECS / 2;
 
 inline Codes load_codes(const uint8_t* from) {

@@ -1,4 +1,4 @@
-// Weights in groups that share a scale (kernels/group_blocks.py draws them): products with them, and what they stand for.
+// Weights in groups that share a scale (kernels/group_blocks.py draws them): GEMM with them, and what they stand for.
 #include "quant/groups.h"
 
 namespace {
@@ -34,7 +34,7 @@ void group_linear(const BlockGemm& p, const Layout& layout) {
   });
 }
 
-// By way of floats: those that are no normal numbers of bfloat16 are kept.
+// By way of floats: subnormals of bfloat16 are kept.
 void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, bool is_bf16, long rows, long inner) {
   with_codes<float>(layout, [&](auto codes) {
     parallel_for(rows * inner > GRAIN_SIZE, rows, [&](long row) {

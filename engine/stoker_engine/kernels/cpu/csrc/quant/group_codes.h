@@ -1,13 +1,13 @@
-// Codes of weights in groups (kernels/group_blocks.py draws them) → numbers, a unit of 32 at a time.
+// Codes of weights in groups (kernels/group_blocks.py draws them) → elements, a unit of 32 at a time.
 //
-// Codes of 8 bits are computed with. Of those with fewer bits a group has at most 16 different numbers: they are made
-// once, in a table that a register holds, and a code only looks its number up, already multiplied and rounded.
+// Codes of 8 bits are computed with. Of those with fewer bits a group has at most 16 different values: they are made
+// once, in a table that a register holds, and a code only looks its value up, already multiplied and rounded.
 //
 // A kind of codes is a class, an object of it for each row, of
 //   BYTES                        of a unit
 //   DIRECT_ROWS                  see gemm.h
-//   begin(scales, place)         where another group begins
-//   load(codes, scales, place, to)     the numbers of a unit, rounded to T
+//   begin(scales, location)         where another group begins
+//   load(codes, scales, location, to)     the elements of a unit, rounded to T
 #pragma once
 
 #include "quant/blocks.h"
@@ -66,8 +66,8 @@ inline HalfVec unsigned_bytes(const uint8_t* from) {
 #endif
 }
 
-// LANES bytes of OCP's FP8 as float16s: e5m2's are their high bytes; e4m3's are the numbers times 2^-8, since it has
-// another bias. Bytes that are no numbers of e4m3 are refused when weights are loaded, and not looked for here.
+// LANES bytes of OCP's FP8 as float16s: e5m2's are their high bytes; e4m3's are the values times 2^-8, since it has
+// another bias. NaN bytes of e4m3 are refused when weights are loaded, and not looked for here.
 inline HalfVec halves_of_e5m2(const uint8_t* from) { return unsigned_bytes(from) << 8; }
 inline HalfVec halves_of_e4m3(const uint8_t* from) {
   const HalfVec bytes = unsigned_bytes(from);
@@ -138,7 +138,7 @@ struct Fp8 {
   }
 };
 
-// 16 numbers.
+// 16 elements.
 struct Table {
   static constexpr int VECS = 16 / LANES;
   Vec elements[VECS];
@@ -162,7 +162,7 @@ struct Table {
   }
 };
 
-// Of numbers s × LANES … of a unit, LANES codes.
+// Of elements s × LANES … of a unit, LANES codes.
 template <int BITS>
 inline WordVec codes_of(const uint8_t* unit, int s) {
   if constexpr (BITS == 4) {
@@ -200,7 +200,7 @@ struct LookupCodes {
 };
 
 #if defined(__AVX512BF16__)
-// 32 numbers fit: those of one group twice, so that the bits above a code do not matter, or those of two groups.
+// 32 elements fit: those of one group twice, so that the bits above a code do not matter, or those of two groups.
 template <int BITS, bool SPLIT>
 struct LookupCodes<bf16, BITS, SPLIT> {
   static constexpr long BYTES = BITS * 4, DIRECT_ROWS = BITS == 4 ? 4 : 0;

@@ -1,4 +1,4 @@
-// Products with weights in groups in panels; see group_panels.h.
+// GEMM with weights in groups in panels; see group_panels.h.
 #include "quant/group_panels.h"
 
 #include "gemm/amx_quant_panels.h"
@@ -85,7 +85,7 @@ extern "C" void stoker_pack_group_panels(int code, int scale, int has_zeros, int
   });
 }
 
-// Rows of w by their numbers → y [count, bytes of a row], as they were before they were packed.
+// Rows of w by index → y [count, bytes of a row], as they were before they were packed.
 extern "C" void stoker_group_panel_rows(int code, int scale, int has_zeros, int has_row_scale, long group, long inner,
                                         const void* w, const int64_t* rows, void* y, long count, long outputs) {
   const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);

@@ -1,6 +1,6 @@
-// Rows of weights in groups that share a scale (kernels/group_blocks.py draws them), as what products take for W.
+// Rows of weights in groups that share a scale (kernels/group_blocks.py draws them), as what a GEMM takes for W.
 //
-// What a row's groups have in common is read before its numbers, into floats: then all kinds of scales are alike.
+// What a row's groups have in common is read before its elements, into floats: then all kinds of scales are alike.
 #pragma once
 
 #include "quant/group_codes.h"
@@ -57,7 +57,7 @@ struct Layout {
   bool splits() const { return groups > 1 && group % UNIT; }
 };
 
-// `count` numbers of BYTES each, LANES of them at a time; what follows the last ones is 0.
+// `count` elements of BYTES each, LANES of them at a time; what follows the last ones is 0.
 template <int BYTES, class Convert>
 inline void convert(const uint8_t* from, long count, float* to, Convert of) {
   long i = 0;
@@ -136,7 +136,7 @@ struct Groups {
       kind.load(codes + location.at, scales, location, to);
     }
 
-    // Of the last unit the first `count` numbers; zeros follow.
+    // Of the last unit the first `count` elements; zeros follow.
     void tail(const GroupLocation& location, long count, typename P::Type* to) {
       T elements[UNIT];
       kind.begin(scales, location);
