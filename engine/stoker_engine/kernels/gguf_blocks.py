@@ -135,8 +135,8 @@ def _q3_k(parts: torch.Tensor) -> torch.Tensor:
     scales = _halves(parts[..., 96:104]).flatten(-2) | _bits(parts[..., 104:108], 2).flatten(-2) << 4
     d = _float16(parts[..., 108:])[..., None]
     signed = codes.unflatten(-1, (2, 16)).flatten(-3, -2).float() - 4
-    numbers: torch.Tensor = d * (scales.float()[..., None] - 32) * signed
-    return numbers.flatten(-2)
+    elements: torch.Tensor = d * (scales.float()[..., None] - 32) * signed
+    return elements.flatten(-2)
 
 
 def _six_bits(parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,8 +170,8 @@ def _q6_k(parts: torch.Tensor) -> torch.Tensor:
     high = _bits(parts[..., 128:192].unflatten(-1, (2, 32)), 2).flatten(-3, -2)
     codes = (low | high << 4).float().unflatten(-1, (2, 16)).flatten(-3, -2) - 32
     scales = parts[..., 192:208].contiguous().view(torch.int8)[..., None]
-    numbers: torch.Tensor = _float16(parts[..., 208:])[..., None] * scales * codes
-    return numbers.flatten(-2)
+    elements: torch.Tensor = _float16(parts[..., 208:])[..., None] * scales * codes
+    return elements.flatten(-2)
 
 
 def _iq4_nl(parts: torch.Tensor) -> torch.Tensor:

@@ -64,17 +64,17 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     return host_memory() // sharers
 
 
-def limit_threads(most: int | None = None) -> None:
+def limit_threads(limit: int | None = None) -> None:
     """Uses no more threads than the container has processors, or fewer.
 
     torch starts one for each core of the machine. Where a container's limit is lower, the kernel stops all of them
     for the rest of each period, and every product waits for its slowest thread.
 
     Args:
-        most: how many this process may use, of several that compute at the same time; whoever comes later and knows of
+        limit: how many this process may use, of several that compute at the same time; whoever comes later and knows of
             none changes nothing.
     """
-    count = usable_threads() if most is None else min(usable_threads(), most)
+    count = usable_threads() if limit is None else min(usable_threads(), limit)
     if count != torch.get_num_threads():
         torch.set_num_threads(count)
 

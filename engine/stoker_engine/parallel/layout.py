@@ -64,7 +64,7 @@ class RankLayout:
 
     def pipelines(self) -> list[list[int]]:
         """The ranks of each place, first stage to last, which hand on what they compute."""
-        return [list(range(place, self.size, self.tensor)) for place in range(self.tensor)]
+        return [list(range(tensor_rank, self.size, self.tensor)) for tensor_rank in range(self.tensor)]
 
     def __str__(self) -> str:
         """ "tensor 2 × pipeline 2"."""

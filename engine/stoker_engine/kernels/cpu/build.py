@@ -89,10 +89,10 @@ def build(isa: Isa, folder: Path) -> Path:
 
 
 def _compiler() -> str:
-    wanted = os.environ.get("CXX")
-    found = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("c++")
+    requested = os.environ.get("CXX")
+    found = shutil.which(requested) if requested else shutil.which("g++") or shutil.which("c++")
     if found is None:
-        raise BuildError(f"there is no C++ compiler ({wanted or 'g++'})")
+        raise BuildError(f"there is no C++ compiler ({requested or 'g++'})")
     return found
 
 
@@ -135,11 +135,11 @@ def main() -> None:
     options = parser.parse_args()
     folder: Path = options.folder
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    wanted = isas()
+    selected = isas()
     if options.levels == "host":
-        wanted = tuple(isa for isa in usable_isas() if isa.tried)[:1]
+        selected = tuple(isa for isa in usable_isas() if isa.tried)[:1]
     try:
-        made = {build(isa, folder) for isa in wanted}
+        made = {build(isa, folder) for isa in selected}
     except BuildError as error:
         sys.exit(f"the CPU kernels were not built: {error}")
     for stale in set(folder.glob("stoker-*.so")) - made:

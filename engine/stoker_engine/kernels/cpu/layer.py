@@ -127,22 +127,22 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
         tokens = len(x)
         assert x.dtype == dtype and x.is_contiguous() and x.shape[1] == hidden
         assert all(steps[group].tokens == tokens for group in groups)
-        for kind, its in pairs.items():
+        for kind, num_pairs in pairs.items():
             cos, sin = cos_sin[kind]
-            assert cos.shape == sin.shape == (tokens, 1, its) and cos.dtype == sin.dtype == dtype
+            assert cos.shape == sin.shape == (tokens, 1, num_pairs) and cos.dtype == sin.dtype == dtype
             assert cos.is_contiguous() and sin.is_contiguous()
         rotated = (_RopeCosSin * len(cos_sin))(*(_RopeCosSin(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
-        given = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr()
-        at, left = pointer, count
-        while tokens > _AT_ONCE and left > 1:
-            function(at, 1, *given, None, 0, None)
-            at, left = at + size, left - 1
+        arguments = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr()
+        address, remaining = pointer, count
+        while tokens > _AT_ONCE and remaining > 1:
+            function(address, 1, *arguments, None, 0, None)
+            address, remaining = address + size, remaining - 1
         if rows is None:
-            function(at, left, *given, None, 0, None)
+            function(address, remaining, *arguments, None, 0, None)
             return x
         assert rows.dtype == torch.int64 and rows.is_contiguous()
         out = torch.empty((len(rows), hidden), dtype=dtype)
-        function(at, left, *given, rows.data_ptr(), len(rows), out.data_ptr())
+        function(address, remaining, *arguments, rows.data_ptr(), len(rows), out.data_ptr())
         return out
 
     return run

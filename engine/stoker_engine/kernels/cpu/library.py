@@ -62,12 +62,12 @@ def library() -> ctypes.CDLL | None:
 
     ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of a level chooses it, also one that has not been tried.
     """
-    wanted = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
-    if wanted == "0":
+    setting = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
+    if setting == "0":
         logger.info("CPU kernels are turned off by STOKER_NATIVE_KERNELS=0; torch's operators run instead")
         return None
     usable = usable_isas()
-    chosen = [isa for isa in usable if (isa.tried if wanted == "1" else isa.name == wanted)]
+    chosen = [isa for isa in usable if (isa.tried if setting == "1" else isa.name == setting)]
     reasons = []
     for isa in chosen:
         try:
@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL | None:
         remedy = "Install g++, or build them into the image: python -m stoker_engine.kernels.cpu.build"
     elif usable:
         names = ", ".join(isa.name for isa in usable)
-        reasons.append("none of this processor's has been tried" if wanted == "1" else f"none is called {wanted!r}")
+        reasons.append("none of this processor's has been tried" if setting == "1" else f"none is called {setting!r}")
         remedy = f"STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: {names}"
     else:
         reasons.append("this kind of processor is not known")

@@ -125,10 +125,10 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run(
+        usage = subprocess.run(
             [program, "--dump-resource-usage", file.name], stdout=subprocess.PIPE, text=True, check=True
         )
-    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout)}
+    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage.stdout)}
     return found["REG"], found["STACK"] + found["LOCAL"]
 
 

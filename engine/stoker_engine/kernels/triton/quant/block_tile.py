@@ -19,8 +19,8 @@ import triton.language as tl
 
 from stoker_engine.architectures.stored_formats import UNIT, GGUFFormat, StoredFormat
 from stoker_engine.kernels.group_blocks import implied_zero
-from stoker_engine.kernels.triton.quant.gguf_tile import TYPES, gguf_numbers
-from stoker_engine.kernels.triton.quant.group_tile import CODES, SCALES, group_numbers
+from stoker_engine.kernels.triton.quant.gguf_tile import TYPES, gguf_values
+from stoker_engine.kernels.triton.quant.group_tile import CODES, SCALES, group_values
 
 #: Numbers of a row that a piece has.
 _PIECE: Final = 64
@@ -32,7 +32,7 @@ class Tile:
 
     Attributes:
         inner: numbers of a row.
-        numbers: of a row, that a tile has.
+        elements: of a row, that a tile has.
         pieces: that it is read in.
         span: numbers that share bytes.
         runs: of a piece.
@@ -47,7 +47,7 @@ class Tile:
     """
 
     inner: int
-    numbers: int
+    elements: int
     pieces: int
     span: int
     runs: int
@@ -104,7 +104,7 @@ def columns(first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def numbers(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def tile_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The numbers at `columns` of some rows; 0 beyond a row's end.
 
     Args:
@@ -114,10 +114,10 @@ def numbers(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: igno
         float32 [outputs, runs × run].
     """
     if TILE.is_gguf:
-        found = gguf_numbers(rows[:, None, None], first, PIECE, TILE)
+        found = gguf_values(rows[:, None, None], first, PIECE, TILE)
     else:
-        found = group_numbers(rows[:, None, None], first, PIECE, TILE)
+        found = group_values(rows[:, None, None], first, PIECE, TILE)
     found = found.reshape(rows.shape[0], TILE.runs * TILE.run)
-    if TILE.inner % TILE.numbers:
+    if TILE.inner % TILE.elements:
         found = tl.where(columns(first, PIECE, TILE)[None, :] < TILE.inner, found, 0.0)
     return found
