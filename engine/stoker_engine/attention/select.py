@@ -28,7 +28,7 @@ def attention_backend(
 
     Args:
         batch_invariant: every row's result must be the same in every batch, bit for bit. The CPU's kernels are so by
-            construction (products and activations too), Triton's have forms that are (`select_kernels`).
+            construction (GEMMs and activations too), Triton's have forms that are (`select_kernels`).
 
     Raises:
         ArgumentError: this backend cannot run here, or batch invariance cannot be kept.

@@ -6,7 +6,7 @@
     s    the scale of each group, as `GroupFormat.scale` says
     z    the zero point of each group, a byte, where the format has them; without, codes of unsigned integers mean
          c - 2^(bits - 1), and all others what they are
-    c    the codes in units of 32 numbers, n(0) … n(31). The last unit of a row is filled up with codes of 0.
+    c    the codes in units of 32 elements, n(0) … n(31). The last unit of a row is filled up with codes of 0.
 
          8 bits   a byte each
          4 bits   16 bytes; byte i has n(i) in its low half and n(i + 16) in its high half
@@ -17,7 +17,7 @@
 The value of a code: of integers themselves; OCP's FP8 (Micikevicius et al., 2022) and FP4 (e2m1, its high bit the
 sign); of nf4 the 16 quantiles of QLoRA (Dettmers et al., 2023).
 
-Everything is little-endian. Numbers are computed in float32, one rounding for each × and none for -, then rounded to
+Everything is little-endian. Elements are computed in float32, one rounding for each × and none for -, then rounded to
 the wanted dtype.
 """
 

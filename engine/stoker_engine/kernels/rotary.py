@@ -6,7 +6,7 @@ import torch
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Rotates the first r numbers of each head of `x` [tokens, heads, d] by the angles with `cos` and `sin`
+    """Rotates the first r elements of each head of `x` [tokens, heads, d] by the angles of `cos` and `sin`
     [tokens, 1, r / 2]; the other d - r stay.
 
     Pair i is one complex number: (i, i + r/2) in GPT-NeoX's and Llama's layout, (2i, 2i + 1) where `interleaved`

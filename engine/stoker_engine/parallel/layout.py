@@ -63,7 +63,7 @@ class RankLayout:
         return [list(range(first, first + self.tensor)) for first in range(0, self.size, self.tensor)]
 
     def pipelines(self) -> list[list[int]]:
-        """The ranks of each place, first stage to last, which hand on what they compute."""
+        """The ranks of each tensor rank, first stage to last, which hand on what they compute."""
         return [list(range(tensor_rank, self.size, self.tensor)) for tensor_rank in range(self.tensor)]
 
     def __str__(self) -> str:

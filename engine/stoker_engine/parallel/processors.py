@@ -179,7 +179,7 @@ def _nodes(machine: Machine) -> list[Processors]:
 
 
 def _nodes_of_each(machine: Machine, nodes: list[Processors], count: int) -> list[list[Processors]]:
-    """Whole nodes for fewer ranks: the largest first, each to who has the fewest cores."""
+    """Whole nodes for fewer ranks: the largest first, each to the process that has the fewest cores."""
     dealt: list[list[Processors]] = [[] for _ in range(count)]
     for node in sorted(nodes, key=machine.num_cores, reverse=True):
         min(dealt, key=lambda few: sum(map(machine.num_cores, few))).append(node)

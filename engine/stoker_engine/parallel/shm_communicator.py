@@ -1,8 +1,8 @@
 """Ranks of one machine's CPUs, joined by memory that all of them see.
 
-What meets there, and how, is in ``kernels/cpu/csrc/comm/shm_collectives.h``: a reduction is one call, and takes a wait or
-two of about a microsecond where nobody is late. Who waits is awake for 50 µs and then sleeps until the others come.
-The memory has no name: it goes with the last process that has it.
+What meets there, and how, is in ``kernels/cpu/csrc/comm/shm_collectives.h``: a reduction is one call, and takes a wait
+or two of about a microsecond where no rank is late. A rank that waits is awake for 50 µs and then sleeps until the
+others come. The memory has no name: it goes with the last process that has it.
 
 Sums are added up in the order of ranks and in float32, as those of `parallel.torch_communicator`: both give the same
 bits.
@@ -101,7 +101,7 @@ class ShmCommunicator:
         self.rank, self.size = rank, size
         self._timeout_s, self._library = timeout_s, library
         num_bytes = size * (_HEADER_BYTES + 2 * _SLOT_BYTES)
-        os.truncate(fd, num_bytes)  # whoever comes first fills it with zeros, and to others it does nothing
+        os.truncate(fd, num_bytes)  # the first rank fills it with zeros, and for the others it does nothing
         self._memory = mmap.mmap(fd, num_bytes)  # kept for as long as this rank is
         self._me = _Member(
             region=ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
@@ -128,8 +128,8 @@ class ShmCommunicator:
         return x
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Communicator`. Ranks ask each other for their widths, in a microsecond: who would be wrong would read
-        past what others bring.
+        """See `Communicator`. Ranks ask each other for their widths, in a microsecond: a rank with wrong widths would
+        read past the others' data.
 
         Raises:
             RankLostError: another rank did not come in time, or does something else.

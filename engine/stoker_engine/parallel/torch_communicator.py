@@ -77,7 +77,7 @@ class TorchCommunicator:
 
 
 class World:
-    """All ranks of an engine. Whoever makes one waits until all have.
+    """All ranks of an engine. Its constructor waits until all ranks have one.
 
     Args:
         rank: this process's number.

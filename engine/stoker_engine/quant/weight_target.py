@@ -79,7 +79,7 @@ class WeightTarget:
 
     @property
     def inner(self) -> int:
-        """How many numbers each row has here."""
+        """How many elements each row has here."""
         return self.full_shape[-1] if self.shard is None else self.shard[-1].stop - self.shard[-1].start
 
     @property

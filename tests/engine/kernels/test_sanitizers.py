@@ -127,7 +127,7 @@ torch.save(results, sys.argv[2])
 @pytest.mark.slow(drawn=not HAS_AMX)
 @pytest.mark.timeout(900)
 def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
-    """The level of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
+    """The ISA of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
     tiles, they are fuzzed themselves, and the model is to have their bits."""
     isa = next((isa.name for isa in usable_isas() if isa.name == "avx512-bf16"), None)
     if isa is None:

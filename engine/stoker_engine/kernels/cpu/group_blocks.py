@@ -25,8 +25,8 @@ def linear(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
-    """The product with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the numbers that
-    `kernels.group_blocks.dequantize` makes of it, bit for bit."""
+    """The linear operation with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the elements
+    that `kernels.group_blocks.dequantize` makes of it, bit for bit."""
     _check(blocks, format, inner)
     return CpuLinear.of(library, GROUPS, blocks, inner, dtype, bias, format_args(format, inner))
 

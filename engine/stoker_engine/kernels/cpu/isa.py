@@ -45,7 +45,7 @@ _ISAS = {
 
 
 def isas() -> tuple[Isa, ...]:
-    """All levels of this kind of processor, the widest first; none where we know no compiler flags for it."""
+    """All ISAs of this kind of processor, the widest first; none where we know no compiler flags for it."""
     return _ISAS.get(platform.machine(), ())
 
 

@@ -18,7 +18,7 @@ _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_floa
 #: heeds signals.
 _AT_ONCE: Final = 64
 
-#: (x [tokens, hidden], the step by group, of each kind of angles cos and sin [tokens, 1, pairs], rows int64 or None) →
+#: (x [tokens, hidden], the step by group, of each kind of RoPE cos and sin [tokens, 1, pairs], rows int64 or None) →
 #: see `WholeLayers`.
 RunLayers = Callable[
     [
@@ -71,8 +71,8 @@ class LayerOf:
 
     Attributes:
         multiplier: attention's and the MLP's results are multiplied by it.
-        pairs: that are turned in each head; 0: none.
-        cos_sin: the kind of angles they are turned by; None where none are.
+        pairs: that are rotated in each head; 0: none.
+        cos_sin: the kind of cos and sin they are rotated by; None: no rotation.
         group: of blocks, see `KVCache`.
         activation: a kind of `kernels.cpu.activation`.
     """

@@ -1,4 +1,4 @@
-"""Loads the library of kernels: the widest level that this processor runs and that is there or can be compiled."""
+"""Loads the library of kernels of the widest ISA that this processor runs, prebuilt or compiled."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _DTYPES = (torch.bfloat16, torch.float32)
 def library() -> ctypes.CDLL | None:
     """The kernels; None where they cannot be had, which one log line explains.
 
-    ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of a level chooses it, also one that has not been tried.
+    ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of an ISA chooses it, also one that has not been tried.
     """
     setting = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
     if setting == "0":
@@ -92,7 +92,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def load(isa: Isa) -> ctypes.CDLL:
-    """The library of one level: prebuilt, from the cache folder, or compiled into it.
+    """The library of one ISA: prebuilt, from the cache folder, or compiled into it.
 
     Raises:
         BuildError: it is not there and cannot be compiled, or this system does not run it.

@@ -1,4 +1,4 @@
-"""Calls matrix.cpp: products with a weight in any of the ways in which it may lie in memory."""
+"""Calls matrix.cpp: linear operations with a weight in any of the ways in which it may lie in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Matrix(ctypes.Structure):
 
 
 class CpuLinear:
-    """The product with one weight: [..., inner] → [..., outputs].
+    """The linear operation with one weight: [..., inner] → [..., outputs].
 
     Attributes:
         matrix: the weight, for C++.

@@ -221,7 +221,7 @@ class GroupedMatrix:
 
 
 def check_cut(name: str, format: GroupFormat, columns: slice, inner: int, *, whole: bool = False) -> None:
-    """Whether the matrix called `name`, with rows of `inner` numbers, can be cut to these columns.
+    """Whether the matrix called `name`, with rows of `inner` elements, can be cut to these columns.
 
     Args:
         whole: it has an order of its own, and cannot be cut at all.

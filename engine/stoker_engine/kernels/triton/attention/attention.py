@@ -94,12 +94,12 @@ def _attention_inner(  # type: ignore[no-untyped-def]
     VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     CODE: tl.constexpr, SCALED: tl.constexpr, ALIBI: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Goes on with a tile's queries over the keys from `begin` to `end`.
+    """Attends with a tile's queries to the keys from `begin` to `end`.
 
     Args:
         top, total, sums: of each row the greatest score so far, the sum of weights, which are relative to it, and the
             weighted sum of values.
-        last, oldest: no query sees keys from the one on, or before the other.
+        last, oldest: `last` is the exclusive upper bound of visible keys, `oldest` the lower bound.
         at: [rows] positions of the queries.
         table: the sequence's block table.
         factor: of scores, whose powers of two are the weights; above 0.
@@ -108,7 +108,7 @@ def _attention_inner(  # type: ignore[no-untyped-def]
     main, tail = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
     dims = tl.arange(0, VALUE_PADDED)
     DTYPE: tl.constexpr = q_main.dtype
-    # Small weights times small scales are none of float16's numbers.
+    # Small weights times small scales may underflow in float16.
     SCALES_VALUES: tl.constexpr = SCALED and DTYPE == tl.float16
     for tile_begin in tl.range(begin, end, KEYS):
         key_at = tile_begin + tl.arange(0, KEYS)

@@ -1,8 +1,8 @@
-"""What a latent attention's first product gives, in one pass: the queries' bottleneck normed; the latent normed, its
-key turned, and both stored.
+"""What a latent attention's first projection gives, in one pass: the queries' bottleneck normed; the latent normed, its
+key rotated, and both stored.
 
     q_a … │ latent … │ key      a token's row
-    norm    norm       turn
+    norm    norm       RoPE
     back    └ cache ────┘       two programs have a token
 
 `kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define what is computed.

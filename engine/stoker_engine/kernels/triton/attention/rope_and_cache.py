@@ -1,7 +1,7 @@
-"""Queries and keys from a layer's product: normed, turned, and keys and values stored, in one pass.
+"""Queries and keys from a layer's QKV projection: normed, rotated, and keys and values stored, in one pass.
 
     q q q q │ k k │ v v      a token's row: heads of queries, of keys, of values
-    └ norm, turn ─┘
+    └ norm, RoPE ─┘
     └ back  │ └ cache ┘      a program has a head of a token
 
 `kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define what is computed.
@@ -162,13 +162,13 @@ def rope_and_cache(
     scales_of_tokens: bool,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Norms and turns queries, in place, and keys; stores keys and values. See `attention.backend.KVCache`.
+    """Norms and rotates queries, in place, and keys; stores keys and values. See `attention.backend.KVCache`.
 
     Args:
         qkv: [tokens, heads + 2 × kv_heads, head_dim]; what is left of keys and values is not said.
         num_heads: of queries.
         q_weight, k_weight: [head_dim], of the norm by root mean square that each head has; None: there is none.
-        cos, sin: [tokens, 1, pairs]; None: nothing is turned.
+        cos, sin: [tokens, 1, pairs]; None: nothing is rotated.
         slot_mapping: [tokens] int64; what is below 0 is not stored.
     """
     tokens, heads, size = qkv.shape

@@ -101,7 +101,7 @@ def _is_amd(target: str) -> bool:
 def compiled(variant: KernelVariant, target: str) -> Resources:
     """Compiles a kernel for a target of `TARGETS`."""
     is_amd, gpu = _is_amd(target), gpu_target(target)
-    # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 numbers, but for
+    # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 elements, but for
     # what differs from step to step, and strides of scales.
     aligned = {
         (parameter.num,): [["tt.divisibility", 16]]

@@ -152,7 +152,7 @@ def grouped_quant_gemm(
 
     Args:
         blocks: uint8 [experts, outputs, bytes of a row], of a format that has tiles (`block_tile.has_tiles`).
-        inner: numbers of a row.
+        inner: elements of a row.
         rows, tile_experts: see `align`, with tiles of `tile_rows_of`.
     """
     assert blocks.stride(2) == 1 and (biases is None or biases.stride(1) == 1)

@@ -51,7 +51,7 @@ def _align(  # type: ignore[no-untyped-def]
         tiles_of = tl.where(bins < WINDOW, (counts + ROWS - 1) // ROWS, 0)
         first += tl.sum(tl.where(window + bins < expert, tiles_of, 0), 0)
         tiles += tl.sum(tl.where(window + bins == expert, tiles_of, 0), 0)
-    if expert == EXPERTS:  # nobody, who has the tiles that are left
+    if expert == EXPERTS:  # no expert: fills the remaining tiles
         for begin in tl.range(first, capacity, PART):
             tl.store(tile_experts + begin + part, tl.full([PART], -1, tl.int32), mask=begin + part < capacity)
     elif tiles > 0:

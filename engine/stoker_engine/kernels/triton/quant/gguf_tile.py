@@ -15,9 +15,9 @@ class Type(NamedTuple):
 
     Attributes:
         code: what kernels are compiled for.
-        span: numbers that share bytes of codes.
-        pieces: numbers that share a byte.
-        run: numbers that share a scale and lie side by side.
+        span: elements that share bytes of codes.
+        pieces: elements that share a byte.
+        run: elements that share a scale and lie side by side.
     """
 
     code: int
