@@ -46,8 +46,8 @@ def every_scale(format: GGUFFormat) -> torch.Tensor:
     scales = torch.cat([torch.arange(0, 1 << 16, step), torch.tensor([0, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0x7E00])])
     scales = torch.cat([scales, scales ^ 0x8000]).to(torch.uint16).view(torch.uint8).view(-1, 2)
     blocks = random_blocks(format, len(scales), 1, seed=len(scales))
-    for place in SCALES.get(format.name, ()):
-        blocks[:, place : place + 2] = scales
+    for offset in SCALES.get(format.name, ()):
+        blocks[:, offset : offset + 2] = scales
     if format.name == "MXFP4":
         blocks[:, 0] = torch.arange(len(blocks))
     if format.name == "BF16":

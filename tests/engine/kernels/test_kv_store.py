@@ -44,8 +44,8 @@ def test_every_number(backend: AttentionBackend, kv_cache_dtype: str) -> None:
     if kv_cache_dtype.endswith("_per_token_head"):  # of one size, so that not all but one of a vector become 0
         numbers = numbers[numbers.abs().argsort()]
     values = numbers[: len(numbers) // 80 * 80].view(-1, 2, 40)
-    got, wanted = through(backend, kv_cache_dtype, values), kept(values, kv_cache_dtype)
-    assert torch.equal(got, wanted.float())
+    got, expected = through(backend, kv_cache_dtype, values), kept(values, kv_cache_dtype)
+    assert torch.equal(got, expected.float())
     assert got.isfinite().all()
 
 

@@ -46,8 +46,8 @@ def test_drawn_machines(seed: int) -> None:
     assert sum(share.threads for share in shares) <= max(count, time)
     if count > time:
         assert all(share == ProcessorShare(machine.allowed, 1, True) for share in shares)
-        said = crowding(machine, count)
-        assert said is not None and f"{count} ranks" in said and f"{len(cores)} cores" in said
+        warning = crowding(machine, count)
+        assert warning is not None and f"{count} ranks" in warning and f"{len(cores)} cores" in warning
         return
     assert crowding(machine, count) is None and not any(share.is_crowded for share in shares)
     named = [node & machine.allowed for node in machine.nodes]

@@ -193,9 +193,9 @@ def test_results_are_added_in_the_order_of_numbers() -> None:
         weights = torch.full((tokens, top), 0.5)
         expected = torch.zeros(tokens, size)
         for token in range(tokens):
-            for place in chosen[token].argsort().tolist():
-                if chosen[token, place] < 8:
-                    expected[token] += results[token, place] * 0.5
+            for column in chosen[token].argsort().tolist():
+                if chosen[token, column] < 8:
+                    expected[token] += results[token, column] * 0.5
         assert torch.equal(combine(results.flatten(0, 1), weights, chosen, 8), expected)
 
 
