@@ -27,7 +27,9 @@ RETIRED = [
     "Judgement", "SeenWorkload", "told_args", "OwnLoop", "asked_endpoint", "_hopeless", "WaitingLine", "Decider",
     "stoker_engine.children", "stoker_engine.kernels.native", "stoker_engine.contract.errors",
     "stoker_engine.contract.sources", "stoker_gateway.picker", "stoker_gateway.picking", "stoker_operator.judge",
-    "stoker_operator.granting",
+    "stoker_operator.granting", "BlockProduct", "stoker_product", "stoker_angles", "CodedPanels", "TiledCodes",
+    "TiledDigits", "TiledNumbers", "EightBits", "GroupPlace", "WORTH_SHARING", "shared_ranks", "turn_queries",
+    "turn_scores", "gguf_numbers", "_over_keys", "_turn_and_store", "told_of_compiled", "each_level",
 ]
 # fmt: on
 
