@@ -32,6 +32,9 @@ RETIRED = [
     "stoker_engine.contract.sources", "stoker_gateway.picker", "stoker_gateway.picking", "stoker_operator.judge",
     "stoker_operator.granting", "_told_length", "_as_told", "_became_ready", "_looked_at_hub", "_let_go",
     "_engine_told", "_until_the_next_list", "_judgement",
+    "BlockProduct", "stoker_product", "stoker_angles", "CodedPanels", "TiledCodes",
+    "TiledDigits", "TiledNumbers", "EightBits", "GroupPlace", "WORTH_SHARING", "shared_ranks", "turn_queries",
+    "turn_scores", "gguf_numbers", "_over_keys", "_turn_and_store", "told_of_compiled", "each_level",
 ]
 # fmt: on
 

@@ -65,7 +65,7 @@ class KVCache:
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """A norm by root mean square that each head of queries and of keys has before it is turned.
+    """A norm by root mean square that each head of queries and of keys has before it is rotated.
 
     Attributes:
         q_weight, k_weight: [head_dim]; see `kernels.rms_norm` for their dtype.
@@ -78,7 +78,7 @@ class HeadNorm:
 
 @dataclass(frozen=True, eq=False)
 class RopeCosSin:
-    """By which a step's queries and keys are turned.
+    """By which a step's queries and keys are rotated.
 
     Attributes:
         cos, sin: [tokens, 1, rotary_dim / 2].
@@ -93,7 +93,7 @@ class RopeCosSin:
 #: What a backend makes of a step's metadata; each has its own.
 AttentionPlan = Any
 
-#: (x [tokens, hidden], of each kind the angles, plan, each layer's cache, rows) → the residual stream behind them, x
+#: (x [tokens, hidden], cos and sin by kind, plan, each layer's cache, rows) → the residual stream behind them, x
 #: itself; or, of these rows alone, a new one.
 WholeLayers = Callable[
     [torch.Tensor, Sequence[RopeCosSin], AttentionPlan, Sequence[KVCache], torch.Tensor | None], torch.Tensor
@@ -119,9 +119,9 @@ class LayerParts:
     Attributes:
         norms: by the names of `architectures.decoder_config`.
         multiplier: attention's and the MLP's results are multiplied by it.
-        qkv, out, up, down: the products; `up` makes gates and ups where the MLP has gates.
-        rotary_dim: of each head's numbers, those that are turned; 0: none.
-        cos_sin: the kind of angles by which they are turned; None where none are.
+        qkv, out, up, down: the linear operations; `up` makes gates and ups where the MLP has gates.
+        rotary_dim: how many elements of each head are rotated; 0: none.
+        cos_sin: the kind of cos and sin by which they are rotated; None: no rotation.
         interleaved: see `kernels.rotary.apply_rotary`.
     """
 
@@ -193,7 +193,7 @@ class GraphBackend(AttentionBackend, Protocol):
 
 @runtime_checkable
 class FusedKVBackend(AttentionBackend, Protocol):
-    """One that does in a pass what lies between a layer's product and its attention."""
+    """One that does in a pass what lies between a layer's QKV projection and its attention."""
 
     def forward_qkv(
         self,
@@ -204,7 +204,7 @@ class FusedKVBackend(AttentionBackend, Protocol):
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
-        """`forward` of what a layer's product gives, with the norm of its heads and their turn.
+        """`forward` of what a layer's QKV projection gives, with the norm of its heads and RoPE.
 
         Args:
             qkv: [tokens, heads + 2 × kv_heads, head_dim]: queries, keys, values; may be written into.
@@ -221,7 +221,7 @@ class FusedKVBackend(AttentionBackend, Protocol):
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
-        """Norms the bottlenecks of latent attention, turns the keys' own part, and stores latents and keys.
+        """Norms the bottlenecks of latent attention, rotates the keys' own part, and stores latents and keys.
 
         Args:
             rows: [tokens, q + latent + rotary_dim].

@@ -65,7 +65,7 @@ class CpuBackend:
         ) -> torch.Tensor:
             nonlocal made
             if made is None or not all(map(operator.is_, made[0], caches)):
-                of = [_layer_of(its, cache) for its, cache in zip(parts, caches, strict=True)]
+                of = [_layer_of(part, cache) for part, cache in zip(parts, caches, strict=True)]
                 made = list(caches), layers(self.library, of)
             return made[1](x, plan, [(each.cos, each.sin) for each in cos_sin], rows)
 

@@ -71,8 +71,8 @@ def by_package(
 
 def _lack_of_packages(requirements: AttentionRequirements) -> str | None:
     if requirements.dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in bfloat16 or float16, not in {said(requirements.dtype)}"
-    if requirements.stored != said(requirements.dtype):
+        return f"it computes in bfloat16 or float16, not in {dtype_name(requirements.dtype)}"
+    if requirements.stored != dtype_name(requirements.dtype):
         return f"it reads keys and values in the model's dtype, not in {requirements.stored} (--kv-cache-dtype)"
     for layer in requirements.layers:
         if layer.latent is not None:
@@ -106,6 +106,6 @@ def _lack_of_flashinfer(requirements: AttentionRequirements) -> str | None:
     return None
 
 
-def said(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """Its name without the module's."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What lies between a layer's product and its attention, by Triton's kernels: norm of heads, turn, storing."""
+"""What lies between a layer's QKV projection and its attention, by Triton's kernels: norm of heads, RoPE, storing."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from stoker_common.errors import ArgumentError
 from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.attention.cpu import CpuBackend
-from stoker_engine.attention.external import FLAG, AttentionRequirements, by_package, said
+from stoker_engine.attention.external import FLAG, AttentionRequirements, by_package, dtype_name
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract import names
 from stoker_engine.kernels.cpu.library import cpu_library
@@ -28,7 +28,7 @@ def attention_backend(
 
     Args:
         batch_invariant: every row's result must be the same in every batch, bit for bit. The CPU's kernels are so by
-            construction (products and activations too), Triton's have forms that are (`select_kernels`).
+            construction (GEMMs and activations too), Triton's have forms that are (`select_kernels`).
 
     Raises:
         ArgumentError: this backend cannot run here, or batch invariance cannot be kept.
@@ -38,7 +38,7 @@ def attention_backend(
         raise ArgumentError(
             "--batch-invariant",
             f"needs Triton's kernels on a GPU, or the CPU's in bfloat16 or float32, and this is "
-            f"{said(requirements.dtype)} on {device.type}, by {FLAG} {taken}"
+            f"{dtype_name(requirements.dtype)} on {device.type}, by {FLAG} {taken}"
             + ("; choose --dtype, or see the log for why they are not available" * (device.type == "cpu")),
         )
     logger.info("attention is computed by %s", taken)
@@ -54,9 +54,9 @@ def _backend(
     if library is not None:
         return CpuBackend(library), "native"
     if name == "native":
-        here = f"{said(requirements.dtype)} on {device.type}"
+        requested = f"{dtype_name(requirements.dtype)} on {device.type}"
         raise ArgumentError(
-            FLAG, f"native computes in bfloat16 or float32 on a CPU, not in {here}; choose auto, or sdpa"
+            FLAG, f"native computes in bfloat16 or float32 on a CPU, not in {requested}; choose auto, or sdpa"
         )
     lacks = lack_of_triton(device) or _lack_of_room(device, requirements)
     if name in ("flash-attn", "flashinfer"):

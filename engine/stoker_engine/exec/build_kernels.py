@@ -28,7 +28,7 @@ from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
 from stoker_engine.exec.warm_up import warm_up_steps
-from stoker_engine.kernels.compile_progress import told_of_compiled
+from stoker_engine.kernels.compile_progress import watch_compilations
 from stoker_engine.kernels.select_token import COLUMNS
 from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
 from stoker_engine.kernels.triton.bundle import TRITON
@@ -106,7 +106,7 @@ def build_kernels(
     """
     device = torch.device("cuda")
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with told_of_compiled(lambda: None) as compiled, torch.no_grad(), fake, compile_only(target, on_launch):
+    with watch_compilations(lambda: None) as compiled, torch.no_grad(), fake, compile_only(target, on_launch):
         kernels = BATCH_INVARIANT if args.batch_invariant else TRITON
         build = Build(dtype, TritonBackend(args.batch_invariant), kernels, _Pretended(args.tensor_parallel_size))
         build = replace(build, linear=with_formats(formats, build.linear), whole_experts=args.enable_expert_parallel)

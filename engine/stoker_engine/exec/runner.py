@@ -26,7 +26,7 @@ from stoker_engine.exec.step_masks import StepMasks, StepMasksByPlace
 from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.masks import FREE
-from stoker_engine.kernels.compile_progress import told_of_compiled
+from stoker_engine.kernels.compile_progress import watch_compilations
 from stoker_engine.kernels.prebuilt import use_prebuilt
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
@@ -155,7 +155,7 @@ class Runner:
         started = time.monotonic()
         use_prebuilt()
         limits = args.max_num_seqs, args.max_num_batched_tokens, self.plan.max_model_len
-        with told_of_compiled(lambda: on_progress(0, 0)) as compiled:
+        with watch_compilations(lambda: on_progress(0, 0)) as compiled:
             for step in warm_up_steps(*limits, len(self.plan.groups)):
                 self.run(step)
                 on_progress(0, 0)

@@ -1,4 +1,4 @@
-"""A product with a weight matrix of each head's own."""
+"""A linear layer with a weight matrix of each head's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Matrices that are stored in blocks (`architectures.stored_formats`): what they stand for, and products with them."""
+"""Matrices that are stored in blocks (`architectures.stored_formats`): what they stand for, and linear operations with
+them."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def block_rows(
 
 
 def all_finite(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> bool:
-    """Whether `blocks` (uint8 [..., bytes of a row]) stand for numbers, all of them."""
+    """Whether `blocks` (uint8 [..., bytes of a row]) stand for finite values, all of them."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.all_finite(blocks, stored)
     return group_blocks.is_finite(blocks, stored, inner)

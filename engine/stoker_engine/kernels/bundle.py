@@ -2,7 +2,7 @@
 
 What a layer does not change from step to step (weights, their addresses, an activation's name) is given once, and what
 comes back is called in every step: at one token a step, looking things up takes longer than small operations
-themselves. Weights must stay where they are; their numbers may change.
+themselves. Weights must stay where they are; their values may change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
 
-#: One tensor from another: a product, a norm, an activation.
+#: One tensor from another: a linear operation, a norm, an activation.
 Operation = Callable[[torch.Tensor], torch.Tensor]
 
 #: (x [tokens, hidden], weights [tokens, k] float32, expert numbers [tokens, k] int64) → [tokens, hidden]. Numbers
@@ -47,7 +47,7 @@ class MakeLinear(Protocol):
     """See `Kernels.linear`."""
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-        """The product with this weight and bias."""
+        """The linear operation with this weight and bias."""
         ...
 
 
@@ -77,7 +77,7 @@ class MakeQuantLinear(Protocol):
         dtype: torch.dtype,
         bias: torch.Tensor | None = None,
     ) -> Operation:
-        """The product with this weight and bias, of activations of `dtype`."""
+        """The linear operation with this weight and bias, of activations of `dtype`."""
         ...
 
 
@@ -88,7 +88,7 @@ class BlockStack:
     Attributes:
         blocks: uint8 [count, outputs, bytes of a row].
         stored: their format.
-        inner: numbers in a row.
+        inner: elements in a row.
         biases: [count, outputs], or None.
     """
 
@@ -120,7 +120,7 @@ class BlockPanels:
     """The same on matrices in blocks [outputs, bytes of a row].
 
     Attributes:
-        fit: whether a matrix in this format, of rows of so many numbers, can be packed, and is multiplied faster by
+        fit: whether a matrix in this format, of rows of so many elements, can be packed, and is multiplied faster by
             activations of this dtype then.
         pack: packs such a matrix, in place.
         linear: as `Kernels.quant_linear`, of a packed matrix, and by x in 8 bits (`int8_activations`).
@@ -145,7 +145,7 @@ class Kernels:
             [experts, 2 × size] and [experts, hidden] or None → `moe.experts` with them.
         float32_linear: as `linear`, `moe.float32_linear` of it.
         route: how experts are chosen, and a correction bias [experts] float32 or None → `moe.route` with them.
-        quant_linear: weight in blocks [outputs, bytes of a row], their format, numbers in a row, activations' dtype,
+        quant_linear: weight in blocks [outputs, bytes of a row], their format, elements in a row, activations' dtype,
             and bias [outputs] or None → `blocks.block_linear` with them.
         block_experts: gate_up and down projections in blocks, shaped as those of `experts`, the activation and
             activations' dtype → `moe.experts` with them.

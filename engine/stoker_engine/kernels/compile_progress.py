@@ -1,4 +1,4 @@
-"""Who wants to know when a kernel has been compiled, which takes seconds, is told."""
+"""Reports each kernel that is compiled, which takes seconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 @contextmanager
-def told_of_compiled(tell: Callable[[], None]) -> Iterator[list[str]]:
-    """Calls `tell` for each kernel that Triton compiles inside; not for those that its cache on disk has.
+def watch_compilations(on_compiled: Callable[[], None]) -> Iterator[list[str]]:
+    """Calls `on_compiled` for each kernel that Triton compiles inside; not for those that its cache on disk has.
 
     Yields:
         The names of what has been compiled so far.
@@ -24,7 +24,7 @@ def told_of_compiled(tell: Callable[[], None]) -> Iterator[list[str]]:
     def listen(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
             names.append(src.name)
-            tell()
+            on_compiled()
 
     before = knobs.compilation.listener
     knobs.compilation.listener = listen

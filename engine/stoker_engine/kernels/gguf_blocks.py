@@ -1,10 +1,10 @@
 """Weights in GGUF's types: what the bytes of a row mean.
 
-    a row     │ block │ block │ …        32 numbers a block, or 256, or 1
+    a row     │ block │ block │ …        32 elements a block, or 256, or 1
 
-Of 32 numbers. A number is a scale d times an integer q, in some types plus an offset m. d and m are float16, numbers
-are little-endian; of a byte that holds two codes, the low half is one of the first 16 numbers, the high half one of
-the last:
+Of 32 elements. An element is a scale d times an integer q, in some types plus an offset m. d and m are float16,
+elements are little-endian; of a byte that holds two codes, the low half is one of the first 16 elements, the high half
+one of the last:
 
     Q4_0     d 16 bytes             w = d (q - 8)
     Q4_1     d m 16 bytes           w = d q + m
@@ -14,7 +14,7 @@ the last:
     IQ4_NL   d 16 bytes             w = d table[q]
     MXFP4    e 16 bytes             w = 2^(e - 127) × fp4[q]
 
-Of 256 numbers, in eight units of 32. The scales s and offsets m of 16 numbers, or of 32, are small integers:
+Of 256 elements, in eight units of 32. The scales s and offsets m of 16 elements, or of 32, are small integers:
 
     Q2_K     s,m (4 + 4 bits, ×16) 64 bytes d dmin          w = d s q - dmin m          q 2 bits
     Q3_K     high (32 bytes) 64 bytes s (6 bits, ×16) d     w = d (s - 32) (q - 4)      q 2 bits, and one in `high`
@@ -37,7 +37,7 @@ from stoker_engine.architectures.stored_formats import GGUFFormat
 
 #: What codes of IQ4_NL and IQ4_XS stand for: denser around 0, as weights are.
 _UNEVEN: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-#: Twice the numbers of OCP's FP4 (e2m1), the high bit the sign.
+#: Twice the values of OCP's FP4 (e2m1), the high bit the sign.
 _FP4_TWICE: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -48,7 +48,7 @@ def dequantize(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> 
     return _NUMBERS[format.name](parts).flatten(-2).to(dtype)
 
 
-#: Where float16 numbers lie in a block: its scale, and that of its offsets.
+#: Where float16 elements lie in a block: its scale, and that of its offsets.
 _SCALES: Final[dict[str, tuple[int, ...]]] = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -67,7 +67,7 @@ _SCALES: Final[dict[str, tuple[int, ...]]] = {
 
 
 def all_finite(blocks: torch.Tensor, format: GGUFFormat) -> bool:
-    """Whether all numbers of `blocks` (uint8 [..., bytes of a row]) are finite. They are where the scales are, which
+    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite. They are where the scales are, which
     takes no dequantizing to see."""
     parts = blocks.reshape(-1, format.bytes)
     if format.name == "BF16":
@@ -135,8 +135,8 @@ def _q3_k(parts: torch.Tensor) -> torch.Tensor:
     scales = _halves(parts[..., 96:104]).flatten(-2) | _bits(parts[..., 104:108], 2).flatten(-2) << 4
     d = _float16(parts[..., 108:])[..., None]
     signed = codes.unflatten(-1, (2, 16)).flatten(-3, -2).float() - 4
-    numbers: torch.Tensor = d * (scales.float()[..., None] - 32) * signed
-    return numbers.flatten(-2)
+    elements: torch.Tensor = d * (scales.float()[..., None] - 32) * signed
+    return elements.flatten(-2)
 
 
 def _six_bits(parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,8 +170,8 @@ def _q6_k(parts: torch.Tensor) -> torch.Tensor:
     high = _bits(parts[..., 128:192].unflatten(-1, (2, 32)), 2).flatten(-3, -2)
     codes = (low | high << 4).float().unflatten(-1, (2, 16)).flatten(-3, -2) - 32
     scales = parts[..., 192:208].contiguous().view(torch.int8)[..., None]
-    numbers: torch.Tensor = _float16(parts[..., 208:])[..., None] * scales * codes
-    return numbers.flatten(-2)
+    elements: torch.Tensor = _float16(parts[..., 208:])[..., None] * scales * codes
+    return elements.flatten(-2)
 
 
 def _iq4_nl(parts: torch.Tensor) -> torch.Tensor:

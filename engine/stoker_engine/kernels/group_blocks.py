@@ -6,7 +6,7 @@
     s    the scale of each group, as `GroupFormat.scale` says
     z    the zero point of each group, a byte, where the format has them; without, codes of unsigned integers mean
          c - 2^(bits - 1), and all others what they are
-    c    the codes in units of 32 numbers, n(0) … n(31). The last unit of a row is filled up with codes of 0.
+    c    the codes in units of 32 elements, n(0) … n(31). The last unit of a row is filled up with codes of 0.
 
          8 bits   a byte each
          4 bits   16 bytes; byte i has n(i) in its low half and n(i + 16) in its high half
@@ -17,7 +17,7 @@
 The value of a code: of integers themselves; OCP's FP8 (Micikevicius et al., 2022) and FP4 (e2m1, its high bit the
 sign); of nf4 the 16 quantiles of QLoRA (Dettmers et al., 2023).
 
-Everything is little-endian. Numbers are computed in float32, one rounding for each × and none for -, then rounded to
+Everything is little-endian. Elements are computed in float32, one rounding for each × and none for -, then rounded to
 the wanted dtype.
 """
 
@@ -128,19 +128,23 @@ def _split(blocks: torch.Tensor, format: GroupFormat, inner: int) -> tuple[torch
     groups, width = format.groups(inner), SCALE_DTYPES[format.scale].itemsize
     sizes = (4 * format.row_scale, groups * width, groups * format.zero)
     row_scales, scales, zeros, codes = blocks.split((*sizes, blocks.shape[-1] - sum(sizes)), dim=-1)
-    numbers = _as(scales, SCALE_DTYPES[format.scale]).float()
+    scale_values = _as(scales, SCALE_DTYPES[format.scale]).float()
     if format.row_scale:
-        numbers = _as(row_scales, torch.float32) * numbers
-    return numbers, zeros.float() if format.zero else torch.full_like(numbers, implied_zero(format.code)), codes
+        scale_values = _as(row_scales, torch.float32) * scale_values
+    return (
+        scale_values,
+        zeros.float() if format.zero else torch.full_like(scale_values, implied_zero(format.code)),
+        codes,
+    )
 
 
 def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [..., row_bytes] → [..., inner] in `dtype`."""
     codes, scales, zeros = decode(blocks, format, inner)
-    meant = values(format.code).to(blocks.device)[codes.int()]
+    code_values = values(format.code).to(blocks.device)[codes.int()]
     if (format := format.for_rows(inner)).group:
         scales, zeros = (each.repeat_interleave(format.group, dim=-1)[..., :inner] for each in (scales, zeros))
-    return (scales * (meant - zeros)).to(dtype)
+    return (scales * (code_values - zeros)).to(dtype)
 
 
 def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
@@ -150,16 +154,16 @@ def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
         return all(is_finite(each, format, inner) for each in blocks)
     if not blocks.numel():
         return True
-    meant = values(format.code)
-    numbers = meant[meant.isfinite()]
-    most = torch.finfo(torch.bfloat16).max
+    code_values = values(format.code)
+    finite_values = code_values[code_values.isfinite()]
+    limit = torch.finfo(torch.bfloat16).max
     for rows in blocks.split(max(1, (1 << 20) // blocks.shape[-1])):
         scales, zeros, codes = _split(rows, format, inner)
-        largest = torch.maximum(numbers.max().item() - zeros, zeros - numbers.min().item())
-        if not bool((scales.abs() * largest <= most).all()):
+        largest = torch.maximum(finite_values.max().item() - zeros, zeros - finite_values.min().item())
+        if not bool((scales.abs() * largest <= limit).all()):
             return False
         # Of each sign the largest bytes are those that are no numbers.
-        if format.code in _FP8 and bool((codes[..., :inner] & 0x7F).max() >= len(numbers) // 2):
+        if format.code in _FP8 and bool((codes[..., :inner] & 0x7F).max() >= len(finite_values) // 2):
             return False
     return True
 
@@ -198,41 +202,41 @@ def _quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     inner = weights.shape[-1]
     size = format.for_rows(inner).group or inner
     grouped = functional.pad(weights, (0, -inner % size)).unflatten(-1, (-1, size))
-    wanted = _wanted_scales(grouped, format)
+    exact_scales = _candidate_scales(grouped, format)
     row_scales = None
     if format.row_scale:
-        row_scales = wanted[0].abs().amax(-1) / (448.0 if format.scale == "fp8_e4m3" else 1.0)
-    best, *others = (_rounded(grouped, each, row_scales, format) for each in wanted)
-    for other in others:
-        better = _error(other, grouped, format) < _error(best, grouped, format)
-        codes = torch.where(better.unsqueeze(-1), other.codes, best.codes)
-        stored = torch.where(better, other.stored.float(), best.stored.float()).to(best.stored.dtype)
-        best = _Rounded(codes, stored, best.zeros, torch.where(better, other.scales, best.scales))
+        row_scales = exact_scales[0].abs().amax(-1) / (448.0 if format.scale == "fp8_e4m3" else 1.0)
+    best, *alternatives = (_rounded(grouped, each, row_scales, format) for each in exact_scales)
+    for alternative in alternatives:
+        better = _error(alternative, grouped, format) < _error(best, grouped, format)
+        codes = torch.where(better.unsqueeze(-1), alternative.codes, best.codes)
+        stored = torch.where(better, alternative.stored.float(), best.stored.float()).to(best.stored.dtype)
+        best = _Rounded(codes, stored, best.zeros, torch.where(better, alternative.scales, best.scales))
     zeros = best.zeros.to(torch.uint8) if format.zero else None
     return encode(best.codes.flatten(-2)[..., :inner], best.stored, zeros, format, row_scales)
 
 
-def _wanted_scales(grouped: torch.Tensor, format: GroupFormat) -> list[torch.Tensor]:
+def _candidate_scales(grouped: torch.Tensor, format: GroupFormat) -> list[torch.Tensor]:
     """The scales [rows, groups] to try, not yet rounded."""
     largest = grouped.amax(-1)
     if format.zero:
         return [(largest.clamp(min=0) - grouped.amin(-1).clamp(max=0)) / (2**format.bits - 1)]
     magnitude = grouped.abs().amax(-1)
-    wanted = [magnitude / _largest_value(format)]
+    scales = [magnitude / _largest_value(format)]
     if format.code.startswith("uint") and format.bits < 8:
         sign = -1.0 if format.scale != "e8m0" else 1.0
-        wanted.append(torch.where(largest == magnitude, sign, 1.0) * magnitude / 2 ** (format.bits - 1))
-    return wanted
+        scales.append(torch.where(largest == magnitude, sign, 1.0) * magnitude / 2 ** (format.bits - 1))
+    return scales
 
 
 def _rounded(
-    grouped: torch.Tensor, wanted: torch.Tensor, row_scales: torch.Tensor | None, format: GroupFormat
+    grouped: torch.Tensor, exact_scales: torch.Tensor, row_scales: torch.Tensor | None, format: GroupFormat
 ) -> _Rounded:
     if row_scales is None:
-        stored = _stored_scales(wanted, format)
+        stored = _stored_scales(exact_scales, format)
         scales = stored.float()
     else:
-        stored = _stored_scales(_quotient(wanted, row_scales.unsqueeze(-1)), format)
+        stored = _stored_scales(_quotient(exact_scales, row_scales.unsqueeze(-1)), format)
         scales = row_scales.unsqueeze(-1) * stored.float()
     if format.zero:
         zeros = _quotient(-grouped.amin(-1).clamp(max=0), scales).round().clamp(0, 2**format.bits - 1)
@@ -244,8 +248,8 @@ def _rounded(
 
 def _error(rounded: _Rounded, grouped: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     """Squared, of each group."""
-    meant = values(format.code).to(grouped.device)[rounded.codes.int()] - rounded.zeros.unsqueeze(-1)
-    return (rounded.scales.unsqueeze(-1) * meant - grouped).square().sum(-1)
+    code_values = values(format.code).to(grouped.device)[rounded.codes.int()] - rounded.zeros.unsqueeze(-1)
+    return (rounded.scales.unsqueeze(-1) * code_values - grouped).square().sum(-1)
 
 
 def _largest_value(format: GroupFormat) -> float:
@@ -263,9 +267,9 @@ def _stored_scales(scales: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     return scales.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
 
 
-def _quotient(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _quotient(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """0 where the scale is 0."""
-    return torch.where(scales == 0, 0.0, numbers / torch.where(scales == 0, 1.0, scales))
+    return torch.where(scales == 0, 0.0, values / torch.where(scales == 0, 1.0, scales))
 
 
 def _nearest(scaled: torch.Tensor, zeros: torch.Tensor, format: GroupFormat) -> torch.Tensor:
@@ -286,8 +290,8 @@ def _as(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return stored.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
-def _bytes(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _pack(units: torch.Tensor, bits: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Activations in 8 bits: what the CPU's kernels multiply with weights in blocks in panels, as integers and so exactly.
 
-Of each 32 numbers of a row the largest becomes 127 or −127 of a scale of their own, and all are rounded to the nearest
-multiple of it, as llama.cpp does. The products of what shares a scale are added up without an error, and these sums in
-float32. Scales of weights are those of their blocks or groups.
+Of each 32 elements of a row the largest becomes 127 or −127 of a scale of their own, and all are rounded to the nearest
+multiple of it, as llama.cpp does. The dot products of what shares a scale are added up without an error, and these sums
+in float32. Scales of weights are those of their blocks or groups.
 
 Where 128 or 256 weights share a scale, so do as many activations, a block: the scale of 32 of them is then a multiple
 of the block's, by a factor of 1 to 255, the least by which none of them is too large. Integers add up over a block.
@@ -16,7 +16,7 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 
-#: Numbers that share a scale.
+#: Elements that share a scale.
 GROUP: Final = 32
 
 #: Where the largest number of a group or block is below it, all of them become 0.
@@ -27,7 +27,7 @@ _MOST: Final = 255
 
 
 def block_of(stored: StoredFormat, inner: int) -> int:
-    """How many activations share a scale where they are multiplied with rows of `inner` numbers."""
+    """How many activations share a scale where they are multiplied with rows of `inner` elements."""
     if isinstance(stored, GGUFFormat):
         return GROUP
     one = stored.groups(inner) == 1

@@ -1,6 +1,6 @@
 """Keys and values in the paged cache: how they are written, and what was written means.
 
-In 8 bits a number stands for itself times a scale, a layer's or its own token's and head's:
+In 8 bits an element stands for itself times a scale, a layer's or its own token's and head's:
 
     stored = round(x / scale)        within ±448 for e4m3, ±57344 for e5m2, ±127 for int8; to the nearest, ties to even
     scale  = max |x| / 448 or 127    where each token and head has its own; 1 where all of x is 0

@@ -10,6 +10,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """x Wᵀ + b: [..., inner] → [..., outputs], for `weight` [outputs, inner] and `bias` [outputs] in x's dtype.
 
     Sums in float32, and rounds once. With the CPU's kernels a row's result is the same in every batch, bit for bit;
-    torch's own products differ with the number of rows.
+    torch's own GEMMs differ with the number of rows.
     """
     return functional.linear(x, weight, bias)

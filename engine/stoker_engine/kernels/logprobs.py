@@ -16,7 +16,7 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, 
         [rows, 3] float32: the token's log-probability, the largest logit, the logarithm of the sum; and [rows] int64:
         the token's rank, 1 where none is likelier.
     """
-    own = logits.gather(1, tokens[:, None])
+    token_logits = logits.gather(1, tokens[:, None])
     largest = logits.amax(-1, keepdim=True)
     total = (logits - largest).exp_().sum(-1, keepdim=True).log_()
-    return torch.cat((own - largest - total, largest, total), dim=1), (logits > own).sum(-1) + 1
+    return torch.cat((token_logits - largest - total, largest, total), dim=1), (logits > token_logits).sum(-1) + 1

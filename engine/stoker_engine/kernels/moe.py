@@ -1,11 +1,11 @@
 """Mixture of experts: the router's choice, and the chosen experts' gated MLPs.
 
-Each expert that was chosen computes all its tokens in one product, so a step costs one pass over the weights of the
+Each expert that was chosen computes all its tokens in one GEMM, so a step costs one pass over the weights of the
 experts in use, however many requests it serves:
 
     token        0 1 2 3          flat choices   t0e2 t0e0 t1e2 t1e3 t2e0 …
     experts      2 2 0 2    ──►   sorted         e0: t0 t2 t3   e2: t0 t1 …   e3: t1 …
-                 0 3 3 1                         one pair of products each
+                 0 3 3 1                         one pair of GEMMs each
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor
 
 
 def grouped_linear(linear: MakeLinear, weights: torch.Tensor, biases: torch.Tensor | None = None) -> list[Operation]:
-    """The product with each of `weights` [count, outputs, inner] and `biases` [count, outputs] or None."""
+    """The linear operation with each of `weights` [count, outputs, inner] and `biases` [count, outputs] or None."""
     return [linear(weight, None if biases is None else biases[index]) for index, weight in enumerate(weights)]
 
 
@@ -80,8 +80,8 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
     does not change them. Numbers beyond those of the experts given are others', which are computed elsewhere.
 
     Args:
-        gate_up: each expert's product [tokens, hidden] → [tokens, 2 × intermediate].
-        down: each expert's product [tokens, intermediate] → [tokens, hidden].
+        gate_up: each expert's linear operation [tokens, hidden] → [tokens, 2 × intermediate].
+        down: each expert's linear operation [tokens, intermediate] → [tokens, hidden].
         act_and_mul: [tokens, 2 × intermediate] → [tokens, intermediate].
 
     Returns:

@@ -6,21 +6,21 @@ import torch
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Rotates the first r numbers of each head of `x` [tokens, heads, d] by the angles with `cos` and `sin`
+    """Rotates the first r elements of each head of `x` [tokens, heads, d] by the angles of `cos` and `sin`
     [tokens, 1, r / 2]; the other d - r stay.
 
     Pair i is one complex number: (i, i + r/2) in GPT-NeoX's and Llama's layout, (2i, 2i + 1) where `interleaved`
     (GPT-J's).
     """
     rotary_dim = 2 * cos.shape[-1]
-    rotated, rest = (x, None) if rotary_dim == x.shape[-1] else (x[..., :rotary_dim], x[..., rotary_dim:])
+    rotated, unrotated = (x, None) if rotary_dim == x.shape[-1] else (x[..., :rotary_dim], x[..., rotary_dim:])
     if interleaved:
         first, second = rotated[..., ::2], rotated[..., 1::2]
         rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-        return rotated if rest is None else torch.cat((rotated, rest), dim=-1)
+        return rotated if unrotated is None else torch.cat((rotated, unrotated), dim=-1)
     first, second = rotated.chunk(2, dim=-1)
     parts = (first * cos - second * sin, second * cos + first * sin)
-    return torch.cat(parts if rest is None else (*parts, rest), dim=-1)
+    return torch.cat(parts if unrotated is None else (*parts, unrotated), dim=-1)
 
 
 def concat_rotated(
@@ -39,5 +39,5 @@ def cos_sin(
         positions: [tokens] int64.
         frequencies: [pairs] float32.
     """
-    products = torch.outer(positions.float(), frequencies).unsqueeze(1)
-    return (products.cos() * scale).to(dtype), (products.sin() * scale).to(dtype)
+    angles = torch.outer(positions.float(), frequencies).unsqueeze(1)
+    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)

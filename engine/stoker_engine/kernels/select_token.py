@@ -67,21 +67,21 @@ def keep_likely(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
     if not bool((counts | (top_p < 1)).any()):
         return logits if bool((threshold == -torch.inf).all()) else logits.masked_fill(logits < threshold, -torch.inf)
 
-    most = int(torch.where(counts, kept, 0).max())
+    num_ranked = int(torch.where(counts, kept, 0).max())
     whole = torch.zeros_like(top_p)
     if bool(((top_p < 1) & ~counts).any()):
-        most = max(most, min(_TOP, vocabulary))
+        num_ranked = max(num_ranked, min(_TOP, vocabulary))
         whole = torch.where(logits < threshold, 0.0, logits.exp()).sum(-1, keepdim=True, dtype=torch.float64)
     while True:
-        ranked = logits.topk(most, dim=-1).values
-        ranks = torch.arange(most, device=logits.device)
+        ranked = logits.topk(num_ranked, dim=-1).values
+        ranks = torch.arange(num_ranked, device=logits.device)
         weights = ranked.exp().double().masked_fill_((ranks >= kept) | (ranked < threshold), 0)
         total = torch.where(counts, weights.sum(-1, keepdim=True), whole)
         upto = weights.cumsum(dim=-1)
         # The top of a row is enough when it reaches top-p, or holds all that its top-k keeps.
-        if most == vocabulary or bool(((upto[:, -1:] >= top_p * total) | counts | (top_p == 1)).all()):
+        if num_ranked == vocabulary or bool(((upto[:, -1:] >= top_p * total) | counts | (top_p == 1)).all()):
             break
-        most = vocabulary
+        num_ranked = vocabulary
     inside = (upto.sub_(weights) < top_p * total) & (weights > 0)
     last = inside.sum(-1, keepdim=True).clamp_min(1) - 1
     lowest = torch.maximum(ranked.gather(1, last), threshold)

@@ -64,17 +64,16 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     return host_memory() // sharers
 
 
-def limit_threads(most: int | None = None) -> None:
-    """Uses no more threads than the container has processors, or fewer.
+def limit_threads(limit: int | None = None) -> None:
+    """Limits torch's threads to the container's processors, or to `limit`.
 
     torch starts one for each core of the machine. Where a container's limit is lower, the kernel stops all of them
-    for the rest of each period, and every product waits for its slowest thread.
+    for the rest of each period, and every GEMM waits for its slowest thread.
 
     Args:
-        most: how many this process may use, of several that compute at the same time; whoever comes later and knows of
-            none changes nothing.
+        limit: how many this process may use, of several processes that compute at the same time.
     """
-    count = usable_threads() if most is None else min(usable_threads(), most)
+    count = usable_threads() if limit is None else min(usable_threads(), limit)
     if count != torch.get_num_threads():
         torch.set_num_threads(count)
 

@@ -63,8 +63,8 @@ class RankLayout:
         return [list(range(first, first + self.tensor)) for first in range(0, self.size, self.tensor)]
 
     def pipelines(self) -> list[list[int]]:
-        """The ranks of each place, first stage to last, which hand on what they compute."""
-        return [list(range(place, self.size, self.tensor)) for place in range(self.tensor)]
+        """The ranks of each tensor rank, first stage to last, which hand on what they compute."""
+        return [list(range(tensor_rank, self.size, self.tensor)) for tensor_rank in range(self.tensor)]
 
     def __str__(self) -> str:
         """ "tensor 2 × pipeline 2"."""

@@ -44,7 +44,7 @@ class Machine:
     quota: float | None = None
 
     @classmethod
-    def here(cls, system: Path = _SYSTEM) -> Machine:
+    def current(cls, system: Path = _SYSTEM) -> Machine:
         """This process's.
 
         Args:
@@ -94,7 +94,7 @@ def deal(machine: Machine, count: int) -> list[ProcessorShare]:
     each = machine.time // count
     return [
         ProcessorShare(processors, min(each, machine.num_cores(processors) // sharers), False)
-        for processors, sharers in _places(machine, count)
+        for processors, sharers in _placements(machine, count)
     ]
 
 
@@ -106,7 +106,7 @@ def take_share(count: int, number: int, on_cpu: bool) -> ProcessorShare:
         number: which of them this is.
         on_cpu: whether the CPU computes the model: if so, this thread and those that it starts run on the share alone.
     """
-    machine = Machine.here()
+    machine = Machine.current()
     share = deal(machine, count)[number]
     if on_cpu:
         bind(share)
@@ -157,37 +157,39 @@ def _read(file: Path) -> Processors:
         return frozenset()
 
 
-def _places(machine: Machine, count: int) -> list[tuple[Processors, int]]:
+def _placements(machine: Machine, count: int) -> list[tuple[Processors, int]]:
     """For each of `count` processes where it runs, and how many of them run there."""
     nodes = _nodes(machine)
     if count < len(nodes):
-        return [(frozenset().union(*few), 1) for few in _nodes_of_each(machine, nodes, count)]
-    numbers = _numbers_of_each([machine.num_cores(node) for node in nodes], count)
-    return [(node, here) for node, here in zip(nodes, numbers, strict=True) for _ in range(here)]
+        return [(frozenset().union(*group), 1) for group in _nodes_of_each(machine, nodes, count)]
+    counts = _counts_of_each([machine.num_cores(node) for node in nodes], count)
+    return [
+        (node, num_processes) for node, num_processes in zip(nodes, counts, strict=True) for _ in range(num_processes)
+    ]
 
 
 def _nodes(machine: Machine) -> list[Processors]:
     """Nodes, of those processors that are allowed: none is empty, none lies in two nodes."""
-    left, nodes = machine.allowed, []
+    remaining, nodes = machine.allowed, []
     for node in (*machine.nodes, machine.allowed):
-        if here := left & node:
-            left -= here
-            nodes.append(here)
+        if usable := remaining & node:
+            remaining -= usable
+            nodes.append(usable)
     return nodes
 
 
 def _nodes_of_each(machine: Machine, nodes: list[Processors], count: int) -> list[list[Processors]]:
-    """Whole nodes for fewer ranks: the largest first, each to who has the fewest cores."""
+    """Whole nodes for fewer ranks: the largest first, each to the process that has the fewest cores."""
     dealt: list[list[Processors]] = [[] for _ in range(count)]
     for node in sorted(nodes, key=machine.num_cores, reverse=True):
         min(dealt, key=lambda few: sum(map(machine.num_cores, few))).append(node)
     return dealt
 
 
-def _numbers_of_each(sizes: list[int], count: int) -> list[int]:
+def _counts_of_each(sizes: list[int], count: int) -> list[int]:
     """How many ranks each node has, no more than its cores: each goes where it gets the most of them (D'Hondt), and
     of such nodes where there is none yet."""
-    numbers = [0] * len(sizes)
+    counts = [0] * len(sizes)
     for _ in range(count):
-        numbers[max(range(len(sizes)), key=lambda node: (sizes[node] / (numbers[node] + 1), -numbers[node]))] += 1
-    return numbers
+        counts[max(range(len(sizes)), key=lambda node: (sizes[node] / (counts[node] + 1), -counts[node]))] += 1
+    return counts

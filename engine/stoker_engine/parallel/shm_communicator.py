@@ -1,8 +1,8 @@
 """Ranks of one machine's CPUs, joined by memory that all of them see.
 
-What meets there, and how, is in ``kernels/cpu/csrc/comm/shared_ranks.h``: a reduction is one call, and takes a wait or
-two of about a microsecond where nobody is late. Who waits is awake for 50 µs and then sleeps until the others come.
-The memory has no name: it goes with the last process that has it.
+What meets there, and how, is in ``kernels/cpu/csrc/comm/shm_collectives.h``: a reduction is one call, and takes a wait
+or two of about a microsecond where no rank is late. A rank that waits is awake for 50 µs and then sleeps until the
+others come. The memory has no name: it goes with the last process that has it.
 
 Sums are added up in the order of ranks and in float32, as those of `parallel.torch_communicator`: both give the same
 bits.
@@ -26,11 +26,11 @@ MAX_RANKS: Final = 64
 
 #: Of what a rank brings to one wait; larger tensors go in pieces. Two pieces of each rank lie there.
 _SLOT_BYTES: Final = 256 * 1024
-_DESK_BYTES: Final = 128
+_HEADER_BYTES: Final = 128
 
 _SUM, _GATHER, _PARTS, _BROADCAST = range(4)
 _OPERATIONS: Final = ("all_reduce", "all_gather", "all_reduce", "broadcast")
-_LATE, _DIFFERENT = 1, 2
+_TIMEOUT, _MISMATCH = 1, 2
 
 #: What travels, by the number that ranks compare.
 _DTYPES: Final = (
@@ -43,8 +43,8 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _INT, _LONG = ctypes.c_int32, ctypes.c_int64
 
 
-class _Doing(ctypes.Structure):
-    """shared_ranks.h's Doing."""
+class _Collective(ctypes.Structure):
+    """shm_collectives.h's Collective."""
 
     _fields_ = (("operation", _INT), ("dtype", _INT), ("rows", _LONG), ("row_bytes", _LONG))
 
@@ -55,15 +55,15 @@ class _Doing(ctypes.Structure):
 
 
 class _Member(ctypes.Structure):
-    """shared_ranks.h's Member."""
+    """shm_collectives.h's Member."""
 
     _fields_ = (
         ("region", ctypes.c_void_p),
-        *((name, _LONG) for name in ("rank", "size", "slot_bytes", "spin_ns", "timeout_ns", "round", "trouble")),
-        ("late", ctypes.c_uint64),
-        ("culprit", _LONG),
-        ("mine", _Doing),
-        ("theirs", _Doing),
+        *((name, _LONG) for name in ("rank", "size", "slot_bytes", "spin_ns", "timeout_ns", "round", "failure")),
+        ("late_ranks", ctypes.c_uint64),
+        ("mismatched_rank", _LONG),
+        ("collective", _Collective),
+        ("other_collective", _Collective),
     )
 
 
@@ -100,8 +100,8 @@ class ShmCommunicator:
         assert 2 <= size <= MAX_RANKS and 0 <= rank < size
         self.rank, self.size = rank, size
         self._timeout_s, self._library = timeout_s, library
-        num_bytes = size * (_DESK_BYTES + 2 * _SLOT_BYTES)
-        os.truncate(fd, num_bytes)  # whoever comes first fills it with zeros, and to others it does nothing
+        num_bytes = size * (_HEADER_BYTES + 2 * _SLOT_BYTES)
+        os.truncate(fd, num_bytes)  # the first rank fills it with zeros, and for the others it does nothing
         self._memory = mmap.mmap(fd, num_bytes)  # kept for as long as this rank is
         self._me = _Member(
             region=ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
@@ -123,13 +123,13 @@ class ShmCommunicator:
         x = x.contiguous()
         if x.dtype is not torch.bfloat16 and x.dtype is not torch.float32:
             return self._sum_of_parts(x)
-        self._library.stoker_ranks_sum(self._at, x.dtype is torch.bfloat16, x.data_ptr(), x.numel())
+        self._library.stoker_shm_all_reduce(self._at, x.dtype is torch.bfloat16, x.data_ptr(), x.numel())
         self._check()
         return x
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Communicator`. Ranks ask each other for their widths, in a microsecond: who would be wrong would read
-        past what others bring.
+        """See `Communicator`. Ranks ask each other for their widths, in a microsecond: a rank with wrong widths would
+        read past the others' data.
 
         Raises:
             RankLostError: another rank did not come in time, or does something else.
@@ -137,7 +137,7 @@ class ShmCommunicator:
         x = x.contiguous()
         code, rows = _CODES[x.dtype], x.shape[:-1].numel()
         self._widths[self.rank] = x.shape[-1] * x.itemsize
-        self._library.stoker_ranks_widths(self._at, code, rows, self._widths)
+        self._library.stoker_shm_gather_widths(self._at, code, rows, self._widths)
         self._check()
         out = x.new_empty(*x.shape[:-1], sum(self._widths) // x.itemsize)
         self._gather(_GATHER, x, rows, out)
@@ -150,7 +150,7 @@ class ShmCommunicator:
             RankLostError: another rank did not come in time, or does something else.
         """
         x = x.contiguous()
-        self._library.stoker_ranks_broadcast(self._at, _CODES[x.dtype], x.data_ptr(), x.nbytes)
+        self._library.stoker_shm_broadcast(self._at, _CODES[x.dtype], x.data_ptr(), x.nbytes)
         self._check()
         return x
 
@@ -159,31 +159,32 @@ class ShmCommunicator:
         parts = x.new_empty(self.size, *x.shape)
         self._widths[:] = [x.nbytes] * self.size
         self._gather(_PARTS, x, 1, parts)
-        first, *others = parts.unbind()
+        first, *rest = parts.unbind()
         total = first.float() if x.dtype is torch.float16 else first
-        for part in others:
+        for part in rest:
             total += part
         return total.to(x.dtype)
 
     def _gather(self, operation: int, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
         code = _CODES[x.dtype]
-        self._library.stoker_ranks_gather(self._at, operation, code, x.data_ptr(), rows, self._widths, out.data_ptr())
+        self._library.stoker_shm_all_gather(self._at, operation, code, x.data_ptr(), rows, self._widths, out.data_ptr())
         self._check()
 
     def _check(self) -> None:
-        if self._me.trouble:
+        if self._me.failure:
             self._raise()
 
     def _raise(self) -> NoReturn:
         me = self._me
-        if me.trouble == _LATE:
-            late = ", ".join(str(rank) for rank in range(self.size) if me.late >> rank & 1)
+        if me.failure == _TIMEOUT:
+            late = ", ".join(str(rank) for rank in range(self.size) if me.late_ranks >> rank & 1)
             raise RankLostError(
-                f"rank {self.rank} of {self.size} waited in vain for rank {late} ({me.mine}): "
+                f"rank {self.rank} of {self.size} waited in vain for rank {late} ({me.collective}): "
                 f"it did not come within {self._timeout_s:g} s"
             )
-        assert me.trouble == _DIFFERENT
+        assert me.failure == _MISMATCH
         raise RankLostError(
-            f"rank {self.rank} of {self.size} came to {me.mine}, and rank {me.culprit} to {me.theirs}: "
+            f"rank {self.rank} of {self.size} came to {me.collective}, and rank {me.mismatched_rank} to "
+            f"{me.other_collective}: "
             "ranks must do the same things in the same order"
         )

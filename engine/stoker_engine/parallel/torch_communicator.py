@@ -43,9 +43,9 @@ class TorchCommunicator:
             with self._waiting("all_reduce"):
                 distributed.all_reduce(x, group=self._group)
             return x
-        first, *others = self._gather(x, "all_reduce").unbind()
+        first, *rest = self._gather(x, "all_reduce").unbind()
         total = first.float() if x.dtype in _NARROW else first
-        for part in others:
+        for part in rest:
             total += part
         return total.to(x.dtype)
 
@@ -77,7 +77,7 @@ class TorchCommunicator:
 
 
 class World:
-    """All ranks of an engine. Whoever makes one waits until all have.
+    """All ranks of an engine. Its constructor waits until all ranks have one.
 
     Args:
         rank: this process's number.
@@ -93,10 +93,10 @@ class World:
     def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
         self._made: list[TorchCommunicator] = []
-        place, timeout = urlsplit(rendezvous), timedelta(seconds=timeout_s)
+        url, timeout = urlsplit(rendezvous), timedelta(seconds=timeout_s)
         with waiting(rank, size, "joining the others"):
-            if place.scheme == "tcp":
-                host, port = str(place.hostname), int(place.port or 0)
+            if url.scheme == "tcp":
+                host, port = str(url.hostname), int(url.port or 0)
                 # The store asks for the name of each address, and where no name server answers it waits 20 s each time.
                 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
                 if "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -105,21 +105,21 @@ class World:
                 store: Store = TCPStore(host, port, is_master=False, timeout=timeout)
             else:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, if it has one
-                store = FileStore(place.path, size)
+                store = FileStore(url.path, size)
             distributed.init_process_group(_BACKENDS, store=store, rank=rank, world_size=size, timeout=timeout)
 
     def ranks(self, groups: Sequence[Sequence[int]]) -> TorchCommunicator:
         """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""
-        ours, group = self.group_of(groups)
-        self._made.append(TorchCommunicator(ours, self.rank, group))
+        members, group = self.group_of(groups)
+        self._made.append(TorchCommunicator(members, self.rank, group))
         return self._made[-1]
 
     def group_of(self, groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], distributed.ProcessGroup]:
         """Of `groups`, which name each rank once, the members of the one that this rank is in, and what joins them.
         All ranks ask for the same groups."""
         made = {tuple(members): self._group(members) for members in groups}
-        ours = next(members for members in made if self.rank in members)
-        return ours, made[ours]
+        own_group = next(members for members in made if self.rank in members)
+        return own_group, made[own_group]
 
     def close(self) -> None:
         """Leaves the others; nothing can be asked of these ranks after."""

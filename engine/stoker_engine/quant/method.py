@@ -42,7 +42,7 @@ class Products(Protocol):
         ...
 
     def linears(self, biases: torch.Tensor | None = None) -> list[Operation]:
-        """The product with each of several; `biases`: [count, outputs]."""
+        """The linear operation with each of several; `biases`: [count, outputs]."""
         ...
 
     def experts(

@@ -26,7 +26,7 @@ class Packable(Protocol):
 
 
 class LazyPrepack:
-    """The product with a matrix, before it is packed and after."""
+    """The linear operation with a matrix, before it is packed and after."""
 
     def __init__(self, matrix: Packable, of_rows: Operation, of_panels: Operation) -> None:
         self._matrix, self._of_rows, self._of_panels = matrix, of_rows, of_panels
@@ -59,5 +59,5 @@ class LazyPrepackConcat:
 
 
 def resolve_prepack(linear: Operation) -> Operation:
-    """A product with matrices that are packed by now, or never will be."""
+    """A linear operation with matrices that are packed by now, or never will be."""
     return linear.now if isinstance(linear, LazyPrepack | LazyPrepackConcat) else linear

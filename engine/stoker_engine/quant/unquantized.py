@@ -88,7 +88,7 @@ class UnquantizedMatrix(nn.Module):
         return experts(self.linears(biases), down.linears(down_biases), self.kernels.act_and_mul(act))
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-        """The product with one matrix, before it is packed and after."""
+        """The linear operation with one matrix, before it is packed and after."""
         of_rows = self.kernels.linear(weight, bias)
         return of_rows if self._panels is None else LazyPrepack(self, of_rows, self._panels.linear(weight, bias))
 

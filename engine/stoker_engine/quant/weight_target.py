@@ -79,7 +79,7 @@ class WeightTarget:
 
     @property
     def inner(self) -> int:
-        """How many numbers each row has here."""
+        """How many elements each row has here."""
         return self.full_shape[-1] if self.shard is None else self.shard[-1].stop - self.shard[-1].start
 
     @property
@@ -89,8 +89,8 @@ class WeightTarget:
 
     def emptied(self) -> WeightTarget:
         """A target for a weight like this one, of which nothing is here."""
-        _, *rest = self.shard or tuple(slice(0, size) for size in self.full_shape)
-        return WeightTarget(self.tensor[:0], self.full_shape, (slice(0, 0), *rest), self.stored)
+        _, *inner_slices = self.shard or tuple(slice(0, size) for size in self.full_shape)
+        return WeightTarget(self.tensor[:0], self.full_shape, (slice(0, 0), *inner_slices), self.stored)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's share of `whole`, a tensor of `full_shape`; a view."""

@@ -25,7 +25,7 @@ class Sequences:
         queries, keys, values: one tensor a sequence, [length, heads, d].
         blocks: block numbers of each.
         kv_cache_dtype: as `--kv-cache-dtype` says.
-        own: the layer's scales of keys and values, where tokens have none.
+        layer_scales: the layer's scales of keys and values, where tokens have none.
     """
 
     shape: AttentionShape
@@ -37,7 +37,7 @@ class Sequences:
     cache: KVCache
     block_size: int
     kv_cache_dtype: str = "auto"
-    own: LayerScales | None = None
+    layer_scales: LayerScales | None = None
 
     @classmethod
     def random(
@@ -49,7 +49,7 @@ class Sequences:
         seed: int = 0,
         block_size: int = 16,
         kv_cache_dtype: str = "auto",
-        own: LayerScales | None = None,
+        layer_scales: LayerScales | None = None,
         heads_first: bool | None = None,
     ) -> Sequences:
         """Sequences of the given lengths; where latent, the values are the first numbers of the keys.
@@ -74,8 +74,8 @@ class Sequences:
         part = _pool(sum(counts) + 1, 2, block_size * kv.token_bytes(spec))
         if heads_first is None:
             heads_first = random.Random(f"{lengths} {seed}").random() < 0.5
-        cache = layer_view(part, spec, block_size, 0, kv, own, heads_first)
-        return cls(shape, queries, keys, values, blocks, latent, cache, block_size, kv_cache_dtype, own)
+        cache = layer_view(part, spec, block_size, 0, kv, layer_scales, heads_first)
+        return cls(shape, queries, keys, values, blocks, latent, cache, block_size, kv_cache_dtype, layer_scales)
 
     def step(
         self, spans: list[tuple[int, int, int]]
@@ -118,7 +118,7 @@ class Sequences:
         shape, length = self.shape, len(self.queries[sequence])
         group = shape.num_heads // shape.num_kv_heads
         query = self.queries[sequence].double()
-        own_key, own_value = self.own or (None, None)
+        own_key, own_value = self.layer_scales or (None, None)
         key = kept(self.keys[sequence], self.kv_cache_dtype, own_key)
         value = key[..., : shape.value_head_dim]
         if not self.latent:
@@ -153,15 +153,15 @@ def run(backend: AttentionBackend, sequences: Sequences, *steps: list[tuple[int,
     return [torch.cat(parts) if parts else torch.empty(0) for parts in rows]
 
 
-def kept(x: torch.Tensor, kv_cache_dtype: str, own: torch.Tensor | None = None) -> torch.Tensor:
-    """What is left of keys or values [length, heads, d] in such a cache, by torch's own types: float64."""
+def kept(x: torch.Tensor, kv_cache_dtype: str, layer_scale: torch.Tensor | None = None) -> torch.Tensor:
+    """What is left of keys or values [length, heads, d] in such a cache, by torch's layer_scale types: float64."""
     if kv_cache_dtype == "auto":
         return x.double()
     if kv_cache_dtype == "bfloat16":
         return x.bfloat16().double()
     dtype = {"fp8_e5m2": torch.float8_e5m2, "int8_per_token_head": torch.int8}.get(kv_cache_dtype, torch.float8_e4m3fn)
     largest = (torch.iinfo if dtype == torch.int8 else torch.finfo)(dtype).max
-    scale = torch.ones(1, 1, 1) if own is None else own.view(1, -1, 1)
+    scale = torch.ones(1, 1, 1) if layer_scale is None else layer_scale.view(1, -1, 1)
     if kv_cache_dtype.endswith("_per_token_head"):
         scale = x.float().abs().amax(-1, keepdim=True) / largest
         scale[scale == 0] = 1

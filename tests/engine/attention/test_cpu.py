@@ -14,7 +14,7 @@ from stoker_engine.contract import names
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.models.loading.kv_scales import LayerScales
 
-from ..kernels.each_level import each_level
+from ..kernels.each_isa import each_isa
 from .conftest import Sequences, run
 
 KV_CACHE_DTYPES = [name for name in names.KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
@@ -38,7 +38,7 @@ LENGTHS = [1, 16, 65, 200, 130, 47]
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def backend(request: pytest.FixtureRequest) -> CpuBackend:
     """The kernels of one level; those that are not this processor's best take a compilation more."""
     return CpuBackend(load(request.param))
@@ -108,20 +108,20 @@ def test_bits_do_not_depend_on_threads(backend: CpuBackend) -> None:
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-def test_a_query_that_is_no_number_spoils_no_other(backend: CpuBackend, dtype: torch.dtype, what: float) -> None:
+def test_a_query_that_is_no_number_spoils_no_other(backend: CpuBackend, dtype: torch.dtype, value: float) -> None:
     """Rows that are run together, of several heads and queries, share vectors."""
     sequences = Sequences.random(PLAIN, [700], dtype)
     (clean,) = run(backend, sequences, [(0, 0, 700)])
-    for place in (0, 130, 699):
+    for row in (0, 130, 699):
         spoilt = Sequences.random(PLAIN, [700], dtype)
-        spoilt.queries[0][place, 1] = what
+        spoilt.queries[0][row, 1] = value
         rows = run(backend, spoilt, [(0, 0, 700)])[0].view(700, PLAIN.num_heads, -1)
-        others = torch.ones(700, PLAIN.num_heads, dtype=torch.bool)
-        others[place, 1] = False
-        assert torch.equal(rows[others], clean.view_as(rows)[others])
-        assert rows[place, 1].isnan().all()
+        is_clean = torch.ones(700, PLAIN.num_heads, dtype=torch.bool)
+        is_clean[row, 1] = False
+        assert torch.equal(rows[is_clean], clean.view_as(rows)[is_clean])
+        assert rows[row, 1].isnan().all()
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -143,8 +143,8 @@ def test_caches_of_other_dtypes(backend: CpuBackend, name: str, kv_cache_dtype: 
     """Both backends attend to what must have been stored, and store the same bytes."""
     stored = []
     for each in (backend, SdpaBackend()):
-        own = own_scales(kv_cache_dtype, SHAPES[name])
-        sequences = Sequences.random(SHAPES[name], LENGTHS, dtype, kv_cache_dtype=kv_cache_dtype, own=own)
+        scales = own_scales(kv_cache_dtype, SHAPES[name])
+        sequences = Sequences.random(SHAPES[name], LENGTHS, dtype, kv_cache_dtype=kv_cache_dtype, layer_scales=scales)
         for index, rows in enumerate(run(each, sequences, whole(sequences))):
             torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=EXACT[dtype], atol=EXACT[dtype])
         cache = sequences.cache
@@ -155,9 +155,11 @@ def test_caches_of_other_dtypes(backend: CpuBackend, name: str, kv_cache_dtype: 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_a_latent_vector_has_one_scale(backend: CpuBackend, kv_cache_dtype: str) -> None:
     shape = AttentionShape(num_heads=40, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1)
-    own = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
+    scales = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
     for each in (backend, SdpaBackend()):
-        sequences = Sequences.random(shape, LENGTHS, torch.float32, True, kv_cache_dtype=kv_cache_dtype, own=own)
+        sequences = Sequences.random(
+            shape, LENGTHS, torch.float32, True, kv_cache_dtype=kv_cache_dtype, layer_scales=scales
+        )
         for index, rows in enumerate(run(each, sequences, whole(sequences))):
             torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=2e-6, atol=2e-6)
 
@@ -168,8 +170,10 @@ def test_bits_of_other_caches_do_not_depend_on_batch_or_chunks(backend: CpuBacke
     shape = SHAPES["window" if kv_cache_dtype == "bfloat16" else "grouped"]
 
     def made() -> Sequences:
-        own = own_scales(kv_cache_dtype, shape)
-        return Sequences.random(shape, [2100, 33, 1], torch.bfloat16, kv_cache_dtype=kv_cache_dtype, own=own)
+        scales = own_scales(kv_cache_dtype, shape)
+        return Sequences.random(
+            shape, [2100, 33, 1], torch.bfloat16, kv_cache_dtype=kv_cache_dtype, layer_scales=scales
+        )
 
     sequences = made()
     together = run(backend, sequences, [(2, 0, 1), (0, 0, 2100), (1, 0, 33)])

@@ -36,14 +36,14 @@ def test_by_its_name_or_the_fastest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name", "said"),
+    ("dtype", "name", "message"),
     [
         (torch.float16, "native", "float16 on cpu; choose auto, or sdpa"),
         (torch.float32, "triton", "need a GPU, and this is a CPU; choose auto, or sdpa"),
     ],
 )
-def test_what_cannot_run_here_is_refused(dtype: torch.dtype, name: str, said: str) -> None:
-    with pytest.raises(ArgumentError, match=f"--attention-backend: .*{said}"):
+def test_what_cannot_run_here_is_refused(dtype: torch.dtype, name: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"--attention-backend: .*{message}"):
         attention_backend(CPU, requirements(dtype), name=name)  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ LATENT = dataclasses.replace(LAYER, latent=MLAConfig(None, 64, 32, 16, 32))
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "said"),
+    ("name", "requested", "message"),
     [
         ("flash-attn", requirements(torch.float32), "in bfloat16 or float16, not in float32"),
         ("flash-attn", requirements(torch.float16), r"not in bfloat16 \(--kv-cache-dtype\)"),
@@ -103,12 +103,12 @@ LATENT = dataclasses.replace(LAYER, latent=MLAConfig(None, 64, 32, 16, 32))
     ],
 )
 def test_packages_are_refused_what_they_cannot(
-    name: Any, asked: AttentionRequirements, said: str, monkeypatch: pytest.MonkeyPatch
+    name: Any, requested: AttentionRequirements, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ArgumentError, match=rf"--attention-backend: {name} .*is not installed; choose auto, or sdpa"):
-        by_package(name, asked, None)
+        by_package(name, requested, None)
     monkeypatch.setattr("importlib.util.find_spec", lambda package: package)
     with pytest.raises(ArgumentError, match=f"{name} cannot run here: no GPU;"):
-        by_package(name, asked, "no GPU")
-    with pytest.raises(ArgumentError, match=f"--attention-backend: {name} .*{said}.*; choose auto, or sdpa"):
-        by_package(name, asked, None)
+        by_package(name, requested, "no GPU")
+    with pytest.raises(ArgumentError, match=f"--attention-backend: {name} .*{message}.*; choose auto, or sdpa"):
+        by_package(name, requested, None)

@@ -42,8 +42,12 @@ def cut(rng: random.Random, lengths: list[int]) -> list[list[tuple[int, int, int
         for sequence, (at, length) in enumerate(zip(done, lengths, strict=True)):
             if at < length:
                 # Few steps: large chunks, and single tokens where a sequence ends.
-                left = length - at
-                size = 1 if left <= 2 else min(left - rng.randrange(3), rng.choice([1, 3, 63, 64, 65, 300, 1024, left]))
+                remaining = length - at
+                size = (
+                    1
+                    if remaining <= 2
+                    else min(remaining - rng.randrange(3), rng.choice([1, 3, 63, 64, 65, 300, 1024, remaining]))
+                )
                 spans.append((sequence, at, at + max(1, size)))
         for sequence, _, end in spans:
             done[sequence] = end

@@ -128,7 +128,7 @@ def test_steps_come_back_in_order_with_two_in_flight(make: Make) -> None:
     calls: list[tuple[int, int]] = []
     executor = make(on_progress=lambda done, total: calls.append((done, total)))
     plan: Any = executor.plan
-    threads = [deal(Machine.here(), SIZE)[0].threads]
+    threads = [deal(Machine.current(), SIZE)[0].threads]
     assert (plan.num_blocks, plan.model, plan.threads, executor.on_cpu) == (7, "/some/model", threads, True)
     assert len(calls) > SIZE  # more often than each rank once, at its end
     assert calls == sorted(calls)

@@ -91,6 +91,6 @@ def test_attention_by_tiles(kernels: ctypes.CDLL) -> None:
     whole = run(CpuBackend(kernels), sequences, [(0, 0, 150), (1, 0, 33)])
     assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
     parts = run(CpuBackend(kernels), sequences, [(0, 0, 1), (1, 0, 20)], [(0, 1, 149), (1, 20, 33)], [(0, 149, 150)])
-    for index, (rows, others) in enumerate(zip(whole, parts, strict=True)):
+    for index, (rows, rows_in_parts) in enumerate(zip(whole, parts, strict=True)):
         close(rows, sequences.expected(index))
-        assert torch.equal(rows, others)
+        assert torch.equal(rows, rows_in_parts)

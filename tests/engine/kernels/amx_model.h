@@ -29,7 +29,7 @@ struct Unit {
 };
 
 inline thread_local Unit unit;
-inline long products = 0;  // counted by whichever thread: it is only asked whether there were some
+inline long num_products = 0;  // counted by whichever thread: it is only asked whether there were some
 
 inline void require(bool holds, const char* what) {
   if (holds) return;
@@ -77,9 +77,9 @@ inline void put(int tile, void* to, long stride) {
 // What is too small for a normal number is 0.
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
-inline float number(const float* words, int place) {
+inline float element(const float* words, int location) {
   uint16_t half;
-  memcpy(&half, (const char*)words + 2 * place, sizeof half);
+  memcpy(&half, (const char*)words + 2 * location, sizeof half);
   const uint32_t bits = (uint32_t)half << 16;
   float x;
   memcpy(&x, &bits, sizeof x);
@@ -91,7 +91,7 @@ inline void require_fit(int to, int a, int b) {
   const Unit::Config& config = unit.config;
   require(config.rows[a] == config.rows[to] && 4 * config.rows[b] == config.bytes[a] && config.bytes[b] == config.bytes[to],
           "tiles whose sizes do not fit");
-  products++;
+  num_products++;
 }
 
 inline void multiply(int to, int a, int b) {
@@ -100,11 +100,11 @@ inline void multiply(int to, int a, int b) {
   const int pairs = config.bytes[a] / 4, columns = config.bytes[to] / 4;
   float right[16][32];
   for (int k = 0; k < pairs; k++)
-    for (int n = 0; n < 2 * columns; n++) right[k][n] = number(unit.tiles[b][k], n);
+    for (int n = 0; n < 2 * columns; n++) right[k][n] = element(unit.tiles[b][k], n);
   for (int row = 0; row < config.rows[to]; row++) {
     float sums[32] = {};
     for (int k = 0; k < pairs; k++) {
-      const float left[2] = {number(unit.tiles[a][row], 2 * k), number(unit.tiles[a][row], 2 * k + 1)};
+      const float left[2] = {element(unit.tiles[a][row], 2 * k), element(unit.tiles[a][row], 2 * k + 1)};
       for (int n = 0; n < 2 * columns; n++) sums[n] = flushed(std::fma(left[n % 2], right[k][n], sums[n]));
     }
     for (int n = 0; n < columns; n++) {
@@ -119,8 +119,8 @@ template <class Left>
 inline void multiply_bytes(int to, int a, int b) {
   require_fit(to, a, b);
   const Unit::Config& config = unit.config;
-  const auto left = [a](int row, int place) { return ((const Left*)unit.tiles[a][row])[place]; };
-  const auto right = [b](int row, int place) { return ((const int8_t*)unit.tiles[b][row])[place]; };
+  const auto left = [a](int row, int location) { return ((const Left*)unit.tiles[a][row])[location]; };
+  const auto right = [b](int row, int location) { return ((const int8_t*)unit.tiles[b][row])[location]; };
   for (int row = 0; row < config.rows[to]; row++)
     for (int n = 0; n < config.bytes[to] / 4; n++) {
       int32_t sum;
@@ -133,7 +133,7 @@ inline void multiply_bytes(int to, int a, int b) {
 }  // namespace amx_model
 
 // How many products of tiles there were.
-extern "C" __attribute__((weak)) long amx_model_products() { return amx_model::products; }
+extern "C" __attribute__((weak)) long amx_model_products() { return amx_model::num_products; }
 
 #undef _tile_loadd
 #undef _tile_stored

@@ -21,9 +21,9 @@ def some_formats(count: int, seed: int) -> list[GroupFormat]:
     draw = random.Random(seed)
     formats = []
     for index, code in enumerate(CODES):
-        for turn in range(count):
+        for repetition in range(count):
             zero = code.startswith("uint") and draw.random() < 0.5
-            group, scale = GROUPS[(index + turn) % len(GROUPS)], SCALES[(index + 2 * turn) % len(SCALES)]
+            group, scale = GROUPS[(index + repetition) % len(GROUPS)], SCALES[(index + 2 * repetition) % len(SCALES)]
             formats.append(GroupFormat(code, group, scale, zero, draw.random() < 0.3))
     return formats
 

@@ -26,7 +26,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 
 from ...support.engine.gguf_random import random_blocks
-from .each_level import each_level
+from .each_isa import each_isa
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
@@ -35,7 +35,7 @@ EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
 By = Callable[[Kernels, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)
@@ -178,16 +178,16 @@ def test_the_largest_tells_of_what_is_no_number(
     kernels: ctypes.CDLL, size: int, native: bool, dtype: torch.dtype
 ) -> None:
     argmax = cpu_kernels(kernels).argmax if native else REFERENCE.argmax
-    places = sorted({0, size // 3, size - 1})
-    x = random(4 * len(places), size).to(dtype)
-    for row, place in enumerate(places):
-        x[row, place] = torch.nan
-        x[row + len(places), place] = torch.inf
-        x[row + 2 * len(places)] = -torch.inf
-        x[row + 3 * len(places), place] = -torch.inf
-        x[row + 3 * len(places), place - 1] = 1.0
+    columns = sorted({0, size // 3, size - 1})
+    x = random(4 * len(columns), size).to(dtype)
+    for row, column in enumerate(columns):
+        x[row, column] = torch.nan
+        x[row + len(columns), column] = torch.inf
+        x[row + 2 * len(columns)] = -torch.inf
+        x[row + 3 * len(columns), column] = -torch.inf
+        x[row + 3 * len(columns), column - 1] = 1.0
     finite = argmax(x)[1].isfinite().tolist()
-    assert finite == [False] * 3 * len(places) + [True] * len(places)
+    assert finite == [False] * 3 * len(columns) + [True] * len(columns)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -264,7 +264,7 @@ def test_without_a_compiler_torch_runs_and_the_log_says_so(
     library.library.cache_clear()
 
 
-def test_a_level_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_isa_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One that nobody has tried runs where it is named, and else not; a wrong name is reported with the right ones."""
     best, last = (Isa(name, (), frozenset()) for name in ("best", "last"))
     untried = Isa("untried", (), frozenset(), tried=False)
@@ -273,12 +273,12 @@ def test_a_level_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     monkeypatch.delenv("STOKER_NATIVE_KERNELS", raising=False)
     monkeypatch.setattr(library, "usable_isas", lambda: (untried, best, last))
     assert chosen() is best
-    for wanted, found in [("1", best), ("last", last), ("untried", untried)]:
-        monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
+    for setting, found in [("1", best), ("last", last), ("untried", untried)]:
+        monkeypatch.setenv("STOKER_NATIVE_KERNELS", setting)
         assert chosen() is found
     monkeypatch.setattr(library, "usable_isas", lambda: (untried,))
-    for wanted, says in [("1", "none of this processor's has been tried"), ("mmx", "none is called 'mmx'")]:
-        monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
+    for setting, says in [("1", "none of this processor's has been tried"), ("mmx", "none is called 'mmx'")]:
+        monkeypatch.setenv("STOKER_NATIVE_KERNELS", setting)
         caplog.clear()
         assert chosen() is None
         assert says in caplog.text and "STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: untried" in caplog.text

@@ -17,7 +17,7 @@ import pytest
 
 from stoker_engine.contract.cache_folder import cache_folder
 from stoker_engine.kernels.cpu.build import build
-from stoker_engine.kernels.cpu.isa import _LEVELS
+from stoker_engine.kernels.cpu.isa import _ISAS
 
 HERE = Path(__file__).parent
 PARTS = HERE / "emulated"
@@ -38,7 +38,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", heap, PARTS / "heap.c"], check=True)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CXX", COMPILER)
-        library = build(_LEVELS["aarch64"][0], cache_folder() / "native")
+        library = build(_ISAS["aarch64"][0], cache_folder() / "native")
     return {
         **os.environ,
         "LD_PRELOAD": str(heap),

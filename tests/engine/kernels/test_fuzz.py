@@ -39,7 +39,7 @@ from stoker_engine.kernels.panels import PANEL
 
 from ...support.engine.gguf_random import random_blocks
 from ..attention.conftest import Sequences, run
-from .each_level import each_level
+from .each_isa import each_isa
 from .group_random import random_groups, some_formats
 from .stored_random import IN_PANELS, random_stored, whole_numbers
 
@@ -66,7 +66,7 @@ rows = st.integers(1, 40)
 widths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 255, 256, 257, 511, 576]))
 
 
-@pytest.fixture(scope="module", params=each_level())
+@pytest.fixture(scope="module", params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level."""
     return load(request.param)
@@ -212,8 +212,8 @@ def test_rms_norm(
     x = numbers.rows_of_wider(count, heads * size, more).unflatten(1, (heads, size))
     if heads == 1:
         x = x[:, 0]
-    wanted = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    close(rms_norm(kernels, weight, 1e-5)(x), wanted)
+    expected = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    close(rms_norm(kernels, weight, 1e-5)(x), expected)
 
 
 @drawn
@@ -223,21 +223,21 @@ def test_rotary(
     count: int,
     heads: int,
     pairs: int,
-    rest: int,
+    num_unrotated: int,
     pairwise: bool,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
     numbers = Numbers(seed, dtype)
-    x = numbers(count, heads, 2 * pairs + rest)
+    x = numbers(count, heads, 2 * pairs + num_unrotated)
     positions = torch.randint(0, 5000, (count,), generator=torch.Generator().manual_seed(seed))
     frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
     cos, sin = native_rotary.cos_sin(kernels, positions, frequencies, 1.0, dtype)
     cos_sin = (positions[:, None] * frequencies).double()[:, None]
     assert float((cos.double() - cos_sin.cos()).abs().max()) < max(EXACT[dtype], 1e-3)
     assert float((sin.double() - cos_sin.sin()).abs().max()) < max(EXACT[dtype], 1e-3)
-    wanted = rotary.apply_rotary(x.double(), cos.double(), sin.double(), pairwise)
-    close(native_rotary.apply_rotary(kernels, x, cos.clone(), sin.clone(), pairwise), wanted)
+    expected = rotary.apply_rotary(x.double(), cos.double(), sin.double(), pairwise)
+    close(native_rotary.apply_rotary(kernels, x, cos.clone(), sin.clone(), pairwise), expected)
 
 
 @drawn
@@ -255,8 +255,8 @@ def test_activation(
 ) -> None:
     x = Numbers(seed, dtype).rows_of_wider(count, size * (1 + gated), more)
     kind, function = ACTIVATIONS[name]
-    wanted = function(x[:, :size].double()) * (x[:, size:].double() if gated else 1)
-    close(native_activation.activation(kernels, kind, x, gated), wanted)
+    expected = function(x[:, :size].double()) * (x[:, size:].double() if gated else 1)
+    close(native_activation.activation(kernels, kind, x, gated), expected)
 
 
 @drawn
@@ -268,10 +268,10 @@ def test_clamped_swiglu(
     x = x.flatten()[: (count - 1) * (2 * size + more) + 2 * size].clone()
     x = x.as_strided((count, 2 * size), (2 * size + more, 1))
     gate, up = x[:, :size].double().clamp(max=act.limit), x[:, size:].double().clamp(-act.limit, act.limit)
-    wanted = gate * torch.sigmoid(act.alpha * gate) * (up + 1)
-    close(native_activation.clamped_swiglu(kernels, act, x), wanted)
+    expected = gate * torch.sigmoid(act.alpha * gate) * (up + 1)
+    close(native_activation.clamped_swiglu(kernels, act, x), expected)
     reference = kernels_activation.act_and_mul(act)(x.double())
-    assert torch.allclose(reference, wanted, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(reference, expected, rtol=1e-12, atol=1e-12)
 
 
 @drawn
@@ -279,9 +279,9 @@ def test_clamped_swiglu(
 def test_argmax(kernels: ctypes.CDLL, count: int, size: int, more: int, values: int, seed: int) -> None:
     """Of few values: the first of equals counts."""
     x = (Numbers(seed, torch.float32).rows_of_wider(count, size, more) * values).round()
-    wanted = x.eq(x.max(dim=-1, keepdim=True).values).int().argmax(dim=-1)
-    places, largest = argmax(kernels, x)
-    assert places.tolist() == wanted.tolist()
+    expected = x.eq(x.max(dim=-1, keepdim=True).values).int().argmax(dim=-1)
+    indices, largest = argmax(kernels, x)
+    assert indices.tolist() == expected.tolist()
     assert torch.equal(largest, x.amax(dim=-1))
 
 
@@ -296,9 +296,9 @@ def test_experts(
     got = cpu_kernels(kernels).experts(gate_up, down, "silu")(x, weights, chosen)
     gate, up = torch.einsum("th,eih->tei", x.double(), gate_up.double()).chunk(2, dim=-1)
     each = torch.einsum("tei,ehi->teh", functional.silu(gate) * up, down.double())
-    wanted = (each.gather(1, chosen[..., None].expand(-1, -1, hidden)) * weights.double()[..., None]).sum(1)
-    scale = max(float(wanted.abs().max()), 1.0)
-    assert float((got.double() - wanted).abs().max()) <= 4 * EXACT[dtype] * scale
+    expected = (each.gather(1, chosen[..., None].expand(-1, -1, hidden)) * weights.double()[..., None]).sum(1)
+    scale = max(float(expected.abs().max()), 1.0)
+    assert float((got.double() - expected).abs().max()) <= 4 * EXACT[dtype] * scale
 
 
 @st.composite
@@ -335,7 +335,7 @@ def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
 @given(attentions(), st.data(), dtypes, st.sampled_from(KV_CACHE_DTYPES), st.booleans(), seeds)
 def test_attention(
     kernels: ctypes.CDLL,
-    what: tuple[AttentionShape, list[int], int, bool],
+    case: tuple[AttentionShape, list[int], int, bool],
     data: st.DataObject,
     dtype: torch.dtype,
     kv_cache_dtype: str,
@@ -343,12 +343,12 @@ def test_attention(
     seed: int,
 ) -> None:
     """In steps of chunks of any size. What is not a sequence's own is nan or inaccessible."""
-    shape, lengths, block_size, latent = what
-    own = None
+    shape, lengths, block_size, latent = case
+    scales = None
     if scaled and kv_cache_dtype in ("fp8", "fp8_e4m3"):
         numbers = torch.rand(shape.num_kv_heads + 1, generator=torch.Generator().manual_seed(seed)) / 20 + 0.001
-        own = numbers[1:].clone(), numbers[:1].clone()
-    sequences = Sequences.random(shape, lengths, dtype, latent, seed, block_size, kv_cache_dtype, own)
+        scales = numbers[1:].clone(), numbers[:1].clone()
+    sequences = Sequences.random(shape, lengths, dtype, latent, seed, block_size, kv_cache_dtype, scales)
     steps, done = [], [0] * len(lengths)
     while any(at < length for at, length in zip(done, lengths, strict=True)):
         spans = []

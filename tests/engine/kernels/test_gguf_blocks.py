@@ -17,7 +17,7 @@ from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear as dense_linear
 
 from ...support.engine.gguf_random import SCALES, numbers, random_blocks, same
-from .each_level import each_level
+from .each_isa import each_isa
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -25,7 +25,7 @@ each_format = pytest.mark.parametrize("format", GGUF_FORMATS.values(), ids=lambd
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)
@@ -46,8 +46,8 @@ def every_scale(format: GGUFFormat) -> torch.Tensor:
     scales = torch.cat([torch.arange(0, 1 << 16, step), torch.tensor([0, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0x7E00])])
     scales = torch.cat([scales, scales ^ 0x8000]).to(torch.uint16).view(torch.uint8).view(-1, 2)
     blocks = random_blocks(format, len(scales), 1, seed=len(scales))
-    for place in SCALES.get(format.name, ()):
-        blocks[:, place : place + 2] = scales
+    for offset in SCALES.get(format.name, ()):
+        blocks[:, offset : offset + 2] = scales
     if format.name == "MXFP4":
         blocks[:, 0] = torch.arange(len(blocks))
     if format.name == "BF16":

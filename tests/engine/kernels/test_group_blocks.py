@@ -24,7 +24,7 @@ from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear as dense_linear
 from stoker_engine.kernels.reference import REFERENCE
 
-from .each_level import each_level
+from .each_isa import each_isa
 from .group_random import CODES, GROUPS, SCALES, Drawn, name_of, random_groups, some_formats
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -32,7 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)
@@ -103,13 +103,13 @@ def test_numbers_are_those_of_their_parts(format: GroupFormat) -> None:
 def test_mxfp4_is_that_of_gguf() -> None:
     """Whose blocks have the same codes in the same places behind a scale each."""
     generator = torch.Generator().manual_seed(3)
-    theirs = torch.randint(0, 256, (7, 5, 17), generator=generator, dtype=torch.uint8)
-    theirs[..., 0] = theirs[..., 0].clamp(1, 253)
-    codes = torch.cat([theirs[..., 1:] & 15, theirs[..., 1:] >> 4], dim=-1).flatten(1)
+    gguf = torch.randint(0, 256, (7, 5, 17), generator=generator, dtype=torch.uint8)
+    gguf[..., 0] = gguf[..., 0].clamp(1, 253)
+    codes = torch.cat([gguf[..., 1:] & 15, gguf[..., 1:] >> 4], dim=-1).flatten(1)
     format = GroupFormat("fp4", 32, "e8m0")
-    blocks = group_blocks.encode(codes, theirs[..., 0].contiguous(), None, format)
-    wanted = gguf_dequantize(theirs.flatten(1).numpy().astype(np.uint8), GGMLQuantizationType.MXFP4)
-    assert torch.equal(group_blocks.dequantize(blocks, format, 160, torch.float32), torch.from_numpy(wanted))
+    blocks = group_blocks.encode(codes, gguf[..., 0].contiguous(), None, format)
+    expected = gguf_dequantize(gguf.flatten(1).numpy().astype(np.uint8), GGMLQuantizationType.MXFP4)
+    assert torch.equal(group_blocks.dequantize(blocks, format, 160, torch.float32), torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("format", some_formats(4, seed=2), ids=name_of)
@@ -199,12 +199,12 @@ def test_numbers_that_zero_points_make_too_large_are_seen(row_scale: bool) -> No
     format = GroupFormat("uint4", 32, "float32", zero=True, row_scale=row_scale)
     codes, zeros = torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)
     scales, ones = torch.full((2, 2), -1e37), torch.ones(2) if row_scale else None
-    for zero, wanted in ((0, True), (15, True), (33, True), (35, False), (255, False)):
+    for zero, expected in ((0, True), (15, True), (33, True), (35, False), (255, False)):
         zeros[1, 1] = zero
         blocks = group_blocks.encode(codes, scales, zeros, format, ones)
-        assert bool(group_blocks.dequantize(blocks, format, 64, torch.bfloat16).isfinite().all()) == wanted
-        assert group_blocks.is_finite(blocks, format, 64) == wanted, zero
-        assert group_blocks.is_finite(blocks.view(2, 1, -1), format, 64) == wanted, zero
+        assert bool(group_blocks.dequantize(blocks, format, 64, torch.bfloat16).isfinite().all()) == expected
+        assert group_blocks.is_finite(blocks, format, 64) == expected, zero
+        assert group_blocks.is_finite(blocks.view(2, 1, -1), format, 64) == expected, zero
 
 
 class _Largest(TorchDispatchMode):
@@ -233,13 +233,13 @@ def test_groups_longer_than_rows_are_rows(code: Code, operations: Kernels) -> No
     rows = GroupFormat(code, 0, "float32", zero=code.startswith("uint"))
     weights = torch.randn(5, 80, generator=torch.Generator().manual_seed(8))
     blocks = group_blocks.quantize(weights, rows)
-    wanted = operations.block_rows(blocks, rows, 80, torch.arange(5), torch.float32)
+    expected = operations.block_rows(blocks, rows, 80, torch.arange(5), torch.float32)
     for group in (80, 96, LARGEST_GROUP):
         format = replace(rows, group=group)
         assert format.for_rows(80) == rows and format.for_rows(group + 1) == format
         with _Largest() as largest:
             assert torch.equal(group_blocks.quantize(weights, format), blocks)
-            assert torch.equal(operations.block_rows(blocks, format, 80, torch.arange(5), torch.float32), wanted)
+            assert torch.equal(operations.block_rows(blocks, format, 80, torch.arange(5), torch.float32), expected)
             operations.quant_linear(blocks, format, 80, torch.float32)(torch.ones(2, 80))
         assert largest.bytes < 1 << 15
 
@@ -266,7 +266,7 @@ def every_scale(format: GroupFormat) -> Drawn:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_level_reads_what_torch_does(kernels: ctypes.CDLL, code: Code) -> None:
+def test_every_isa_reads_what_torch_does(kernels: ctypes.CDLL, code: Code) -> None:
     for scale in SCALES:
         for group in GROUPS:
             for zero in (False, True)[: 1 + code.startswith("uint")]:
@@ -280,8 +280,8 @@ def test_every_level_reads_what_torch_does(kernels: ctypes.CDLL, code: Code) -> 
                             continue
                         for dtype in DTYPES:
                             got = native.dequantize(kernels, blocks, format, inner, dtype)
-                            wanted = group_blocks.dequantize(blocks, format, inner, dtype)
-                            assert torch.equal(got, wanted), (format, inner, dtype)
+                            expected = group_blocks.dequantize(blocks, format, inner, dtype)
+                            assert torch.equal(got, expected), (format, inner, dtype)
 
 
 #: Around the sizes of tiles and of pieces.

@@ -13,13 +13,13 @@ from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.cpu.library import load
 
 from ..attention.conftest import Sequences, kept, run
-from .each_level import each_level
+from .each_isa import each_isa
 
 SHAPE = AttentionShape(num_heads=2, num_kv_heads=2, head_dim=40, value_head_dim=40, scale=1.0)
 QUANTIZED = ["fp8", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"]
 
 
-@pytest.fixture(params=[pytest.param("sdpa", id="sdpa"), *each_level()])
+@pytest.fixture(params=[pytest.param("sdpa", id="sdpa"), *each_isa()])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """The reference, and the kernels of each level."""
     return SdpaBackend() if request.param == "sdpa" else CpuBackend(load(request.param))
@@ -44,8 +44,8 @@ def test_every_number(backend: AttentionBackend, kv_cache_dtype: str) -> None:
     if kv_cache_dtype.endswith("_per_token_head"):  # of one size, so that not all but one of a vector become 0
         numbers = numbers[numbers.abs().argsort()]
     values = numbers[: len(numbers) // 80 * 80].view(-1, 2, 40)
-    got, wanted = through(backend, kv_cache_dtype, values), kept(values, kv_cache_dtype)
-    assert torch.equal(got, wanted.float())
+    got, expected = through(backend, kv_cache_dtype, values), kept(values, kv_cache_dtype)
+    assert torch.equal(got, expected.float())
     assert got.isfinite().all()
 
 

@@ -19,12 +19,12 @@ from stoker_engine.kernels.int8_activations import block_of, int8_activations
 from stoker_engine.kernels.panels import PANEL, packed
 
 from ...support.engine.gguf_random import SCALES, same
-from .each_level import each_level
+from .each_isa import each_isa
 from .group_random import CODES
 from .stored_random import GGUF_IN_PANELS, IN_PANELS, id_of, random_stored, whole_numbers
 
 
-@pytest.fixture(params=each_level())
+@pytest.fixture(params=each_isa())
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level."""
     return load(request.param)
@@ -97,8 +97,8 @@ def test_what_is_no_number_stays_in_its_row(operations: Panels) -> None:
     x[3, 5], x[7, 63] = torch.nan, torch.inf
     got = linear(x)
     assert got[3].isnan().all() and not got[7].isfinite().any()
-    others = [row for row in range(10) if row not in (3, 7)]
-    assert torch.equal(got[others], expected[others])
+    finite_rows = [row for row in range(10) if row not in (3, 7)]
+    assert torch.equal(got[finite_rows], expected[finite_rows])
 
 
 @pytest.mark.parametrize("shape", [(15, 64), (64, 33)])
@@ -129,8 +129,8 @@ def multiplied(
     how far results may be from it: sums are float32, and results and what lies beyond the panels are rounded to
     bfloat16."""
     whole = len(weight) // PANEL * PANEL
-    rest = x.double() @ weight[whole:].bfloat16().double().T
-    exact = torch.cat((int8_activations(x, block) @ weight[:whole].T, rest), dim=1)
+    tail = x.double() @ weight[whole:].bfloat16().double().T
+    exact = torch.cat((int8_activations(x, block) @ weight[:whole].T, tail), dim=1)
     summed = x.double().abs() @ weight.abs().T
     exact += 0 if bias is None else bias.double()
     return exact, exact.abs() * 2**-8 + summed * 2**-19
@@ -146,9 +146,9 @@ def test_blocks_are_multiplied_in_8_bits(
     blocks = random_stored(stored, outputs, inner, seed=outputs)
     hostile = blocks.clone()
     hostile[outputs // 3] = torch.arange(hostile.shape[1], dtype=torch.uint8) * 7 + 3
-    for place in places_of_scales(stored):
-        hostile[outputs // 2, place : place + 2] = torch.tensor([0, [0x7C, 0x7E][units % 2]])  # inf, or nan
-        hostile[outputs // 4, place : place + 2] = torch.tensor([1, 0])  # no normal number
+    for offset in places_of_scales(stored):
+        hostile[outputs // 2, offset : offset + 2] = torch.tensor([0, [0x7C, 0x7E][units % 2]])  # inf, or nan
+        hostile[outputs // 4, offset : offset + 2] = torch.tensor([1, 0])  # no normal number
     bias, x = random(outputs), random(210, inner + 6)[:, 3 : inner + 3]
     x[7], x[8], x[9, 5:] = 0, 1e-31, 1e30  # nothing; less than has a scale; large
     for matrix, added in ((blocks, bias), (hostile, None)):
@@ -160,8 +160,8 @@ def test_blocks_are_multiplied_in_8_bits(
         assert same(of_blocks.rows(in_panels, stored, inner, ids, torch.bfloat16), plain[ids].bfloat16())
         linear = of_blocks.linear(in_panels, stored, inner, torch.bfloat16, added)
         got, (exact, room) = linear(x), multiplied(x, block_of(stored, inner), plain.double(), added)
-        numbers = room < 1e38 * 2**-19  # so that sums on the way are finite
-        assert numbers[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[numbers].all()
+        is_bounded = room < 1e38 * 2**-19  # so that sums on the way are finite
+        assert is_bounded[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[is_bounded].all()
         assert not got[:7][~exact[:7].isfinite()].isfinite().any()
         for count in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):
             assert same(linear(x[:count]), got[:count]), count
@@ -177,8 +177,8 @@ def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, st
     x[3, 5], x[7, 63], x[8, 255] = torch.nan, torch.inf, -torch.inf
     got = linear(x)
     assert got[3].isnan().all() and not got[[7, 8]].isfinite().any()
-    others = [row for row in range(10) if row not in (3, 7, 8)]
-    assert torch.equal(got[others], expected[others])
+    finite_rows = [row for row in range(10) if row not in (3, 7, 8)]
+    assert torch.equal(got[finite_rows], expected[finite_rows])
 
 
 def test_blocks_that_have_no_panel_are_not_packed(of_blocks: BlockPanels) -> None:
@@ -193,9 +193,9 @@ def test_blocks_that_have_no_panel_are_not_packed(of_blocks: BlockPanels) -> Non
         for row in (-1, 64):
             with pytest.raises(IndexError, match="of 64"):
                 of_blocks.rows(blocks, stored, 128, torch.tensor([0, row]), torch.bfloat16)
-    others: list[StoredFormat] = [each for name, each in GGUF_FORMATS.items() if name not in GGUF_IN_PANELS]
-    others += [replace(int8, row_scale=True), replace(int8, group=48), replace(int8, scale="e8m0")]
-    others += [GroupFormat(code, 0, "float32") for code in CODES if code not in ("uint4", "uint8", "int8")]
-    for stored in others:
+    unsupported: list[StoredFormat] = [each for name, each in GGUF_FORMATS.items() if name not in GGUF_IN_PANELS]
+    unsupported += [replace(int8, row_scale=True), replace(int8, group=48), replace(int8, scale="e8m0")]
+    unsupported += [GroupFormat(code, 0, "float32") for code in CODES if code not in ("uint4", "uint8", "int8")]
+    for stored in unsupported:
         assert not of_blocks.fit(random_stored(stored, 64, 512, seed=1), stored, 512, torch.bfloat16), stored
     assert not of_blocks.fit(random_stored(int8, 64, 100, seed=1), int8, 100, torch.bfloat16)

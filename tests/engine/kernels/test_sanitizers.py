@@ -127,11 +127,11 @@ torch.save(results, sys.argv[2])
 @pytest.mark.slow(drawn=not HAS_AMX)
 @pytest.mark.timeout(900)
 def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
-    """The level of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
+    """The ISA of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
     tiles, they are fuzzed themselves, and the model is to have their bits."""
     isa = next((isa.name for isa in usable_isas() if isa.name == "avx512-bf16"), None)
     if isa is None:
-        pytest.skip("what is not tiles on that level needs AVX512-BF16")
+        pytest.skip("what is not tiles on that ISA needs AVX512-BF16")
     flags = f"-D__AMX_BF16__ -include {HERE / 'amx_model.h'}"
     environment = {"PYTHONPATH": str(HERE.parents[2])}
     apart = {"STOKER_CACHE": str(tmp_path)}  # a library's name says nothing of the model's text
@@ -147,10 +147,12 @@ def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
 
     of_model, of_processor = tmp_path / "model.pt", tmp_path / "processor.pt"
     modelled = apart | {"STOKER_NATIVE_CXXFLAGS": f"-O1 {flags}"}
-    for name, file, other in ((isa, of_model, modelled), ("amx", of_processor, {})):
-        subprocess.run([sys.executable, "-c", _BITS, name, str(file)], env=os.environ | environment | other, check=True)
-    for got, wanted in zip(torch.load(of_model), torch.load(of_processor), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+    for name, file, settings in ((isa, of_model, modelled), ("amx", of_processor, {})):
+        subprocess.run(
+            [sys.executable, "-c", _BITS, name, str(file)], env=os.environ | environment | settings, check=True
+        )
+    for got, expected in zip(torch.load(of_model), torch.load(of_processor), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
 _STRAY = """
@@ -185,8 +187,8 @@ def test_ranks_do_not_stray() -> None:
 @pytest.mark.parametrize(
     "driver, driven, says",
     [
-        ("pool.cpp", "common/threads.cpp", "every piece was computed once\n"),
-        ("ranks.cpp", "comm/shared_ranks.cpp", "every result was right\n"),
+        ("drive_thread_pool.cpp", "common/threads.cpp", "every piece was computed once\n"),
+        ("drive_shm_collectives.cpp", "comm/shm_collectives.cpp", "every result was right\n"),
     ],
 )
 def test_threads_do_not_race(tmp_path: Path, driver: str, driven: str, says: str, broken: bool) -> None:

@@ -111,8 +111,8 @@ def test_what_a_stage_sends_the_next_one_receives(tensor: int, pipeline: int, tr
             hidden = (num_tokens * 4096 * 2,)  # bytes
             assert received == [Call("recv", hidden, torch.uint8, stage.index - 1)] * (not stage.is_first)
             assert sent == [Call("send", hidden, torch.uint8, stage.index + 1)] * (not stage.is_last)
-            others = [call for call in calls if call.peer is None]
-            assert others == [c for c in traced[layout.tensor_groups()[stage.index][0]][step] if c.peer is None]
+            collectives = [call for call in calls if call.peer is None]
+            assert collectives == [c for c in traced[layout.tensor_groups()[stage.index][0]][step] if c.peer is None]
 
 
 def test_rows_that_ask_for_more_are_gathered_and_told(trace: Trace) -> None:

@@ -36,8 +36,8 @@ def test_threads_stay_within_the_containers_processors(
         device.limit_threads()
         assert torch.get_num_threads() == threads
         torch.set_num_threads(4)
-        for most in (2, None, 8):  # whoever comes later and knows of nobody changes nothing
-            device.limit_threads(most)
+        for limit in (2, None, 8):  # whoever comes later and knows of nobody changes nothing
+            device.limit_threads(limit)
             assert torch.get_num_threads() == min(2, threads)
     finally:
         torch.set_num_threads(before)

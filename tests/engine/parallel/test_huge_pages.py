@@ -46,8 +46,8 @@ def test_whole_pages_of_a_matrix_are_asked_for() -> None:
 
 def test_small_tensors_beside_each_other_share_large_pages() -> None:
     """Also where memory was in use before: it is moved. What lies far from all of them stays as it is."""
-    own = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory = torch.frombuffer(own, dtype=torch.uint8).fill_(3)
+    mapping = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(mapping, dtype=torch.uint8).fill_(3)
     many = list(memory[: 20 << 20].split(300_000))
     far = memory[40 << 20 : (40 << 20) + 4096]
     collapse_pages([*reversed(many), far, torch.empty(0), torch.empty(8, device="meta")])

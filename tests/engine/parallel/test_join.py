@@ -53,5 +53,5 @@ def test_ranks_meet_where_all_can(have: str, kind: str) -> None:
     ]
     os.close(rendezvous)
     os.close(region)
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert said == [f"{kind} TorchCommunicator [3.0, 3.0, 3.0]\n"] * 2
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert outputs == [f"{kind} TorchCommunicator [3.0, 3.0, 3.0]\n"] * 2

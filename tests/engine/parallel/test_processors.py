@@ -46,8 +46,8 @@ def test_drawn_machines(seed: int) -> None:
     assert sum(share.threads for share in shares) <= max(count, time)
     if count > time:
         assert all(share == ProcessorShare(machine.allowed, 1, True) for share in shares)
-        said = crowding(machine, count)
-        assert said is not None and f"{count} ranks" in said and f"{len(cores)} cores" in said
+        warning = crowding(machine, count)
+        assert warning is not None and f"{count} ranks" in warning and f"{len(cores)} cores" in warning
         return
     assert crowding(machine, count) is None and not any(share.is_crowded for share in shares)
     named = [node & machine.allowed for node in machine.nodes]
@@ -104,12 +104,12 @@ def test_what_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for number, siblings in ((0, "0-1"), (1, "0-1"), (2, "2"), (3, "what")):  # 6 says nothing
         (tmp_path / f"cpu/cpu{number}/topology").mkdir(parents=True)
         (tmp_path / f"cpu/cpu{number}/topology/thread_siblings_list").write_text(siblings + "\n")
-    machine = Machine.here(tmp_path)
+    machine = Machine.current(tmp_path)
     assert machine.allowed == {0, 1, 2, 3, 6} and machine.quota == 2.5
     assert machine.nodes == tuple(map(parse_cpulist, ("0-1,4-5", "", "2-3", "6-7")))
     # 4 cores, and time for 3 of them: the core of hyperthreads is one
     assert [(share.processors, share.threads) for share in deal(machine, 3)] == [({0, 1}, 1), ({2, 3}, 1), ({6}, 1)]
-    nothing = Machine.here(tmp_path / "not there")
+    nothing = Machine.current(tmp_path / "not there")
     assert nothing.nodes == () and deal(nothing, 2) == [ProcessorShare(machine.allowed, 1, False)] * 2
 
 

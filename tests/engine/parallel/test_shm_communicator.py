@@ -73,7 +73,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert torch.equal(bits(found), bits(expected))
 
 
-def given(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+def rank_input(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """What that rank brings: of very different sizes, so that sums depend on their order; some are odd or signed 0."""
     generator = torch.Generator().manual_seed(seed * 64 + rank)
     if not dtype.is_floating_point:
@@ -100,7 +100,7 @@ class Operation:
     seed: int
 
     def part(self, rank: int) -> torch.Tensor:
-        return given(rank, (self.rows, self.widths[rank]), self.dtype, self.seed)
+        return rank_input(rank, (self.rows, self.widths[rank]), self.dtype, self.seed)
 
     def do(self, ranks: ShmCommunicator) -> torch.Tensor:
         x = self.part(ranks.rank)
@@ -146,7 +146,7 @@ def test_a_rows_sum_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
     size, width, rows = 4, 2047, 300  # 1.2 MB of bf16: five pieces
 
     def work(ranks: ShmCommunicator) -> tuple[torch.Tensor, torch.Tensor]:
-        x = given(ranks.rank, (rows, width), dtype, 1)
+        x = rank_input(ranks.rank, (rows, width), dtype, 1)
         some = torch.cat([ranks.all_reduce(x[row : row + n].clone()) for row, n in ((0, 1), (1, 2), (3, 30), (33, 5))])
         return some, ranks.all_reduce(x.clone())[:38]
 
@@ -199,9 +199,9 @@ def test_a_rank_that_does_not_come_is_named() -> None:
             absent.set()
         return str(raised.value)
 
-    said = together(4, work, timeout_s=1)
+    errors = together(4, work, timeout_s=1)
     for rank in (0, 3):
-        assert f"rank {rank} of 4" in said[rank] and "rank 1, 2 (all_reduce of 12 bytes" in said[rank]
+        assert f"rank {rank} of 4" in errors[rank] and "rank 1, 2 (all_reduce of 12 bytes" in errors[rank]
 
 
 class Forked:
@@ -225,23 +225,23 @@ class Forked:
                 self.pipes.append(read)
 
     def _run(self, ranks: ShmCommunicator, lengths: list[int], write: int) -> None:
-        said, rounds = "", 0
+        outcome, rounds = "", 0
         try:
             total = ranks.size * (ranks.size + 1) // 2
-            while not said:
+            while not outcome:
                 length = lengths[rounds % len(lengths)]
                 x = torch.empty(length)
                 ctypes.memmove(x.data_ptr(), (ctypes.c_float * length)(*[ranks.rank + 1.0] * length), length * 4)
                 ranks.all_reduce(x)
-                numbers = (ctypes.c_float * length).from_address(x.data_ptr()) if length else ()
-                if any(number != total for number in numbers):
-                    said = "wrong"
+                values = (ctypes.c_float * length).from_address(x.data_ptr()) if length else ()
+                if any(value != total for value in values):
+                    outcome = "wrong"
                 rounds += 1
                 if rounds == 3:
                     os.write(write, b"+")  # under way
         except BaseException as error:
-            said = f"{type(error).__name__} {error}"
-        os.write(write, said.encode())
+            outcome = f"{type(error).__name__} {error}"
+        os.write(write, outcome.encode())
         os._exit(0)
 
     def wait_until_under_way(self) -> None:
@@ -289,10 +289,10 @@ def test_nobody_waits_forever_for_a_rank_that(how: signal.Signals, size: int, se
         victim = chance.randrange(size)
         os.kill(ranks.pids[victim], how)
         for rank in set(range(size)) - {victim}:
-            said = ranks.last_words(rank)
-            assert said.startswith("RankLostError") and f"rank {rank} of {size} waited in vain" in said, said
-            late = said.partition("for rank ")[2].partition(" (")[0].split(", ")
-            assert str(victim) in late, said  # the others too, where the machine let them wait as long
+            report = ranks.last_words(rank)
+            assert report.startswith("RankLostError") and f"rank {rank} of {size} waited in vain" in report, report
+            late = report.partition("for rank ")[2].partition(" (")[0].split(", ")
+            assert str(victim) in late, report  # the others too, where the machine let them wait as long
         if how == signal.SIGSTOP:  # and who wakes up too late continues with nothing either
             os.kill(ranks.pids[victim], signal.SIGCONT)
             assert "waited in vain" in ranks.last_words(victim)

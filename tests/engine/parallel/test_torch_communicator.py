@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from .collective_rank import DTYPES, SHAPES, WIDTHS, given
+from .collective_rank import DTYPES, SHAPES, WIDTHS, rank_input
 
 PROGRAM = Path(__file__).with_name("collective_rank.py")
 
 
-def start(size: int, folder: Path, what: str, timeout_s: int = 60) -> list[subprocess.Popen[bytes]]:
+def start(size: int, folder: Path, mode: str, timeout_s: int = 60) -> list[subprocess.Popen[bytes]]:
     file = os.memfd_create("rendezvous")
     try:
         return [
             subprocess.Popen(
-                [sys.executable, str(PROGRAM), *map(str, (rank, size, file, timeout_s, folder, what))],
+                [sys.executable, str(PROGRAM), *map(str, (rank, size, file, timeout_s, folder, mode))],
                 pass_fds=(file,),
             )
             for rank in range(size)
@@ -49,7 +49,7 @@ def _check_sums(result: dict[str, list[torch.Tensor]], size: int) -> None:
     for (shape, dtype, layout), found in zip(
         [*cases, ((12, 10), torch.float32, torch.Tensor.t)], result["sums"], strict=True
     ):
-        parts = [layout(given(rank, shape, dtype)).double() for rank in range(size)]
+        parts = [layout(rank_input(rank, shape, dtype)).double() for rank in range(size)]
         exact = torch.stack(parts).sum(0)
         bound = torch.stack(parts).abs().sum(0) * torch.finfo(dtype).eps
         assert found.dtype == dtype and found.shape == exact.shape
@@ -64,16 +64,16 @@ def _check_joins(result: dict[str, list[torch.Tensor]], size: int) -> None:
     shapes = [(dtype, rows, widths) for dtype in DTYPES for widths in WIDTHS for rows in (1, 6)]
     *found, transposed = result["gathered"]
     for (dtype, rows, widths), joined in zip(shapes, found, strict=True):
-        assert torch.equal(joined, torch.cat([given(r, (rows, widths[r]), dtype) for r in range(size)], dim=-1))
-    parts = [given(rank, (12, 10), torch.float32).t() for rank in range(size)]
+        assert torch.equal(joined, torch.cat([rank_input(r, (rows, widths[r]), dtype) for r in range(size)], dim=-1))
+    parts = [rank_input(rank, (12, 10), torch.float32).t() for rank in range(size)]
     assert torch.equal(transposed, torch.cat(parts, dim=-1))
 
 
 def _check_copies(result: dict[str, list[torch.Tensor]]) -> None:
     *found, transposed, integers, booleans = result["sent"]
     for (dtype, shape), sent in zip([(d, s) for d in DTYPES for s in SHAPES], found, strict=True):
-        assert torch.equal(sent, given(0, shape, dtype))
-    assert torch.equal(transposed, given(0, (12, 10), torch.float32).t())
+        assert torch.equal(sent, rank_input(0, shape, dtype))
+    assert torch.equal(transposed, rank_input(0, (12, 10), torch.float32).t())
     assert torch.equal(integers, torch.arange(5))
     assert torch.equal(booleans, torch.arange(5) % 2 == 0)
 
@@ -93,6 +93,6 @@ def test_nobody_waits_for_a_lost_rank_forever(
     request.addfinalizer(processes[1].wait)
     request.addfinalizer(kill)
     assert processes[0].wait(120) == 0
-    seconds, _, said = (tmp_path / "0.txt").read_text().partition(" ")
+    seconds, _, report = (tmp_path / "0.txt").read_text().partition(" ")
     assert within[0] <= float(seconds) <= within[1]
-    assert "rank 0" in said and "all_reduce" in said
+    assert "rank 0" in report and "all_reduce" in report

@@ -80,8 +80,8 @@ class Compressed:
     def stated(self, **changes: Any) -> dict[str, Any]:
         """The ``quantization_config`` that the library writes, but for `changes`."""
         config = QuantizationConfig(config_groups={"group_0": self.scheme}, format=self.format, ignore=["lm_head"])
-        given: dict[str, Any] = json.loads(json.dumps(config.model_dump(), default=str))
-        return given | changes
+        written: dict[str, Any] = json.loads(json.dumps(config.model_dump(), default=str))
+        return written | changes
 
 
 def with_columns_shuffled(case: Compressed, group: int, seed: int = 5) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

@@ -30,5 +30,5 @@ def test_packed_and_as_it_lies() -> None:
     rows = torch.tensor([0, 7, 47, 49])
     assert torch.equal(packed.lookup(rows), plain.lookup(rows))
     x = torch.randn(9, 256, generator=generator).bfloat16()
-    got, wanted = (linear(x).float() for linear in linears)
-    assert (got - wanted).norm() <= 0.02 * wanted.norm()
+    got, expected = (linear(x).float() for linear in linears)
+    assert (got - expected).norm() <= 0.02 * expected.norm()

@@ -97,12 +97,12 @@ def test_numbers_are_those_of_the_library(case: Compressed) -> None:
     (module,) = find_modules(_config(case), _stored(case)).values()
     assert module.shape == (case.outputs, case.inner)
     found = dequantize(module.rows(whole(module)), module.format, case.inner, torch.float32)
-    wanted = case.decompressed()
+    expected = case.decompressed()
     if module.format.row_scale:
         # The library divides scales by the global one, we multiply them by its reciprocal.
-        torch.testing.assert_close(found, wanted.float(), rtol=3e-7, atol=0)
+        torch.testing.assert_close(found, expected.float(), rtol=3e-7, atol=0)
     else:
-        assert torch.equal(found, wanted.float())
+        assert torch.equal(found, expected.float())
 
 
 def test_the_format_is_known_from_the_config(case: Compressed) -> None:
@@ -173,8 +173,8 @@ def test_stacks_of_experts() -> None:
     (module,) = find_modules(_config(cases[0]), stored).values()
     assert module.shape == (2, 40, 128)
     rows = module.rows((slice(1, 2), slice(3, 40), slice(64, 128)))
-    wanted = cases[1].decompressed()[3:, 64:]
-    assert torch.equal(dequantize(rows, module.format, 64, torch.float32)[0], wanted)
+    expected = cases[1].decompressed()[3:, 64:]
+    assert torch.equal(dequantize(rows, module.format, 64, torch.float32)[0], expected)
 
 
 def test_integers_padded_to_words() -> None:
@@ -225,7 +225,7 @@ def test_schemes_by_names_patterns_and_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}}, "sparsity_config"),
         ({"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "transform_config"),
@@ -251,8 +251,8 @@ def test_schemes_by_names_patterns_and_classes() -> None:
         ({"ignore": 5}, "ignore"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         _config(Compressed({"num_bits": 4, "group_size": 32}), **changes)
 
 
@@ -299,9 +299,9 @@ def test_a_group_without_weights_keeps_its_modules() -> None:
 def _damaged(damage: str, case: Compressed) -> StoredTensors:
     stored = _stored(case)
     tensors = stored.tensors
-    part, _, what = damage.partition(" ")
+    part, _, kind = damage.partition(" ")
     name = f"{_NAME}.{part}"
-    match what:
+    match kind:
         case "missing":
             del tensors[name]
         case "of another dtype":
@@ -317,15 +317,15 @@ def _damaged(damage: str, case: Compressed) -> StoredTensors:
         case "negative":
             tensors[name] = torch.tensor([-1, -128])
         case _:
-            raise AssertionError(what)
+            raise AssertionError(kind)
     return stored
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        *(f"weight_scale {what}" for what in ("missing", "of another dtype", "cut", "in one row", "without numbers")),
-        *(f"weight_packed {what}" for what in ("missing", "of another dtype", "cut", "without numbers")),
+        *(f"weight_scale {kind}" for kind in ("missing", "of another dtype", "cut", "in one row", "without numbers")),
+        *(f"weight_packed {kind}" for kind in ("missing", "of another dtype", "cut", "without numbers")),
         *("weight_zero_point missing", "weight_zero_point of another dtype", "weight_zero_point cut"),
         *("weight_zero_point in one row", "weight_zero_point without numbers"),
         *("weight_shape absurd", "weight_shape negative", "weight_shape cut", "weight_shape of another dtype"),

@@ -38,8 +38,8 @@ def _scales(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def _fp8(tensors: Mapping[str, torch.Tensor], **config: Any) -> dict[str, GroupedMatrix]:
-    given = {"quantization_config": {"quant_method": "fp8", **config}}
-    return fp8.find_modules(fp8_config.parse(given), StoredTensors(tensors))
+    model_config = {"quantization_config": {"quant_method": "fp8", **config}}
+    return fp8.find_modules(fp8_config.parse(model_config), StoredTensors(tensors))
 
 
 def _found(module: GroupedMatrix) -> torch.Tensor:
@@ -62,16 +62,18 @@ def test_blocks_of_128(outputs: int, inner: int, dtype: torch.dtype) -> None:
     tensors = {f"{_UP}.weight": weight, f"{_UP}.weight_scale_inv": scale}
     (module,) = _fp8(tensors, weight_block_size=[128, 128]).values()
     assert module.format.group == (128 if inner > 128 else 0)
-    wanted = _by_transformers(weight, scale)
-    assert torch.equal(_found(module), wanted)
+    expected = _by_transformers(weight, scale)
+    assert torch.equal(_found(module), expected)
     stored = StoredTensors(tensors)
     (module,) = fp8.find_modules(fp8_config.parse({"quantization_config": _BLOCKS}), stored).values()
     for start, stop in ((0, outputs), (outputs // 2, outputs), (outputs - 1, outputs), (0, 1)):
-        left = 128 * (inner // 128 // 2)
+        column_start = 128 * (inner // 128 // 2)
         stored.read_bytes = 0
-        part = module.rows((slice(start, stop), slice(left, inner)))
-        assert torch.equal(dequantize(part, module.format, inner - left, torch.float32), wanted[start:stop, left:])
-        assert stored.read_bytes <= (stop - start) * (inner - left) + scale.numel() * scale.itemsize
+        part = module.rows((slice(start, stop), slice(column_start, inner)))
+        assert torch.equal(
+            dequantize(part, module.format, inner - column_start, torch.float32), expected[start:stop, column_start:]
+        )
+        assert stored.read_bytes <= (stop - start) * (inner - column_start) + scale.numel() * scale.itemsize
     if inner > 128:
         with pytest.raises(WeightsError, match="cannot be cut"):
             module.rows((slice(0, 1), slice(64, inner)))
@@ -127,10 +129,10 @@ def test_stacks_of_experts_in_blocks() -> None:
     weight, scale = _numbers(3, 256, 384), _scales(3, 2, 3)
     name = f"{_EXPERTS}.gate_up_proj"
     modules = _fp8({name: weight, f"{name}_scale_inv": scale}, weight_block_size=[128, 128])
-    wanted = _by_transformers(weight, scale)
-    assert torch.equal(_found(modules[name]), wanted)
+    expected = _by_transformers(weight, scale)
+    assert torch.equal(_found(modules[name]), expected)
     part = modules[name].rows((slice(1, 2), slice(100, 200), slice(128, 384)))
-    assert torch.equal(dequantize(part, modules[name].format, 256, torch.float32), wanted[1:2, 100:200, 128:])
+    assert torch.equal(dequantize(part, modules[name].format, 256, torch.float32), expected[1:2, 100:200, 128:])
 
 
 def test_stacks_of_experts_with_a_scale_each() -> None:
@@ -175,7 +177,7 @@ def test_what_is_no_fp8_is_known_from_the_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"weight_block_size": [128]}, "weight_block_size"),
         ({"weight_block_size": [128, 24]}, "weight_block_size"),
@@ -188,13 +190,13 @@ def test_what_is_no_fp8_is_known_from_the_config() -> None:
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
     ],
 )
-def test_configs_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_configs_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         fp8_config.parse({"quantization_config": {"quant_method": "fp8", **changes}})
 
 
 @pytest.mark.parametrize(
-    ("tensors", "said"),
+    ("tensors", "message"),
     [
         ({"weight": _numbers(8, 8)}, "no weight_scale"),
         ({"weight_scale": _scales(1)}, "no weight"),
@@ -213,8 +215,8 @@ def test_configs_that_cannot_be_are_refused(changes: dict[str, Any], said: str) 
         ({"weight": _numbers(8, 8), "weight_scale": torch.ones(1, dtype=torch.int64)}, "int64"),
     ],
 )
-def test_damaged_fp8_is_refused_in_a_sentence(tensors: dict[str, torch.Tensor], said: str) -> None:
-    with pytest.raises(WeightsError, match=said) as error:
+def test_damaged_fp8_is_refused_in_a_sentence(tensors: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(WeightsError, match=message) as error:
         _fp8({f"{_UP}.{name}": tensor for name, tensor in tensors.items()}, weight_block_size=[128, 128])
     assert _UP in str(error.value) and len(str(error.value)) < 300
 
@@ -246,8 +248,8 @@ def test_mxfp8_of_model_optimizer() -> None:
     tensors = {f"{_UP}.weight": weight, f"{_UP}.weight_scale": scale}
     (module,) = modelopt.find_modules(config, StoredTensors(tensors)).values()
     assert config.method == "modelopt_mxfp8" and module.format == config.format_of(_UP, 5, 64)
-    wanted = weight.float() * (scale.float() - 127).exp2().repeat_interleave(32, 1)
-    assert torch.equal(_found(module), wanted)
+    expected = weight.float() * (scale.float() - 127).exp2().repeat_interleave(32, 1)
+    assert torch.equal(_found(module), expected)
 
 
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -266,10 +268,10 @@ def test_nvfp4_of_model_optimizer() -> None:
     (module,) = modelopt.find_modules(config, StoredTensors(tensors)).values()
     assert config.method == "modelopt_fp4" and module.format == config.format_of(_UP, 12, 48)
     assert config.format_of("model.layers.3.self_attn.o_proj", 12, 48) is None
-    wanted = _FP4[codes] * (scale.float() * torch.tensor(0.0031)).repeat_interleave(16, 1)
-    assert torch.equal(_found(module), wanted)
+    expected = _FP4[codes] * (scale.float() * torch.tensor(0.0031)).repeat_interleave(16, 1)
+    assert torch.equal(_found(module), expected)
     part = module.rows((slice(3, 4), slice(16, 48)))
-    assert torch.equal(dequantize(part, module.format, 32, torch.float32), wanted[3:4, 16:])
+    assert torch.equal(dequantize(part, module.format, 32, torch.float32), expected[3:4, 16:])
     for missing in ("weight", "weight_scale", "weight_scale_2"):
         less = {name: tensor for name, tensor in tensors.items() if name != f"{_UP}.{missing}"}
         with pytest.raises(WeightsError, match=_UP):
@@ -301,11 +303,11 @@ def test_mxfp4_stacks() -> None:
     assert module.shape == (3, 10, 128) and module.format == config.format_of(name, 10, 128)
     assert config.format_of("model.layers.0.self_attn.q_proj", 10, 128) is None
     # transformers' own has columns first.
-    wanted = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
-    assert torch.equal(_found(module), wanted)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+    assert torch.equal(_found(module), expected)
     stored.read_bytes = 0
     part = module.rows((slice(1, 3), slice(2, 5), slice(32, 96)))
-    assert torch.equal(dequantize(part, module.format, 64, torch.float32), wanted[1:3, 2:5, 32:96])
+    assert torch.equal(dequantize(part, module.format, 64, torch.float32), expected[1:3, 2:5, 32:96])
     assert stored.read_bytes == 2 * 3 * (2 * 16 + 2)
 
 

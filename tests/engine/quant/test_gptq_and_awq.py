@@ -110,8 +110,8 @@ def test_parts_are_read_alone(method: str, bits: int) -> None:
         assert torch.equal(_numbers(module, part), matrix.weight[part])
         # Along what is packed, up to 31 codes more on either side.
         height, width, groups = part[0].stop - part[0].start, part[1].stop - part[1].start, columns[1] - columns[0]
-        most = (height + 62) * (width * bits / 8 + groups * (2 + bits / 8))
-        assert tensors.read_bytes <= most
+        limit = (height + 62) * (width * bits / 8 + groups * (2 + bits / 8))
+        assert tensors.read_bytes <= limit
     with pytest.raises(WeightsError, match=rf"{_Q} .*cannot be cut between columns 16.*--tensor-parallel-size"):
         module.rows((slice(0, 96), slice(16, 64)))
 

@@ -176,8 +176,8 @@ def _answers(folder: Path) -> Answers:
     ]
 
 
-def _assert_close(answers: Answers, wanted: Answers) -> None:
-    for (tokens, logprobs), (their_tokens, theirs) in zip(answers, wanted, strict=True):
+def _assert_close(answers: Answers, expected: Answers) -> None:
+    for (tokens, logprobs), (their_tokens, theirs) in zip(answers, expected, strict=True):
         assert tokens == their_tokens
         assert logprobs == pytest.approx(theirs, abs=1e-4)
 
@@ -194,15 +194,15 @@ def _decoder(folder: Path) -> Decoder:
 @pytest.mark.parametrize(("family", "method"), _CASES)
 def test_answers_and_bytes(family: str, method: str, pair_of: Callable[..., tuple[Path, Path]]) -> None:
     quantized, numbers = pair_of(family, method)
-    answers, wanted = _answers(quantized), _answers(numbers)
+    answers, expected = _answers(quantized), _answers(numbers)
     if "order" in method:  # and so the sums' is another
-        _assert_close(answers, wanted)
+        _assert_close(answers, expected)
     else:
-        assert answers == wanted
-    given = read_config(quantized)
-    quantization = read_quantization(given)
+        assert answers == expected
+    model_config = read_config(quantized)
+    quantization = read_quantization(model_config)
     assert quantization is not None
-    config = ModelConfig.from_dict(given)
+    config = ModelConfig.from_dict(model_config)
     held = sum(target.tensor.nbytes for target in _decoder(quantized).weight_targets().values())
     assert held == weight_bytes(config, 4, formats=stated_formats(config, quantization))
     assert held < 0.8 * sum(target.tensor.nbytes for target in _decoder(numbers).weight_targets().values())

@@ -267,8 +267,8 @@ def _answers(folder: Path, **options: Any) -> Answers:
     ]
 
 
-def _assert_close(answers: Answers, wanted: Answers) -> None:
-    for (tokens, logprobs), (their_tokens, theirs) in zip(answers, wanted, strict=True):
+def _assert_close(answers: Answers, expected: Answers) -> None:
+    for (tokens, logprobs), (their_tokens, theirs) in zip(answers, expected, strict=True):
         assert tokens == their_tokens
         assert logprobs == pytest.approx(theirs, abs=1e-4)
 
@@ -278,12 +278,12 @@ def test_quantized_models_answer_as_their_numbers(
     family: str, method: str, pair_of: Callable[[str, str], Pair]
 ) -> None:
     pair = pair_of(family, method)
-    answers, wanted = _answers(pair.quantized), _answers(pair.numbers)
+    answers, expected = _answers(pair.quantized), _answers(pair.numbers)
     # In another order sums are others; and the library divides scales where we multiply.
     if "order" in method or "NVFP4" in method:
-        _assert_close(answers, wanted)
+        _assert_close(answers, expected)
     else:
-        assert answers == wanted
+        assert answers == expected
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_ranks_hold_their_shares(family: str, method: str, pair_of: Callable[[st
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "ranks", "said"),
+    ("family", "method", "ranks", "message"),
     [
         ("llama", "FP8 large blocks", 2, "blocks of 48 columns"),
         ("llama wide", "W4A16 in order of groups", 2, "act order"),
@@ -454,14 +454,14 @@ def test_ranks_hold_their_shares(family: str, method: str, pair_of: Callable[[st
     ],
 )
 def test_what_ranks_cannot_share_is_refused(
-    family: str, method: str, ranks: int, said: str, pair_of: Callable[[str, str], Pair]
+    family: str, method: str, ranks: int, message: str, pair_of: Callable[[str, str], Pair]
 ) -> None:
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         _decoder(pair_of(family, method).quantized, _Rank(1, ranks))
 
 
 @pytest.mark.parametrize(
-    ("method", "damage", "said"),
+    ("method", "damage", "message"),
     [
         ("FP8 tensors", {"weight_scale": torch.tensor(float("nan"))}, "nan or infinity"),
         ("FP8 tensors", {"weight": torch.full((64, 64), 0x7F, dtype=torch.uint8)}, "nan or infinity"),
@@ -477,7 +477,7 @@ def test_what_ranks_cannot_share_is_refused(
 def test_damaged_checkpoints_are_refused_in_a_sentence(
     method: str,
     damage: dict[str, torch.Tensor | None],
-    said: str,
+    message: str,
     pair_of: Callable[[str, str], Pair],
 ) -> None:
     folder = pair_of("llama", method).quantized
@@ -489,7 +489,7 @@ def test_damaged_checkpoints_are_refused_in_a_sentence(
         else:
             tensors[name] = tensor.view(tensors[name].dtype)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(WeightsError, match=said) as error:
+    with pytest.raises(WeightsError, match=message) as error:
         _decoder(folder)
     assert "q_proj" in str(error.value) and len(str(error.value)) < 400
 

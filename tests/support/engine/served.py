@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker_engine.attention.external import AttentionRequirements, said
+from stoker_engine.attention.external import AttentionRequirements, dtype_name
 
 
 def served(dtype: torch.dtype) -> AttentionRequirements:
-    return AttentionRequirements((), dtype, said(dtype), 16)
+    return AttentionRequirements((), dtype, dtype_name(dtype), 16)

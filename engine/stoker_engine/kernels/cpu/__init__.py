@@ -1,8 +1,8 @@
 """The CPU's kernels: plain C++ behind ctypes, each the fast version of an operation that `kernels` defines in torch.
 
     csrc/attention   paged attention, on vectors and on AMX; what a KV cache may hold
-    csrc/gemm        products with weights: as they are stored, packed into panels, by integers, and by AMX's tiles
-    csrc/gguf        GGUF's blocks: products, panels, dequantization
+    csrc/gemm        GEMM with weights: as they are stored, packed into panels, by integers, and by AMX's tiles
+    csrc/gguf        GGUF's blocks: GEMM, panels, dequantization
     csrc/quant       weights in groups that share a scale
     csrc/ops         norms, RoPE, activations, argmax, masks
     csrc/layer       a decoder's layer in one call, made of the functions of the others

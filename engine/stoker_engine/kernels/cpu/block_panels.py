@@ -15,7 +15,7 @@ from stoker_engine.kernels.panels import PANEL, checked
 
 
 def block_panels(library: ctypes.CDLL) -> BlockPanels | None:
-    """The operations of a library's level; None: it multiplies rows."""
+    """The operations of a library's ISA; None: it has no panels."""
     if not library.stoker_has_panels():
         return None
     return BlockPanels(

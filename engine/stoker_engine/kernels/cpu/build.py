@@ -1,6 +1,6 @@
-"""Compiles the kernels: one small library a level, in seconds.
+"""Compiles the kernels: one small library for each ISA.
 
-``python -m stoker_engine.kernels.cpu.build`` builds all levels, for an image that will run on processors not known
+``python -m stoker_engine.kernels.cpu.build`` builds all ISAs, for an image that will run on processors not known
 yet; with ``--levels host`` the one that this machine's processor runs. A library's name carries a hash of what it was
 made from: one that is out of date is never loaded, and one that this machine has compiled before is copied.
 ``STOKER_NATIVE_CXXFLAGS`` adds flags for the compiler, after ours: sanitizers, for example.
@@ -89,10 +89,10 @@ def build(isa: Isa, folder: Path) -> Path:
 
 
 def _compiler() -> str:
-    wanted = os.environ.get("CXX")
-    found = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("c++")
+    requested = os.environ.get("CXX")
+    found = shutil.which(requested) if requested else shutil.which("g++") or shutil.which("c++")
     if found is None:
-        raise BuildError(f"there is no C++ compiler ({wanted or 'g++'})")
+        raise BuildError(f"there is no C++ compiler ({requested or 'g++'})")
     return found
 
 
@@ -126,7 +126,7 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Builds levels into the folder that is given."""
+    """Builds libraries into the folder that is given."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels for the levels of this kind of processor.")
     parser.add_argument("folder", type=Path, nargs="?", default=PREBUILT, help="default: where the engine looks first")
     parser.add_argument(
@@ -135,11 +135,11 @@ def main() -> None:
     options = parser.parse_args()
     folder: Path = options.folder
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    wanted = isas()
+    selected = isas()
     if options.levels == "host":
-        wanted = tuple(isa for isa in usable_isas() if isa.tried)[:1]
+        selected = tuple(isa for isa in usable_isas() if isa.tried)[:1]
     try:
-        made = {build(isa, folder) for isa in wanted}
+        made = {build(isa, folder) for isa in selected}
     except BuildError as error:
         sys.exit(f"the CPU kernels were not built: {error}")
     for stale in set(folder.glob("stoker-*.so")) - made:

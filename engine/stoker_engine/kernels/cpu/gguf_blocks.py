@@ -37,8 +37,8 @@ def linear(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
-    """The product with a matrix in `blocks` (uint8 [outputs, row bytes], whose rows may lie apart), of x in `dtype`;
-    it has the bits of the product with the dequantized matrix."""
+    """The linear operation with a matrix in `blocks` (uint8 [outputs, row bytes], whose rows may lie apart), of x in
+    `dtype`; it has the bits of that with the dequantized matrix."""
     return CpuLinear.of(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
 
 
@@ -54,6 +54,6 @@ def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, d
 
 
 def _inner(blocks: torch.Tensor, format: GGUFFormat) -> int:
-    """Numbers in a row."""
+    """Elements in a row."""
     assert blocks.dtype == torch.uint8 and blocks.shape[1] % format.bytes == 0
     return blocks.shape[1] // format.bytes * format.numbers

@@ -25,10 +25,10 @@ def linear(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
-    """The product with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the numbers that
-    `kernels.group_blocks.dequantize` makes of it, bit for bit."""
+    """The linear operation with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the elements
+    that `kernels.group_blocks.dequantize` makes of it, bit for bit."""
     _check(blocks, format, inner)
-    return CpuLinear.of(library, GROUPS, blocks, inner, dtype, bias, numbers_of(format, inner))
+    return CpuLinear.of(library, GROUPS, blocks, inner, dtype, bias, format_args(format, inner))
 
 
 def dequantize(
@@ -38,7 +38,7 @@ def dequantize(
     _check(blocks, format, inner)
     out = torch.empty((len(blocks), inner), dtype=dtype)
     library.stoker_group_dequantize(
-        *numbers_of(format, inner),
+        *format_args(format, inner),
         dtype == torch.bfloat16,
         blocks.data_ptr(),
         blocks.stride(0),
@@ -53,7 +53,7 @@ def _check(blocks: torch.Tensor, format: GroupFormat, inner: int) -> None:
     assert inner > 0 and format.group % 16 == 0
 
 
-def numbers_of(format: GroupFormat, inner: int) -> tuple[int, int, bool, bool, int]:
+def format_args(format: GroupFormat, inner: int) -> tuple[int, int, bool, bool, int]:
     """What the functions of the library take first."""
     format = format.for_rows(inner)
     code, scale = _CODES.index(format.code), _SCALES.index(format.scale)

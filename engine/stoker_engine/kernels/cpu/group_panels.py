@@ -7,18 +7,18 @@ import ctypes
 import torch
 
 from stoker_engine.architectures.stored_formats import GroupFormat
-from stoker_engine.kernels.cpu.group_blocks import dequantize, numbers_of
+from stoker_engine.kernels.cpu.group_blocks import dequantize, format_args
 from stoker_engine.kernels.cpu.matrix import GROUP_PANELS, CpuLinear
 
 
 def has_panels(library: ctypes.CDLL, stored: GroupFormat, inner: int) -> bool:
     """Whether matrices [outputs, inner] of this format can be packed."""
-    return bool(library.stoker_has_group_panels(*numbers_of(stored, inner), inner))
+    return bool(library.stoker_has_group_panels(*format_args(stored, inner), inner))
 
 
 def pack(library: ctypes.CDLL, blocks: torch.Tensor, stored: GroupFormat, inner: int) -> None:
     """See `BlockPanels`."""
-    library.stoker_pack_group_panels(*numbers_of(stored, inner), inner, blocks.data_ptr(), len(blocks))
+    library.stoker_pack_group_panels(*format_args(stored, inner), inner, blocks.data_ptr(), len(blocks))
 
 
 def linear(
@@ -30,7 +30,7 @@ def linear(
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
     """See `BlockPanels`."""
-    return CpuLinear.of(library, GROUP_PANELS, blocks, inner, dtype, bias, numbers_of(stored, inner))
+    return CpuLinear.of(library, GROUP_PANELS, blocks, inner, dtype, bias, format_args(stored, inner))
 
 
 def rows(
@@ -39,7 +39,7 @@ def rows(
     """See `BlockPanels`; `ids` are rows that there are."""
     found = torch.empty(len(ids), blocks.shape[1], dtype=torch.uint8)
     library.stoker_group_panel_rows(
-        *numbers_of(stored, inner), inner,
+        *format_args(stored, inner), inner,
         blocks.data_ptr(), ids.data_ptr(), found.data_ptr(), len(ids), len(blocks),
     )  # fmt: skip
     return dequantize(library, found, stored, inner, dtype)

@@ -32,7 +32,7 @@ _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 _BF16_FLAGS = ("-mavx512bf16", "-mavx512vnni")
 
 #: The widest first. The last of each runs on every processor of its kind.
-_LEVELS = {
+_ISAS = {
     "x86_64": (
         Isa("amx", ("-march=x86-64-v4", *_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
         Isa("avx512-bf16", ("-march=x86-64-v4", *_BF16_FLAGS), _BF16),
@@ -45,8 +45,8 @@ _LEVELS = {
 
 
 def isas() -> tuple[Isa, ...]:
-    """All levels of this kind of processor, the widest first; none where we know no compiler flags for it."""
-    return _LEVELS.get(platform.machine(), ())
+    """All ISAs of this kind of processor, the widest first; none where we know no compiler flags for it."""
+    return _ISAS.get(platform.machine(), ())
 
 
 def usable_isas() -> tuple[Isa, ...]:

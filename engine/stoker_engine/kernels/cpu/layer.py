@@ -18,7 +18,7 @@ _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_floa
 #: heeds signals.
 _AT_ONCE: Final = 64
 
-#: (x [tokens, hidden], the step by group, of each kind of angles cos and sin [tokens, 1, pairs], rows int64 or None) →
+#: (x [tokens, hidden], the step by group, of each kind of RoPE cos and sin [tokens, 1, pairs], rows int64 or None) →
 #: see `WholeLayers`.
 RunLayers = Callable[
     [
@@ -49,11 +49,11 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Placed(ctypes.Structure):
-    _fields_ = (("layer", _POINTER), ("group", _LONG), ("angles", _LONG))
+class _LayerEntry(ctypes.Structure):
+    _fields_ = (("layer", _POINTER), ("group", _LONG), ("cos_sin", _LONG))
 
 
-class _Angles(ctypes.Structure):
+class _RopeCosSin(ctypes.Structure):
     _fields_ = (("cos", _POINTER), ("sin", _POINTER))
 
 
@@ -71,8 +71,8 @@ class LayerOf:
 
     Attributes:
         multiplier: attention's and the MLP's results are multiplied by it.
-        pairs: that are turned in each head; 0: none.
-        cos_sin: the kind of angles they are turned by; None where none are.
+        pairs: that are rotated in each head; 0: none.
+        cos_sin: the kind of cos and sin they are rotated by; None: no rotation.
         group: of blocks, see `KVCache`.
         activation: a kind of `kernels.cpu.activation`.
     """
@@ -108,13 +108,13 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
     groups = {each.group for each in of}
     pairs = {each.cos_sin: each.pairs for each in of if each.cos_sin is not None}
     assert all(pairs[each.cos_sin] == each.pairs if each.cos_sin is not None else each.pairs == 0 for each in of)
-    placed = (_Placed * count)(
+    entries = (_LayerEntry * count)(
         *(
-            _Placed(ctypes.addressof(call), each.group, -1 if each.cos_sin is None else each.cos_sin)
+            _LayerEntry(ctypes.addressof(call), each.group, -1 if each.cos_sin is None else each.cos_sin)
             for call, each in zip(calls, of, strict=True)
         )
     )
-    function, pointer, size = library.stoker_layers, ctypes.addressof(placed), ctypes.sizeof(_Placed)
+    function, pointer, size = library.stoker_layers, ctypes.addressof(entries), ctypes.sizeof(_LayerEntry)
 
     # The structures and the tensors are kept with their addresses.
     def run(
@@ -122,27 +122,27 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
         steps: ctypes.Array[AttentionStep],
         cos_sin: Sequence[tuple[torch.Tensor, torch.Tensor]],
         rows: torch.Tensor | None,
-        _: object = (calls, placed, of),
+        _: object = (calls, entries, of),
     ) -> torch.Tensor:
         tokens = len(x)
         assert x.dtype == dtype and x.is_contiguous() and x.shape[1] == hidden
         assert all(steps[group].tokens == tokens for group in groups)
-        for kind, its in pairs.items():
+        for kind, num_pairs in pairs.items():
             cos, sin = cos_sin[kind]
-            assert cos.shape == sin.shape == (tokens, 1, its) and cos.dtype == sin.dtype == dtype
+            assert cos.shape == sin.shape == (tokens, 1, num_pairs) and cos.dtype == sin.dtype == dtype
             assert cos.is_contiguous() and sin.is_contiguous()
-        rotated = (_Angles * len(cos_sin))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
-        given = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr()
-        at, left = pointer, count
-        while tokens > _AT_ONCE and left > 1:
-            function(at, 1, *given, None, 0, None)
-            at, left = at + size, left - 1
+        rotated = (_RopeCosSin * len(cos_sin))(*(_RopeCosSin(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
+        arguments = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr()
+        address, remaining = pointer, count
+        while tokens > _AT_ONCE and remaining > 1:
+            function(address, 1, *arguments, None, 0, None)
+            address, remaining = address + size, remaining - 1
         if rows is None:
-            function(at, left, *given, None, 0, None)
+            function(address, remaining, *arguments, None, 0, None)
             return x
         assert rows.dtype == torch.int64 and rows.is_contiguous()
         out = torch.empty((len(rows), hidden), dtype=dtype)
-        function(at, left, *given, rows.data_ptr(), len(rows), out.data_ptr())
+        function(address, remaining, *arguments, rows.data_ptr(), len(rows), out.data_ptr())
         return out
 
     return run

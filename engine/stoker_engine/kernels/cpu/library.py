@@ -1,4 +1,4 @@
-"""Loads the library of kernels: the widest level that this processor runs and that is there or can be compiled."""
+"""Loads the library of kernels of the widest ISA that this processor runs, prebuilt or compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ct
 
 _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
-    "stoker_product": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
+    "stoker_linear": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
     "stoker_has_panels": (),
     "stoker_pack_panels": (_POINTER, _LONG, _LONG),
     "stoker_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
@@ -44,12 +44,12 @@ _ARGUMENTS = {
     "stoker_layers": (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),
     "stoker_rotary": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG),
-    "stoker_angles": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
+    "stoker_rope_cos_sin": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_activation": (_INT, _INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
-    "stoker_ranks_sum": (_POINTER, _INT, _POINTER, _LONG),
-    "stoker_ranks_widths": (_POINTER, _INT, _LONG, _POINTER),
-    "stoker_ranks_gather": (_POINTER, _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER),
-    "stoker_ranks_broadcast": (_POINTER, _INT, _POINTER, _LONG),
+    "stoker_shm_all_reduce": (_POINTER, _INT, _POINTER, _LONG),
+    "stoker_shm_gather_widths": (_POINTER, _INT, _LONG, _POINTER),
+    "stoker_shm_all_gather": (_POINTER, _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER),
+    "stoker_shm_broadcast": (_POINTER, _INT, _POINTER, _LONG),
     "stoker_clamped_swiglu": (_INT, _FLOAT, _FLOAT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
 }
 
@@ -60,14 +60,14 @@ _DTYPES = (torch.bfloat16, torch.float32)
 def library() -> ctypes.CDLL | None:
     """The kernels; None where they cannot be had, which one log line explains.
 
-    ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of a level chooses it, also one that has not been tried.
+    ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of an ISA chooses it, also one that has not been tried.
     """
-    wanted = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
-    if wanted == "0":
+    setting = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
+    if setting == "0":
         logger.info("CPU kernels are turned off by STOKER_NATIVE_KERNELS=0; torch's operators run instead")
         return None
     usable = usable_isas()
-    chosen = [isa for isa in usable if (isa.tried if wanted == "1" else isa.name == wanted)]
+    chosen = [isa for isa in usable if (isa.tried if setting == "1" else isa.name == setting)]
     reasons = []
     for isa in chosen:
         try:
@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL | None:
         remedy = "Install g++, or build them into the image: python -m stoker_engine.kernels.cpu.build"
     elif usable:
         names = ", ".join(isa.name for isa in usable)
-        reasons.append("none of this processor's has been tried" if wanted == "1" else f"none is called {wanted!r}")
+        reasons.append("none of this processor's has been tried" if setting == "1" else f"none is called {setting!r}")
         remedy = f"STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: {names}"
     else:
         reasons.append("this kind of processor is not known")
@@ -92,7 +92,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def load(isa: Isa) -> ctypes.CDLL:
-    """The library of one level: prebuilt, from the cache folder, or compiled into it.
+    """The library of one ISA: prebuilt, from the cache folder, or compiled into it.
 
     Raises:
         BuildError: it is not there and cannot be compiled, or this system does not run it.

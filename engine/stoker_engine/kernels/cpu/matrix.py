@@ -1,4 +1,4 @@
-"""Calls matrix.cpp: products with a weight in any of the ways in which it may lie in memory."""
+"""Calls matrix.cpp: linear operations with a weight in any of the ways in which it may lie in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.kernels import concat_linear as reference
 from stoker_engine.kernels.bundle import Operation
 
 #: matrix.h's Kind.
-ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, BESIDE = range(7)
+ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, CONCAT = range(7)
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _LONGEST_FORMAT: Final = 5
@@ -33,7 +33,7 @@ class Matrix(ctypes.Structure):
 
 
 class CpuLinear:
-    """The product with one weight: [..., inner] → [..., outputs].
+    """The linear operation with one weight: [..., inner] → [..., outputs].
 
     Attributes:
         matrix: the weight, for C++.
@@ -48,7 +48,7 @@ class CpuLinear:
             kept: what `matrix` points to.
         """
         self.matrix, self._kept, self._shape = matrix, kept, (matrix.outputs, matrix.inner)
-        self._function, self._dtype, self._is_bf16 = library.stoker_product, dtype, dtype == torch.bfloat16
+        self._function, self._dtype, self._is_bf16 = library.stoker_linear, dtype, dtype == torch.bfloat16
         self._pointer = ctypes.addressof(matrix)
 
     @classmethod
@@ -101,5 +101,5 @@ def concat_linear(library: ctypes.CDLL, linears: Sequence[Operation]) -> Operati
     each = (Matrix * len(native))(*(linear.matrix for linear in native))
     words = (_LONG * _LONGEST_FORMAT)(len(native))
     outputs = sum(linear.matrix.outputs for linear in native)
-    matrix = Matrix(BESIDE, words, ctypes.addressof(each), 0, None, outputs, inner)
+    matrix = Matrix(CONCAT, words, ctypes.addressof(each), 0, None, outputs, inner)
     return CpuLinear(library, matrix, dtype, (each, native))

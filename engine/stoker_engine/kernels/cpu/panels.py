@@ -13,7 +13,7 @@ from stoker_engine.kernels.panels import can_be_packed, checked
 
 
 def panels(library: ctypes.CDLL) -> Panels | None:
-    """The operations of a library's level; None: it multiplies rows."""
+    """The operations of a library's ISA; None: it has no panels."""
     if not library.stoker_has_panels():
         return None
     return Panels(fit=fit, pack=partial(pack, library), linear=partial(linear, library), rows=partial(rows, library))

@@ -41,7 +41,7 @@ def cos_sin(
     positions, frequencies = positions.contiguous(), frequencies.contiguous()
     assert positions.dtype == torch.int64 and frequencies.dtype == torch.float32
     cos, sin = torch.empty(2, tokens, 1, pairs, dtype=dtype).unbind()
-    library.stoker_angles(
+    library.stoker_rope_cos_sin(
         dtype == torch.bfloat16,
         positions.data_ptr(),
         frequencies.data_ptr(),

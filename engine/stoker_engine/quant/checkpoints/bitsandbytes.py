@@ -70,7 +70,7 @@ class _RowScales:
 
 @dataclass(frozen=True)
 class _Halves:
-    """Codes of 4 bits of rows of `inner` numbers; of cut rows, whole ones are read. See `Values`."""
+    """Codes of 4 bits of rows of `inner` elements; of cut rows, whole ones are read. See `Values`."""
 
     tensors: Tensors
     name: str
@@ -94,7 +94,7 @@ class _BlockScales:
 
     Attributes:
         name: of the codes.
-        inner: numbers in a row.
+        inner: elements in a row.
         group: in a group.
         block: in a block.
         nested: blocks whose scales share one, where they are quantized themselves; 0: they are not.

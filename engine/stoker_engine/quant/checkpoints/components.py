@@ -23,11 +23,11 @@ def components(names: Iterable[str], parts: Iterable[str], joint: str = ".") -> 
     Args:
         joint: what stands between the name of a module and that of its part.
     """
-    wanted = frozenset(parts)
+    part_names = frozenset(parts)
     found: dict[str, dict[str, str]] = {}
     for name in names:
         module, _, part = name.rpartition(joint)
-        if module and part in wanted and not name.endswith(_CACHED):
+        if module and part in part_names and not name.endswith(_CACHED):
             found.setdefault(module, {})[part] = name
     return found
 

@@ -146,11 +146,11 @@ def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, 
     groups, dtype = scheme.format.groups(inner), tensors.dtype(zero_points)
     if dtype == torch.int8:
         return Grid.of(tensors, zero_points, shape, scheme.rows, groups, scheme.bits)
-    wanted = (*stack, words_of(outputs, scheme.bits, False), groups)
-    padded = tensors.shape(zero_points) != wanted
+    needed_shape = (*stack, words_of(outputs, scheme.bits, False), groups)
+    padded = tensors.shape(zero_points) != needed_shape
     if padded:
-        wanted = (*stack, words_of(outputs, scheme.bits, True), groups)
-    if dtype != torch.int32 or tensors.shape(zero_points) != wanted or scheme.rows != 1:
+        needed_shape = (*stack, words_of(outputs, scheme.bits, True), groups)
+    if dtype != torch.int32 or tensors.shape(zero_points) != needed_shape or scheme.rows != 1:
         raise WeightsError(
             f"{zero_points} is {dtype_name(dtype)} {tuple(tensors.shape(zero_points))}, which zero points of a matrix "
             f"of {tuple(shape)} cannot be; fetch the model again"

@@ -1,4 +1,4 @@
-"""Matrices of FP8 numbers, as AutoFP8, DeepSeek, fbgemm and Model Optimizer store them.
+"""Matrices of FP8 elements, as AutoFP8, DeepSeek, fbgemm and Model Optimizer store them.
 
     weight              float8_e4m3fn or float8_e5m2 [outputs, inner]
     weight_scale        one number, one for each row, or one for each block; numbers are multiplied by it, …

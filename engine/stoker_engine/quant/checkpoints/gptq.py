@@ -79,7 +79,7 @@ class _Zeros:
         words, first = words_around(outputs, self.bits, False, words_of(self.outputs, self.bits, False))
         packed = self.tensors.read(self.name, (groups, words))
         if self.less_one and self.by_word:
-            packed = packed + sum(1 << place for place in range(0, 31, self.bits))
+            packed = packed + sum(1 << shift for shift in range(0, 31, self.bits))
         zeros = unpack(packed, self.bits, False)[:, outputs.start - first : outputs.stop - first].t()
         return zeros + 1 & (1 << self.bits) - 1 if self.less_one and not self.by_word else zeros
 

@@ -109,8 +109,8 @@ class Pairs:
 
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`."""
-        *others, columns = part
-        found = self.tensors.read(self.name, (*others, slice(columns.start // 2, -(-columns.stop // 2))))
+        *leading, columns = part
+        found = self.tensors.read(self.name, (*leading, slice(columns.start // 2, -(-columns.stop // 2))))
         first = columns.start % 2
         codes = torch.stack([found & 15, found >> 4], dim=-1).flatten(-2)
         return codes[..., first : first + columns.stop - columns.start]
@@ -141,22 +141,22 @@ class Grid:
         """
         *stack, outputs, _ = shape
         rows = rows or outputs
-        wanted = (*stack, -(-outputs // rows), groups)
+        needed_shape = (*stack, -(-outputs // rows), groups)
         stored = tensors.shape(name)
-        if _without_ones(stored) != _without_ones(wanted):
-            raise WeightsError(f"{name} has shape {tuple(stored)}, its matrix of {tuple(shape)} needs {wanted}")
-        return cls(tensors, name, wanted, rows, zero_bits)
+        if _without_ones(stored) != _without_ones(needed_shape):
+            raise WeightsError(f"{name} has shape {tuple(stored)}, its matrix of {tuple(shape)} needs {needed_shape}")
+        return cls(tensors, name, needed_shape, rows, zero_bits)
 
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`; `part` is of rows and of groups."""
         *stack, rows, groups = part
         blocks = slice(rows.start // self.rows, -(-rows.stop // self.rows))
-        wanted = [
+        cuts = [
             slice(0, 1) if size == 1 else cut for size, cut in zip(self.shape, (*stack, blocks, groups), strict=True)
         ]
-        longer = (cut for size, cut in zip(self.shape, wanted, strict=True) if size != 1)
+        longer = (cut for size, cut in zip(self.shape, cuts, strict=True) if size != 1)
         stored = tuple(slice(0, 1) if size == 1 else next(longer) for size in self.tensors.shape(self.name))
-        found = self.tensors.read(self.name, stored or None).reshape([cut.stop - cut.start for cut in wanted])
+        found = self.tensors.read(self.name, stored or None).reshape([cut.stop - cut.start for cut in cuts])
         if self.zero_bits:
             found = _shifted(self.name, found, 1 << (self.zero_bits - 1), self.zero_bits)
         if self.rows > 1:
@@ -195,24 +195,24 @@ class GroupedMatrix:
 
     def rows(self, part: Part) -> torch.Tensor:
         """See `StoredModule`."""
-        *others, columns = part
+        *leading, columns = part
         group = self.format.group
         check_cut(self.name, self.format, columns, self.shape[-1], whole=self.order is not None)
         groups = slice(columns.start // group, -(-columns.stop // group)) if group else slice(0, 1)
-        by_group = (*others, groups)
+        by_group = (*leading, groups)
         codes = self.codes.read(part)
         if self.order is not None:
             codes = codes[..., self.order]
-        *leading, _ = codes.shape
-        scales = self.scales.read(by_group).expand(*leading, groups.stop - groups.start)
+        *code_shape, _ = codes.shape
+        scales = self.scales.read(by_group).expand(*code_shape, groups.stop - groups.start)
         zeros = None if self.zeros is None else self.zeros.read(by_group).expand(scales.shape)
         row_scales = None
         if self.row_scale is not None:
-            whole = (*others[:-1], slice(0, self.shape[-2]), slice(0, 1))
+            whole = (*leading[:-1], slice(0, self.shape[-2]), slice(0, 1))
             row_scales = self.row_scale.read(whole)[..., :1, 0].float()
             if not bool(row_scales.isfinite().all()):
                 raise WeightsError(f"{self.name} has a scale that is no finite number; fetch the model again")
-            row_scales = (row_scales.reciprocal() if self.row_scale_divides else row_scales).expand(leading)
+            row_scales = (row_scales.reciprocal() if self.row_scale_divides else row_scales).expand(code_shape)
         return encode(codes, scales, zeros, self.format, row_scales)
 
     def columns(self) -> torch.Tensor | None:
@@ -221,7 +221,7 @@ class GroupedMatrix:
 
 
 def check_cut(name: str, format: GroupFormat, columns: slice, inner: int, *, whole: bool = False) -> None:
-    """Whether the matrix called `name`, with rows of `inner` numbers, can be cut to these columns.
+    """Whether the matrix called `name`, with rows of `inner` elements, can be cut to these columns.
 
     Args:
         whole: it has an order of its own, and cannot be cut at all.

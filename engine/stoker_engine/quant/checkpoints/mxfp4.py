@@ -38,13 +38,13 @@ class MXFP4Stack:
 
     def rows(self, part: Part) -> torch.Tensor:
         """See `StoredModule`."""
-        *others, columns = part
+        *leading, columns = part
         check_cut(self.name, self.format, columns, self.shape[-1])
         groups = slice(columns.start // 32, columns.stop // 32)
-        pairs = self.source.read(self.blocks, (*others, groups, slice(0, 16)))
+        pairs = self.source.read(self.blocks, (*leading, groups, slice(0, 16)))
         first, second = pairs.unflatten(-1, (2, 8)).unbind(-2)  # numbers 0 … 15, and 16 … 31
         units = torch.stack([first & 15 | second << 4, first >> 4 | second & 0xF0], dim=-1)
-        return torch.cat([self.scales.read((*others, groups)), units.flatten(-3)], dim=-1)
+        return torch.cat([self.scales.read((*leading, groups)), units.flatten(-3)], dim=-1)
 
     def columns(self) -> torch.Tensor | None:
         """See `StoredModule`."""

@@ -69,9 +69,9 @@ class Emulated:
         types = library._ARGUMENTS[name]
 
         def function(*arguments: Any) -> int:
-            given = list(zip(types, arguments, strict=True))
-            integers = [_address(each) for kind, each in given if kind is not ctypes.c_float]
-            return self.call(name, integers, [each for kind, each in given if kind is ctypes.c_float])
+            typed = list(zip(types, arguments, strict=True))
+            integers = [_address(each) for kind, each in typed if kind is not ctypes.c_float]
+            return self.call(name, integers, [each for kind, each in typed if kind is ctypes.c_float])
 
         setattr(self, name, function)
         return function
@@ -95,15 +95,15 @@ class Emulated:
         return self._process.stdout.read(1) == b"!"
 
 
-def _address(given: Any) -> int:
+def _address(argument: Any) -> int:
     """An argument as `ctypes` would pass it: an integer, or the address of what is given."""
-    if given is None:
+    if argument is None:
         return 0
-    if isinstance(given, int):
-        return given
-    if isinstance(given, ctypes.c_void_p):
-        return given.value or 0
-    return ctypes.addressof(given._obj if hasattr(given, "_obj") else given)
+    if isinstance(argument, int):
+        return argument
+    if isinstance(argument, ctypes.c_void_p):
+        return argument.value or 0
+    return ctypes.addressof(argument._obj if hasattr(argument, "_obj") else argument)
 
 
 _NEON = isa.Isa("neon", (), frozenset())
@@ -116,7 +116,7 @@ def _load(isa: isa.Isa) -> Emulated:
     return _emulated
 
 
-isa._LEVELS = dict.fromkeys(isa._LEVELS, (_NEON,))  # type: ignore[attr-defined]
+isa._ISAS = dict.fromkeys(isa._ISAS, (_NEON,))  # type: ignore[attr-defined]
 library.load = _load  # type: ignore[assignment]
 library.library = functools.cache(lambda: _emulated)  # type: ignore[assignment]
 

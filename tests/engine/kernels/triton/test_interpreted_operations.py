@@ -1,4 +1,4 @@
-"""Products by Triton's kernels, and all else, in its interpreter: a file of its own, to run beside the other."""
+"""GEMMs by Triton's kernels, and all else, in its interpreter: a file of its own, to run beside the other."""
 
 from __future__ import annotations
 

@@ -57,36 +57,36 @@ def _sequence_of(tile, query_starts, num_sequences, QUERIES: tl.constexpr):  # t
 
 @triton.jit
 def _shares_part(  # type: ignore[no-untyped-def]
-    other, length, begin, end, low, high, table, tables, seq_lens, table_row,
+    candidates, length, begin, end, low, high, table, tables, seq_lens, table_row,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Which of the `other` decodes see the same keys in the same blocks as one does between `low` and `high`.
+    """Which of the `candidates` decodes see the same keys in the same blocks as one does between `low` and `high`.
 
     Args:
-        other: [n] sequences; those that are none are -1.
+        candidates: [n] sequences; those that are none are -1.
         begin, end: of the keys that it sees there.
         table: its block table.
     """
     oldest = tl.zeros_like(length)
     if WINDOW > 0:
         oldest = tl.maximum(length - WINDOW, 0)
-    shares = (other >= 0) & (tl.maximum(oldest, low) == begin) & (tl.minimum(length, high) == end)
+    shares = (candidates >= 0) & (tl.maximum(oldest, low) == begin) & (tl.minimum(length, high) == end)
     first_block = begin // BLOCK_SIZE
-    its = tl.load(tables + other * table_row + first_block, mask=shares, other=-1)
-    shares = shares & (its == tl.load(table + first_block))
+    candidate_blocks = tl.load(tables + candidates * table_row + first_block, mask=shares, other=-1)
+    shares = shares & (candidate_blocks == tl.load(table + first_block))
     if tl.sum(shares.to(tl.int32), 0) > 1:  # as a rule the first block tells already
         for first in tl.range(first_block + 1, (end - 1) // BLOCK_SIZE + 1, 32):
             block = first + tl.arange(0, 32)
             is_block = block * BLOCK_SIZE < end
-            mine = tl.load(table + block, mask=is_block, other=0)[None, :]
+            own_blocks = tl.load(table + block, mask=is_block, other=0)[None, :]
             is_shared = shares[:, None] & is_block[None, :]
-            its_blocks = tl.load(tables + other[:, None] * table_row + block[None, :], mask=is_shared, other=0)
-            shares = shares & (tl.max(tl.where(is_shared & (its_blocks != mine), 1, 0), 1) == 0)
+            later_blocks = tl.load(tables + candidates[:, None] * table_row + block[None, :], mask=is_shared, other=0)
+            shares = shares & (tl.max(tl.where(is_shared & (later_blocks != own_blocks), 1, 0), 1) == 0)
     return shares
 
 
 @triton.jit
-def _over_keys(  # type: ignore[no-untyped-def]
+def _attention_inner(  # type: ignore[no-untyped-def]
     top, total, sums, begin, end, last, oldest, q_main, q_rest, at, slope, table, keys, values, key_scales,
     value_scales, kv_head, scale, soft_cap, key_block, key_slot, key_head, value_block, value_slot, value_head,
     scale_block, scale_slot, scale_head, value_scale_block, value_scale_slot, value_scale_head, factor,
@@ -94,21 +94,21 @@ def _over_keys(  # type: ignore[no-untyped-def]
     VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     CODE: tl.constexpr, SCALED: tl.constexpr, ALIBI: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Goes on with a tile's queries over the keys from `begin` to `end`.
+    """Attends with a tile's queries to the keys from `begin` to `end`.
 
     Args:
         top, total, sums: of each row the greatest score so far, the sum of weights, which are relative to it, and the
             weighted sum of values.
-        last, oldest: no query sees keys from the one on, or before the other.
+        last, oldest: `last` is the exclusive upper bound of visible keys, `oldest` the lower bound.
         at: [rows] positions of the queries.
         table: the sequence's block table.
         factor: of scores, whose powers of two are the weights; above 0.
         MASKED: queries see some of the keys, or not all keys are there; or else every query sees every key.
     """
-    main, rest = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
+    main, tail = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
     dims = tl.arange(0, VALUE_PADDED)
     DTYPE: tl.constexpr = q_main.dtype
-    # Small weights times small scales are none of float16's numbers.
+    # Small weights times small scales may underflow in float16.
     SCALES_VALUES: tl.constexpr = SCALED and DTYPE == tl.float16
     for tile_begin in tl.range(begin, end, KEYS):
         key_at = tile_begin + tl.arange(0, KEYS)
@@ -121,7 +121,7 @@ def _over_keys(  # type: ignore[no-untyped-def]
         stored = tl.load(of_key[None, :] + main[:, None], mask=is_key[None, :] & (main < HEAD)[:, None], other=0)
         scores = dot(q_main, decode(stored, CODE, DTYPE))
         if HEAD_REST > 0:
-            stored = tl.load(of_key[None, :] + rest[:, None], mask=is_key[None, :] & (rest < HEAD)[:, None], other=0)
+            stored = tl.load(of_key[None, :] + tail[:, None], mask=is_key[None, :] & (tail < HEAD)[:, None], other=0)
             scores += dot(q_rest, decode(stored, CODE, DTYPE))
         if SCALED:
             of_scale = block * scale_block + slot * scale_slot + kv_head * scale_head
@@ -176,7 +176,7 @@ _OF_A_STEP: Final = [
 
 
 @triton.jit(do_not_specialize=_OF_A_STEP)
-def _attend(  # type: ignore[no-untyped-def]
+def _paged_attention(  # type: ignore[no-untyped-def]
     query,
     keys,
     values,
@@ -288,12 +288,12 @@ def _attend(  # type: ignore[no-untyped-def]
         is_row = is_row & (query_of < count)
         token = start + query_of
         at = length - count + query_of
-    main, rest = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
+    main, tail = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
     row_query = query + token.to(tl.int64)[:, None] * query_token + head[:, None] * query_head
     q_main = tl.load(row_query + main[None, :], mask=is_row[:, None] & (main < HEAD)[None, :], other=0.0)
     q_rest = q_main
     if HEAD_REST > 0:
-        q_rest = tl.load(row_query + rest[None, :], mask=is_row[:, None] & (rest < HEAD)[None, :], other=0.0)
+        q_rest = tl.load(row_query + tail[None, :], mask=is_row[:, None] & (tail < HEAD)[None, :], other=0.0)
     slope = tl.zeros([ROWS], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head, mask=is_row, other=0.0)
@@ -308,14 +308,14 @@ def _attend(  # type: ignore[no-untyped-def]
     seen_by_all = begin
     if UNMASKED and WINDOW == 0:
         seen_by_all = (first_at + 1) // KEYS * KEYS
-        top, total, sums = _over_keys(
+        top, total, sums = _attention_inner(
             top, total, sums, begin, seen_by_all, end, oldest, q_main, q_rest, at, slope, tables + sequence * table_row,
             keys, values, key_scales, value_scales, kv_head, scale, soft_cap, key_block, key_slot, key_head,
             value_block, value_slot, value_head, scale_block, scale_slot, scale_head, value_scale_block,
             value_scale_slot, value_scale_head, factor, HEAD, HEAD_MAIN, HEAD_REST, VALUE, VALUE_PADDED, BLOCK_SIZE,
             WINDOW, CAPPED, CODE, SCALED, ALIBI, KEYS, False,
         )  # fmt: skip
-    top, total, sums = _over_keys(
+    top, total, sums = _attention_inner(
         top, total, sums, seen_by_all, end, end, oldest, q_main, q_rest, at, slope, tables + sequence * table_row,
         keys, values, key_scales, value_scales, kv_head, scale, soft_cap, key_block, key_slot, key_head,
         value_block, value_slot, value_head, scale_block, scale_slot, scale_head, value_scale_block,
@@ -348,7 +348,7 @@ def _with_sink(sums, total, top, sink):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=_OF_A_STEP)
-def _join(  # type: ignore[no-untyped-def]
+def _merge_splits(  # type: ignore[no-untyped-def]
     part_out,
     part_top,
     part_sum,
@@ -494,7 +494,7 @@ def paged_attention(
         parts = tuple(query.new_empty(num_tiles * num_heads * size, dtype=torch.float32) for size in (value_dim, 1, 1))
     else:
         num_tiles = len(query) // constants["QUERIES"] + num_sequences
-    _attend[(num_tiles, num_kv_heads * triton.cdiv(constants["GROUP"], constants["HEADS"]))](
+    _paged_attention[(num_tiles, num_kv_heads * triton.cdiv(constants["GROUP"], constants["HEADS"]))](
         query,
         keys,
         values,
@@ -523,7 +523,7 @@ def paged_attention(
         num_stages=tiles.stages,
     )
     if are_decodes:
-        _join[(num_sequences, num_heads)](
+        _merge_splits[(num_sequences, num_heads)](
             *parts,
             seq_lens,
             part_starts,
@@ -598,7 +598,11 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     tiles = tiles_of(128, torch.bfloat16, PLAIN, True, gpu)
     constants = _constants(*_SHAPES["128"], 16, PLAIN, tiles, True, tiles.split_keys)
     yield KernelVariant.of(
-        "attention join", _join, {"out": "bf16", **_POINTERS}, _NUMBERS, {name: constants[name] for name in _JOINED}
+        "attention join",
+        _merge_splits,
+        {"out": "bf16", **_POINTERS},
+        _NUMBERS,
+        {name: constants[name] for name in _JOINED},
     )
 
 
@@ -621,7 +625,7 @@ def _specimen(
     absent += ["part_starts", "part_sequences", "part_out", "part_top", "part_sum"] * (not tiles.split_keys)
     return KernelVariant.of(
         f"attention {'decode' if are_decodes else 'chunk'} {name}",
-        _attend,
+        _paged_attention,
         {each: of for each, of in pointers.items() if each not in absent},
         _NUMBERS,
         constants | dict.fromkeys(absent),

@@ -29,7 +29,7 @@ _FILLED: Final = tl.constexpr(256)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "most_parts", "seq_lens"])
-def _decode_parts(  # type: ignore[no-untyped-def]
+def _decode_splits(  # type: ignore[no-untyped-def]
     seq_lens, starts, sequences, num_sequences, most_parts, PART_KEYS: tl.constexpr
 ):
     """A program has a sequence; the last one has what is behind all of them."""
@@ -63,7 +63,7 @@ def decode_splits(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor
     """
     starts = torch.empty(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device)
     sequences = torch.empty(most_parts, dtype=torch.int32, device=seq_lens.device)
-    _decode_parts[(len(seq_lens) + 1,)](seq_lens, starts, sequences, len(seq_lens), most_parts, PART_KEYS=PART_KEYS)
+    _decode_splits[(len(seq_lens) + 1,)](seq_lens, starts, sequences, len(seq_lens), most_parts, PART_KEYS=PART_KEYS)
     return starts, sequences
 
 
@@ -77,4 +77,4 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
     pointers = dict.fromkeys(("seq_lens", "starts", "sequences"), "i32")
     numbers = {"num_sequences": "i32", "most_parts": "i32"}
-    yield KernelVariant.of("decode_splits", _decode_parts, pointers, numbers, {"PART_KEYS": PART_KEYS})
+    yield KernelVariant.of("decode_splits", _decode_splits, pointers, numbers, {"PART_KEYS": PART_KEYS})

@@ -28,7 +28,7 @@ def token_scale(largest, is_broken, LIMIT: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def fitted(x, scale, CODE: tl.constexpr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What is stored for float32 numbers in 8 bits."""
+    """What is stored for float32 elements in 8 bits."""
     scaled = tl.div_rn(x, scale)
     # Comparisons, since they leave nan what it is.
     scaled = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))

@@ -1,8 +1,8 @@
-"""What a latent attention's first product gives, in one pass: the queries' bottleneck normed; the latent normed, its
-key turned, and both stored.
+"""What a latent attention's first projection gives, in one pass: the queries' bottleneck normed; the latent normed, its
+key rotated, and both stored.
 
     q_a … │ latent … │ key      a token's row
-    norm    norm       turn
+    norm    norm       RoPE
     back    └ cache ────┘       two programs have a token
 
 `kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define what is computed.
@@ -36,7 +36,7 @@ def _normed(row, weight, at, eps, SIZE: tl.constexpr, DTYPE: tl.constexpr):  # t
 
 
 @triton.jit
-def _store_latent(  # type: ignore[no-untyped-def]
+def _mla_rope_and_cache(  # type: ignore[no-untyped-def]
     rows,
     q_weight,
     kv_weight,
@@ -143,7 +143,7 @@ def mla_rope_and_cache(
         return queries
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     stored, code = stored_bytes(cache), code_of(cache.dtype)
-    _store_latent[(tokens, 2 if query else 1)](
+    _mla_rope_and_cache[(tokens, 2 if query else 1)](
         rows,
         q_weight,
         kv_weight,
@@ -220,5 +220,5 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
             "OF_TOKENS": False,
         }
         yield KernelVariant.of(
-            f"mla_rope_and_cache {name}", _store_latent, pointers, {"eps": "fp32"}, constants, _WARPS
+            f"mla_rope_and_cache {name}", _mla_rope_and_cache, pointers, {"eps": "fp32"}, constants, _WARPS
         )

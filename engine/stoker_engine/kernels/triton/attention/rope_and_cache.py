@@ -1,7 +1,7 @@
-"""Queries and keys from a layer's product: normed, turned, and keys and values stored, in one pass.
+"""Queries and keys from a layer's QKV projection: normed, rotated, and keys and values stored, in one pass.
 
     q q q q │ k k │ v v      a token's row: heads of queries, of keys, of values
-    └ norm, turn ─┘
+    └ norm, RoPE ─┘
     └ back  │ └ cache ┘      a program has a head of a token
 
 `kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define what is computed.
@@ -36,7 +36,7 @@ def is_broken_within(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _turn_and_store(  # type: ignore[no-untyped-def]
+def _rope_and_cache(  # type: ignore[no-untyped-def]
     qkv,
     q_weight,
     k_weight,
@@ -84,28 +84,28 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     is_pair = pair < PAIRS
     first_at = 2 * pair if INTERLEAVED else pair
     second_at = 2 * pair + 1 if INTERLEAVED else PAIRS + pair
-    rest_at = 2 * PAIRS + tl.arange(0, REST)
-    is_rest = rest_at < SIZE
+    unrotated_at = 2 * PAIRS + tl.arange(0, REST)
+    is_unrotated = unrotated_at < SIZE
     first = widened(tl.load(row + first_at, mask=is_pair, other=0.0))
     second = widened(tl.load(row + second_at, mask=is_pair, other=0.0))
-    rest = widened(tl.load(row + rest_at, mask=is_rest, other=0.0))
+    unrotated = widened(tl.load(row + unrotated_at, mask=is_unrotated, other=0.0))
 
     if head < HEADS + KV_HEADS:
         if NORMED:
             weight = q_weight
             if head >= HEADS:
                 weight = k_weight
-            squares = tl.sum(first * first, 0) + tl.sum(second * second, 0) + tl.sum(rest * rest, 0)
+            squares = tl.sum(first * first, 0) + tl.sum(second * second, 0) + tl.sum(unrotated * unrotated, 0)
             factor = tl.rsqrt(squares / SIZE + eps)
-            first, second, rest = first * factor, second * factor, rest * factor
+            first, second, unrotated = first * factor, second * factor, unrotated * factor
             if q_weight.dtype.element_ty != tl.float32:
                 first, second = widened(rounded(first, DTYPE)), widened(rounded(second, DTYPE))
-                rest = widened(rounded(rest, DTYPE))
+                unrotated = widened(rounded(unrotated, DTYPE))
             first *= widened(tl.load(weight + first_at, mask=is_pair, other=0.0))
             second *= widened(tl.load(weight + second_at, mask=is_pair, other=0.0))
-            rest *= widened(tl.load(weight + rest_at, mask=is_rest, other=0.0))
+            unrotated *= widened(tl.load(weight + unrotated_at, mask=is_unrotated, other=0.0))
             first, second = widened(rounded(first, DTYPE)), widened(rounded(second, DTYPE))
-            rest = widened(rounded(rest, DTYPE))
+            unrotated = widened(rounded(unrotated, DTYPE))
         if PAIRS > 0:
             c = widened(tl.load(cos + token * PAIRS + pair, mask=is_pair, other=0.0))
             s = widened(tl.load(sin + token * PAIRS + pair, mask=is_pair, other=0.0))
@@ -116,7 +116,7 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     if head < HEADS:
         tl.store(row + first_at, rounded(first, DTYPE), mask=is_pair)
         tl.store(row + second_at, rounded(second, DTYPE), mask=is_pair)
-        tl.store(row + rest_at, rounded(rest, DTYPE), mask=is_rest)
+        tl.store(row + unrotated_at, rounded(unrotated, DTYPE), mask=is_unrotated)
     else:
         block, slot = to // BLOCK_SIZE, to % BLOCK_SIZE
         of_cache = keys + block * key_block + slot * key_slot + (head - HEADS) * key_head
@@ -125,22 +125,24 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
         if CODE == 0:
             tl.store(of_cache + first_at, rounded(first, keys.dtype.element_ty), mask=is_pair)
             tl.store(of_cache + second_at, rounded(second, keys.dtype.element_ty), mask=is_pair)
-            tl.store(of_cache + rest_at, rounded(rest, keys.dtype.element_ty), mask=is_rest)
+            tl.store(of_cache + unrotated_at, rounded(unrotated, keys.dtype.element_ty), mask=is_unrotated)
         else:
             of_scale = key_scales + block * scale_block + slot * scale_slot + (head - HEADS) * scale_head
             if head >= HEADS + KV_HEADS:
                 of_scale = value_scales + block * value_scale_block + slot * value_scale_slot
                 of_scale += (head - HEADS - KV_HEADS) * value_scale_head
             if OF_TOKENS:
-                largest = tl.maximum(tl.maximum(largest_within(first), largest_within(second)), largest_within(rest))
-                is_broken = is_broken_within(first) + is_broken_within(second) + is_broken_within(rest) > 0
+                largest = tl.maximum(
+                    tl.maximum(largest_within(first), largest_within(second)), largest_within(unrotated)
+                )
+                is_broken = is_broken_within(first) + is_broken_within(second) + is_broken_within(unrotated) > 0
                 scale = token_scale(largest, is_broken, LIMIT)
                 tl.store(of_scale, scale)
             else:
                 scale = tl.load(of_scale)
             tl.store(of_cache + first_at, fitted(first, scale, CODE, LIMIT), mask=is_pair)
             tl.store(of_cache + second_at, fitted(second, scale, CODE, LIMIT), mask=is_pair)
-            tl.store(of_cache + rest_at, fitted(rest, scale, CODE, LIMIT), mask=is_rest)
+            tl.store(of_cache + unrotated_at, fitted(unrotated, scale, CODE, LIMIT), mask=is_unrotated)
 
 
 @operation("stoker::rope_and_cache", mutates_args=("qkv", "key_cache", "value_cache", "key_scales", "value_scales"))
@@ -160,13 +162,13 @@ def rope_and_cache(
     scales_of_tokens: bool,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Norms and turns queries, in place, and keys; stores keys and values. See `attention.backend.KVCache`.
+    """Norms and rotates queries, in place, and keys; stores keys and values. See `attention.backend.KVCache`.
 
     Args:
         qkv: [tokens, heads + 2 × kv_heads, head_dim]; what is left of keys and values is not said.
         num_heads: of queries.
         q_weight, k_weight: [head_dim], of the norm by root mean square that each head has; None: there is none.
-        cos, sin: [tokens, 1, pairs]; None: nothing is turned.
+        cos, sin: [tokens, 1, pairs]; None: nothing is rotated.
         slot_mapping: [tokens] int64; what is below 0 is not stored.
     """
     tokens, heads, size = qkv.shape
@@ -178,7 +180,7 @@ def rope_and_cache(
     pairs = 0 if cos is None else cos.shape[-1]
     code = code_of(key_cache.dtype)
     keys, values = stored_bytes(key_cache), stored_bytes(value_cache)
-    _turn_and_store[(tokens, heads)](
+    _rope_and_cache[(tokens, heads)](
         qkv,
         q_weight,
         k_weight,
@@ -246,7 +248,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
         ("normed bf16", None, 128, 64, True),
         ("normed e4m3", torch.float8_e4m3fn, 128, 64, True),
         ("part of 80 int8", torch.int8, 80, 16, False),
-        ("256 unturned bf16", None, 256, 0, False),
+        ("256 unrotated bf16", None, 256, 0, False),
     ):
         stored = "bf16" if dtype is None else "u8"
         pointers = {"qkv": "bf16", "keys": stored, "values": stored, "slot_mapping": "i64"}
@@ -263,4 +265,4 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
             "LIMIT": 0.0 if dtype is None else LARGEST[dtype],
             "OF_TOKENS": dtype == torch.int8,
         }
-        yield KernelVariant.of(f"rope_and_cache {name}", _turn_and_store, pointers, {"eps": "fp32"}, constants, 1)
+        yield KernelVariant.of(f"rope_and_cache {name}", _rope_and_cache, pointers, {"eps": "fp32"}, constants, 1)

@@ -1,6 +1,6 @@
 """Products of tiles and rounding, with the same results on a GPU and in Triton's interpreter.
 
-The interpreter (3.6 to 3.9 at least) multiplies the bits of bfloat16 numbers as if they were integers, cuts bits off
+The interpreter (3.6 to 3.9 at least) multiplies the bits of bfloat16 elements as if they were integers, cuts bits off
 where a GPU rounds, and takes the smallest numbers for 0.
 """
 

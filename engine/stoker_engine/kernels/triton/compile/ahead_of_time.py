@@ -101,7 +101,7 @@ def _is_amd(target: str) -> bool:
 def compiled(variant: KernelVariant, target: str) -> Resources:
     """Compiles a kernel for a target of `TARGETS`."""
     is_amd, gpu = _is_amd(target), gpu_target(target)
-    # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 numbers, but for
+    # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 elements, but for
     # what differs from step to step, and strides of scales.
     aligned = {
         (parameter.num,): [["tt.divisibility", 16]]
@@ -125,10 +125,10 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run(
+        usage = subprocess.run(
             [program, "--dump-resource-usage", file.name], stdout=subprocess.PIPE, text=True, check=True
         )
-    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout)}
+    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage.stdout)}
     return found["REG"], found["STACK"] + found["LOCAL"]
 
 

@@ -58,13 +58,13 @@ def build_driver(folder: Path) -> None:
 def use_built_driver(folder: Path) -> None:
     """Has Triton take the module from `folder` where it would compile it; what is not there it compiles."""
 
-    def built(name: str, src: str, srcdir: str, *rest: Any) -> str:
+    def built(name: str, src: str, srcdir: str, *options: Any) -> str:
         found = folder / _name(Path(src))
         if found.is_file():
             return str(found)
         with knobs.build.scope():
             knobs.build.impl = None
-            return str(build._build(name, src, srcdir, *rest, []))
+            return str(build._build(name, src, srcdir, *options, []))
 
     knobs.build.impl = built
 

@@ -1,1 +1,1 @@
-"""Matrix products: batch-invariant, quantized, and grouped by expert."""
+"""GEMM: batch-invariant, quantized, and grouped by expert."""

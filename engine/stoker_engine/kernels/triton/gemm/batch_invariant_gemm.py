@@ -22,7 +22,7 @@ from stoker_engine.kernels.triton.gemm.grouped_gemm import tiles_of
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _multiply(  # type: ignore[no-untyped-def]
+def _batch_invariant_gemm(  # type: ignore[no-untyped-def]
     x,
     weights,
     bias,
@@ -47,10 +47,10 @@ def _multiply(  # type: ignore[no-untyped-def]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in tl.range(0, INNER, STEP):
         at = begin + tl.arange(0, STEP)
-        is_number = at < INNER
-        numbers = tl.load(of_token[:, None] + at[None, :], mask=is_token[:, None] & is_number[None, :], other=0.0)
-        matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_number[:, None], other=0.0)
-        sums += dot(numbers, matrix)
+        is_inner = at < INNER
+        inputs = tl.load(of_token[:, None] + at[None, :], mask=is_token[:, None] & is_inner[None, :], other=0.0)
+        matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_inner[:, None], other=0.0)
+        sums += dot(inputs, matrix)
     if bias is not None:
         sums += widened(tl.load(bias + output, mask=is_output, other=0.0))[None, :]
     row = token.to(tl.int64) * tl.num_programs(2) + head
@@ -80,7 +80,7 @@ def batch_invariant_gemm(
     assert x.dtype == weights.dtype and weights.stride(2) == 1
     x = x if x.stride(2) == 1 else x.contiguous()
     tiles = tiles_of(x.dtype, torch.version.hip is not None)
-    _multiply[(triton.cdiv(tokens, tiles.rows), triton.cdiv(outputs, tiles.outputs), heads)](
+    _batch_invariant_gemm[(triton.cdiv(tokens, tiles.rows), triton.cdiv(outputs, tiles.outputs), heads)](
         x,
         weights,
         bias,
@@ -151,7 +151,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
         }
         yield KernelVariant.of(
             " ".join(filter(None, ("batch_invariant_gemm", name, dtype))),
-            _multiply,
+            _batch_invariant_gemm,
             {"x": dtype, "weights": dtype, "bias": dtype, "out": out},
             {"tokens": "i32"},
             constants,

@@ -47,7 +47,7 @@ def tiles_of(dtype: torch.dtype, is_amd: bool) -> Tiles:
 
 
 @triton.jit(do_not_specialize=["choices"])
-def _grouped(  # type: ignore[no-untyped-def]
+def _grouped_gemm(  # type: ignore[no-untyped-def]
     x,
     weights,
     biases,
@@ -79,10 +79,10 @@ def _grouped(  # type: ignore[no-untyped-def]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in tl.range(0, INNER, STEP):
         at = begin + tl.arange(0, STEP)
-        is_number = at < INNER
-        numbers = tl.load(of_row[:, None] + at[None, :], mask=is_row[:, None] & is_number[None, :], other=0.0)
-        matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_number[:, None], other=0.0)
-        sums += dot(numbers, matrix)
+        is_inner = at < INNER
+        inputs = tl.load(of_row[:, None] + at[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0)
+        matrix = tl.load(of_output[None, :] + at[:, None], mask=is_output[None, :] & is_inner[:, None], other=0.0)
+        sums += dot(inputs, matrix)
     if biases is not None:
         sums += widened(tl.load(biases + expert * bias_expert + output, mask=is_output, other=0.0))[None, :]
     to = out + choice.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
@@ -117,7 +117,7 @@ def grouped_gemm(
     x = x if x.stride(1) == 1 else x.contiguous()
     assert weights.stride(2) == 1 and (biases is None or biases.stride(1) == 1)
     tiles = tiles_of(x.dtype, torch.version.hip is not None)
-    _grouped[(len(tile_experts), triton.cdiv(outputs, tiles.outputs))](
+    _grouped_gemm[(len(tile_experts), triton.cdiv(outputs, tiles.outputs))](
         x,
         weights,
         biases,
@@ -175,7 +175,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
             pointers["biases"] = dtype
         yield KernelVariant.of(
             f"grouped_gemm {name} {dtype}",
-            _grouped,
+            _grouped_gemm,
             pointers,
             {"choices": "i32"},
             constants | ({} if has_biases else {"biases": None}),

@@ -18,7 +18,7 @@ from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.gemm.quant_gemm import described, described_tile
-from stoker_engine.kernels.triton.quant.block_tile import columns, numbers, tile_of
+from stoker_engine.kernels.triton.quant.block_tile import columns, tile_of, tile_values
 
 #: Such that no target spills: decoding takes registers.
 _WARPS: Final = 8
@@ -34,7 +34,7 @@ def _outputs_of(dtype: torch.dtype) -> int:
 
 
 @triton.jit(do_not_specialize=["choices"])
-def _grouped(  # type: ignore[no-untyped-def]
+def _grouped_quant_gemm(  # type: ignore[no-untyped-def]
     x,
     blocks,
     biases,
@@ -66,12 +66,12 @@ def _grouped(  # type: ignore[no-untyped-def]
     # Beyond the end the last one again, which is not stored.
     of_output = blocks + expert * block_expert + tl.minimum(output, OUTPUTS - 1).to(tl.int64) * block_row
     sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for first in tl.range(0, TILE.inner, TILE.numbers):
+    for first in tl.range(0, TILE.inner, TILE.elements):
         for PIECE in tl.static_range(PIECES):
             column = columns(first, PIECE, TILE)
-            is_number = is_row[None, :] & (column < TILE.inner)[:, None]
-            right = tl.load(of_row[None, :] + column[:, None], mask=is_number, other=0.0)
-            sums += dot(rounded(numbers(of_output, first, PIECE, TILE), DTYPE), right)
+            is_inner = is_row[None, :] & (column < TILE.inner)[:, None]
+            right = tl.load(of_row[None, :] + column[:, None], mask=is_inner, other=0.0)
+            sums += dot(rounded(tile_values(of_output, first, PIECE, TILE), DTYPE), right)
     if biases is not None:
         sums += widened(tl.load(biases + expert * bias_expert + output, mask=is_output, other=0.0))[:, None]
     to = out + choice.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
@@ -98,7 +98,7 @@ def _run(
     if not out.numel():
         return out
     x = x if x.stride(1) == 1 else x.contiguous()
-    _grouped[(len(tile_experts), triton.cdiv(outputs, _outputs_of(x.dtype)))](
+    _grouped_quant_gemm[(len(tile_experts), triton.cdiv(outputs, _outputs_of(x.dtype)))](
         x,
         blocks,
         biases,
@@ -152,7 +152,7 @@ def grouped_quant_gemm(
 
     Args:
         blocks: uint8 [experts, outputs, bytes of a row], of a format that has tiles (`block_tile.has_tiles`).
-        inner: numbers of a row.
+        inner: elements of a row.
         rows, tile_experts: see `align`, with tiles of `tile_rows_of`.
     """
     assert blocks.stride(2) == 1 and (biases is None or biases.stride(1) == 1)
@@ -186,7 +186,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
         }
         yield KernelVariant.of(
             f"grouped_quant_gemm {name} {dtype}",
-            _grouped,
+            _grouped_quant_gemm,
             pointers,
             {"choices": "i32"},
             constants,

@@ -9,7 +9,7 @@ from stoker_engine.kernels.reference import REFERENCE
 
 
 def float32_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-    """See `Kernels.float32_linear`. Products of numbers of 16 bits are exact in float32, so nothing is widened
+    """See `Kernels.float32_linear`. Products of elements of 16 bits are exact in float32, so nothing is widened
     before."""
     reference = REFERENCE.float32_linear(weight, bias)
 

@@ -31,7 +31,7 @@ from stoker_engine.kernels.triton.common.arithmetic import dot, rounded, widened
 from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
-from stoker_engine.kernels.triton.quant.block_tile import Tile, columns, has_tiles, numbers, tile_of
+from stoker_engine.kernels.triton.quant.block_tile import Tile, columns, has_tiles, tile_of, tile_values
 from stoker_engine.kernels.triton.quant.gguf_tile import TYPES
 from stoker_engine.kernels.triton.quant.group_tile import CODES
 
@@ -40,7 +40,7 @@ _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.f
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _multiply(  # type: ignore[no-untyped-def]
+def _quant_gemm(  # type: ignore[no-untyped-def]
     x,
     blocks,
     bias,
@@ -63,14 +63,14 @@ def _multiply(  # type: ignore[no-untyped-def]
     rows = blocks + tl.minimum(output, outputs - 1).to(tl.int64) * block_row
     from_x = x + tl.minimum(token, tokens - 1).to(tl.int64) * x_row
     total = tl.zeros([OUTPUTS, TOKENS], tl.float32)
-    for first in tl.range(0, TILE.inner, TILE.numbers):
+    for first in tl.range(0, TILE.inner, TILE.elements):
         for PIECE in tl.static_range(PIECES):
             column = columns(first, PIECE, TILE)[:, None]
-            if TILE.inner % TILE.numbers:
+            if TILE.inner % TILE.elements:
                 right = tl.load(from_x[None, :] + column, mask=column < TILE.inner, other=0.0)
             else:
                 right = tl.load(from_x[None, :] + column)
-            total += dot(rounded(numbers(rows, first, PIECE, TILE), DTYPE), right)
+            total += dot(rounded(tile_values(rows, first, PIECE, TILE), DTYPE), right)
     is_output = output < outputs
     if bias is not None:
         total += widened(tl.load(bias + output, mask=is_output, other=0.0))[:, None]
@@ -98,7 +98,7 @@ def _run(
     rows = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous().view(-1, inner)
     tile = described_tile(inner, code, group, scale, zero, row_scale)
     width = _width(None if is_fixed else len(rows), tile, x.dtype)
-    _multiply[(triton.cdiv(len(rows), width) * triton.cdiv(outputs, _OUTPUTS),)](
+    _quant_gemm[(triton.cdiv(len(rows), width) * triton.cdiv(outputs, _OUTPUTS),)](
         rows,
         blocks,
         bias,
@@ -173,8 +173,8 @@ def _width(tokens: int | None, tile: Tile, dtype: torch.dtype) -> int:
     Such that nothing is spilled: decoding takes registers, of GGUF's types and nf4 the most.
     """
     is_costly = tile.is_gguf or _is_nf4(tile)
-    most = 16 if dtype == torch.float32 else 32 if is_costly else 64
-    return next(width for width in (16, 32, 64) if width == most or (tokens is not None and tokens <= width))
+    max_width = 16 if dtype == torch.float32 else 32 if is_costly else 64
+    return next(width for width in (16, 32, 64) if width == max_width or (tokens is not None and tokens <= width))
 
 
 def _warps(tile: Tile) -> int:
@@ -214,7 +214,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
             for tokens in sorted({_width(count, tile, dtype) for count in counts}):
                 yield KernelVariant.of(
                     f"quant_linear {_label(stored)}, {tokens} tokens {name}",
-                    _multiply,
+                    _quant_gemm,
                     {"x": name, "blocks": "u8", "bias": name, "out": name},
                     {"tokens": "i32", "outputs": "i32"},
                     {"TILE": tile, "OUTPUTS": _OUTPUTS, "TOKENS": tokens},

@@ -51,7 +51,7 @@ def _align(  # type: ignore[no-untyped-def]
         tiles_of = tl.where(bins < WINDOW, (counts + ROWS - 1) // ROWS, 0)
         first += tl.sum(tl.where(window + bins < expert, tiles_of, 0), 0)
         tiles += tl.sum(tl.where(window + bins == expert, tiles_of, 0), 0)
-    if expert == EXPERTS:  # nobody, who has the tiles that are left
+    if expert == EXPERTS:  # no expert: fills the remaining tiles
         for begin in tl.range(first, capacity, PART):
             tl.store(tile_experts + begin + part, tl.full([PART], -1, tl.int32), mask=begin + part < capacity)
     elif tiles > 0:
@@ -59,18 +59,22 @@ def _align(  # type: ignore[no-untyped-def]
         for begin in tl.range(0, choices, PART):
             at = begin + part
             is_ours = (tl.load(chosen + at, mask=at < choices, other=EXPERTS) == expert).to(tl.int32)
-            place = seen + tl.cumsum(is_ours, 0) - 1
-            tl.store(rows + first * ROWS + place, at, mask=is_ours > 0)
+            row_index = seen + tl.cumsum(is_ours, 0) - 1
+            tl.store(rows + first * ROWS + row_index, at, mask=is_ours > 0)
             seen += tl.sum(is_ours, 0)
         # The last tile's other rows are none.
-        rest = seen + tl.arange(0, ROWS)
-        tl.store(rows + first * ROWS + rest, tl.zeros_like(rest) + choices, mask=rest < tiles * ROWS)
+        padding_index = seen + tl.arange(0, ROWS)
+        tl.store(
+            rows + first * ROWS + padding_index,
+            tl.zeros_like(padding_index) + choices,
+            mask=padding_index < tiles * ROWS,
+        )
         for begin in tl.range(0, tiles, PART):
             at = begin + part
             tl.store(tile_experts + first + at, tl.zeros_like(at) + expert, mask=at < tiles)
 
 
-def most_tiles(choices: int, experts: int, tile_rows: int) -> int:
+def max_tiles(choices: int, experts: int, tile_rows: int) -> int:
     """How many tiles there could be: an expert in use leaves at most all rows but one of its last tile empty."""
     return (choices + min(choices, experts) * (tile_rows - 1)) // tile_rows
 
@@ -89,7 +93,7 @@ def align(chosen: torch.Tensor, experts: int, tile_rows: int) -> tuple[torch.Ten
         [tiles] int32 experts; -1: the tile is not used, and nothing is written where its choices would be.
     """
     choices = chosen.numel()
-    tiles = most_tiles(choices, experts, tile_rows)
+    tiles = max_tiles(choices, experts, tile_rows)
     rows = torch.empty(tiles * tile_rows, dtype=torch.int32, device=chosen.device)
     tile_experts = torch.empty(tiles, dtype=torch.int32, device=chosen.device)
     if choices:
@@ -102,7 +106,7 @@ def align(chosen: torch.Tensor, experts: int, tile_rows: int) -> tuple[torch.Ten
 
 @align.register_fake
 def _(chosen: torch.Tensor, experts: int, tile_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    tiles = most_tiles(chosen.numel(), experts, tile_rows)
+    tiles = max_tiles(chosen.numel(), experts, tile_rows)
     return (
         torch.empty(tiles * tile_rows, dtype=torch.int32, device=chosen.device),
         torch.empty(tiles, dtype=torch.int32, device=chosen.device),

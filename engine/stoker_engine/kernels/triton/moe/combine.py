@@ -36,18 +36,18 @@ def _combine(  # type: ignore[no-untyped-def]
 ):
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * PART + tl.arange(0, PART)
-    place = tl.arange(0, TOP_PADDED)
-    numbers = tl.load(chosen + token * TOP + place, mask=place < TOP, other=0)
-    keys = tl.where(place < TOP, numbers * TOP_PADDED + place, _LAST)
+    choice_index = tl.arange(0, TOP_PADDED)
+    experts = tl.load(chosen + token * TOP + choice_index, mask=choice_index < TOP, other=0)
+    keys = tl.where(choice_index < TOP, experts * TOP_PADDED + choice_index, _LAST)
     sums = tl.zeros([PART], tl.float32)
     for _ in tl.range(TOP):
         key = tl.min(keys, 0, keep_dims=True)
         keys = tl.where(keys == key, _LAST, keys)
         choice = token * TOP + key % TOP_PADDED
         # Else nothing was written there.
-        is_here = (at < SIZE) & (key // TOP_PADDED < EXPERTS)
-        result = widened(tl.load(results + choice * SIZE + at, mask=is_here, other=0.0))
-        sums += tl.where(is_here, result * tl.load(weights + choice), 0.0)
+        is_written = (at < SIZE) & (key // TOP_PADDED < EXPERTS)
+        result = widened(tl.load(results + choice * SIZE + at, mask=is_written, other=0.0))
+        sums += tl.where(is_written, result * tl.load(weights + choice), 0.0)
     tl.store(out + token * SIZE + at, rounded(sums, out.dtype.element_ty), mask=at < SIZE)
 
 

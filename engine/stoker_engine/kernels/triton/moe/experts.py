@@ -17,7 +17,7 @@ from stoker_engine.kernels.triton.moe.combine import combine
 from stoker_engine.kernels.triton.ops.activation import act_and_mul
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
-#: (x, rows, tile_experts, shared) → the products; see `grouped_gemm`.
+#: (x, rows, tile_experts, shared) → the results; see `grouped_gemm`.
 _Grouped = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 

@@ -87,22 +87,22 @@ def _route(  # type: ignore[no-untyped-def]
         # What was taken out is what was chosen.
         keys = tl.where((group_keys == _OUT)[:, None], keys, _OUT)
 
-    place = tl.arange(0, TOP_PADDED)
+    choice_index = tl.arange(0, TOP_PADDED)
     experts = tl.zeros([TOP_PADDED], tl.int64)
     weight = tl.zeros([TOP_PADDED], tl.float32)
     for index in tl.range(TOP):
         best_key = tl.max(tl.max(keys, 1), 0)
         is_best = keys == best_key
         score = tl.sum(tl.sum(tl.where(is_best, scores, 0.0), 1), 0)
-        experts = tl.where(place == index, 0x7FFFFFFF - (best_key & 0x7FFFFFFF), experts)
-        weight = tl.where(place == index, score, weight)
+        experts = tl.where(choice_index == index, 0x7FFFFFFF - (best_key & 0x7FFFFFFF), experts)
+        weight = tl.where(choice_index == index, score, weight)
         keys = tl.where(is_best, _OUT, keys)
     if NORM > 0:
         size = tl.sum(weight, 0) if NORM == 1 else tl.sqrt_rn(tl.sum(weight * weight, 0))
         weight = tl.div_rn(weight, tl.zeros_like(weight) + tl.where(size < 1e-20, 1e-20, size))
-    is_place = place < TOP
-    tl.store(weights + token * TOP + place, weight * scaling, mask=is_place)
-    tl.store(chosen + token * TOP + place, experts, mask=is_place)
+    is_choice = choice_index < TOP
+    tl.store(weights + token * TOP + choice_index, weight * scaling, mask=is_choice)
+    tl.store(chosen + token * TOP + choice_index, experts, mask=is_choice)
 
 
 def _constants(

@@ -1,4 +1,4 @@
-"""Heads of two parts, of which the second is turned (`kernels/rotary.concat_rotated` defines it): a program has a head
+"""Heads of two parts, of which the second is rotated (`kernels/rotary.concat_rotated` defines it): a program has a head
 of a token."""
 
 from __future__ import annotations

@@ -43,8 +43,12 @@ def _rotate(  # type: ignore[no-untyped-def]
     tl.store(to + first_at, rounded(first * c - second * s, DTYPE), mask=is_pair)
     tl.store(to + second_at, rounded(second * c + first * s, DTYPE), mask=is_pair)
     if REST > 0:
-        rest = 2 * PAIRS + tl.arange(0, REST)
-        tl.store(to + rest, tl.load(row + rest, mask=rest < SIZE, other=0.0), mask=rest < SIZE)
+        unrotated_at = 2 * PAIRS + tl.arange(0, REST)
+        tl.store(
+            to + unrotated_at,
+            tl.load(row + unrotated_at, mask=unrotated_at < SIZE, other=0.0),
+            mask=unrotated_at < SIZE,
+        )
 
 
 @operation("stoker::apply_rotary")
@@ -57,7 +61,7 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interlea
     x = x if x.stride(2) == 1 else x.contiguous()
     pairs = cos.shape[-1]
     assert len(cos) == len(sin) == tokens
-    rest = size - 2 * pairs
+    num_unrotated = size - 2 * pairs
     _rotate[(tokens, heads)](
         x,
         cos.contiguous(),
@@ -68,7 +72,7 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interlea
         SIZE=size,
         PAIRS=pairs,
         PADDED=triton.next_power_of_2(pairs),
-        REST=triton.next_power_of_2(rest) if rest else 0,
+        REST=triton.next_power_of_2(num_unrotated) if num_unrotated else 0,
         INTERLEAVED=interleaved,
         num_warps=1,
     )
@@ -87,13 +91,13 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
         ("part of 80", 80, 16, False),
         ("pairs", 64, 32, True),
     ):
-        rest = size - 2 * pairs
+        num_unrotated = size - 2 * pairs
         constants = {
             "HEADS": 32,
             "SIZE": size,
             "PAIRS": pairs,
             "PADDED": triton.next_power_of_2(pairs),
-            "REST": triton.next_power_of_2(rest) if rest else 0,
+            "REST": triton.next_power_of_2(num_unrotated) if num_unrotated else 0,
             "INTERLEAVED": interleaved,
         }
         pointers = dict.fromkeys(("x", "cos", "sin", "out"), "bf16")

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.quant.group_tile import meant
+from stoker_engine.kernels.triton.quant.group_tile import code_values
 
 
 class Type(NamedTuple):
@@ -15,9 +15,9 @@ class Type(NamedTuple):
 
     Attributes:
         code: what kernels are compiled for.
-        span: numbers that share bytes of codes.
-        pieces: numbers that share a byte.
-        run: numbers that share a scale and lie side by side.
+        span: elements that share bytes of codes.
+        pieces: elements that share a byte.
+        run: elements that share a scale and lie side by side.
     """
 
     code: int
@@ -44,8 +44,8 @@ TYPES: Final = {
 
 
 @triton.jit
-def gguf_numbers(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 [outputs, runs, run]: see `block_tile.numbers`."""
+def gguf_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 [outputs, runs, run]: see `block_tile.tile_values`."""
     SHARED: tl.constexpr = TILE.span // TILE.pieces
     BITS: tl.constexpr = 8 // TILE.pieces
     run = tl.arange(0, TILE.runs)[None, :, None] * TILE.run
@@ -82,7 +82,7 @@ def _of_32(  # type: ignore[no-untyped-def]
         exponent = tl.load(rows, mask=is_there, other=0).to(tl.int32)
         # Half of the scale, since 2^128 is no float32; the smallest two are subnormal.
         bits = tl.where(exponent < 2, 0x00200000 << tl.minimum(exponent, 1), (exponent - 1) << 23)
-        return bits.to(tl.float32, bitcast=True) * (2 * meant(codes, 7))
+        return bits.to(tl.float32, bitcast=True) * (2 * code_values(codes, 7))
     elif TYPE == 5:
         return _half(rows, is_there) * _uneven(codes)
     elif HAS_OFFSET:
@@ -146,10 +146,10 @@ def _bits(bytes, PIECE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit
-def _half(place, mask):  # type: ignore[no-untyped-def]
+def _half(pointers, mask):  # type: ignore[no-untyped-def]
     """A float16, in float32. Read by bytes: blocks begin anywhere."""
-    low = tl.load(place, mask=mask, other=0).to(tl.uint16)
-    high = tl.load(place + 1, mask=mask, other=0).to(tl.uint16)
+    low = tl.load(pointers, mask=mask, other=0).to(tl.uint16)
+    high = tl.load(pointers + 1, mask=mask, other=0).to(tl.uint16)
     return (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
 
 

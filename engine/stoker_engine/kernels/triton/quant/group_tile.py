@@ -18,8 +18,8 @@ SCALES: Final[dict[Scale, int]] = {"float32": 0, "float16": 1, "bfloat16": 2, "e
 
 
 @triton.jit
-def group_numbers(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 [outputs, runs, run]: see `block_tile.numbers`."""
+def group_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 [outputs, runs, run]: see `block_tile.tile_values`."""
     SHARED: tl.constexpr = TILE.span // TILE.pieces
     BYTES: tl.constexpr = 12 if TILE.code == 1 else SHARED  # of a span
     UNITS: tl.constexpr = (TILE.inner + 31) // 32
@@ -47,17 +47,17 @@ def group_numbers(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type
         scale = _scale(rows, has, 0) * scale
     if TILE.zero:
         zero = tl.load(rows + ZEROS + group, mask=has, other=0).to(tl.float32)
-        return scale * (meant(codes, TILE.code) - zero)
+        return scale * (code_values(codes, TILE.code) - zero)
     elif TILE.implied_zero:
-        return scale * (meant(codes, TILE.code) - TILE.implied_zero)
+        return scale * (code_values(codes, TILE.code) - TILE.implied_zero)
     else:
-        return scale * meant(codes, TILE.code)
+        return scale * code_values(codes, TILE.code)
 
 
 @triton.jit
-def _scale(place, mask, SCALE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scale(pointers, mask, SCALE: tl.constexpr):  # type: ignore[no-untyped-def]
     """A scale in float32. Read by bytes: rows begin anywhere."""
-    low = tl.load(place, mask=mask, other=0)
+    low = tl.load(pointers, mask=mask, other=0)
     if SCALE == 3:
         # 2^-127 is below the normal numbers; 255 is no number.
         bits = tl.where(low == 0, 0x00400000, tl.where(low == 255, 0x7FC00000, low.to(tl.int32) << 23))
@@ -65,19 +65,19 @@ def _scale(place, mask, SCALE: tl.constexpr):  # type: ignore[no-untyped-def]
     elif SCALE == 4:
         return decode(low, 1, tl.float32)
     else:
-        half = low.to(tl.uint16) | (tl.load(place + 1, mask=mask, other=0).to(tl.uint16) << 8)
+        half = low.to(tl.uint16) | (tl.load(pointers + 1, mask=mask, other=0).to(tl.uint16) << 8)
         if SCALE == 1:
             return half.to(tl.float16, bitcast=True).to(tl.float32)
         elif SCALE == 2:
             return (half.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
         else:
-            upper = tl.load(place + 2, mask=mask, other=0).to(tl.uint32)
-            upper |= tl.load(place + 3, mask=mask, other=0).to(tl.uint32) << 8
+            upper = tl.load(pointers + 2, mask=mask, other=0).to(tl.uint32)
+            upper |= tl.load(pointers + 3, mask=mask, other=0).to(tl.uint32) << 8
             return (half.to(tl.uint32) | (upper << 16)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def meant(codes, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+def code_values(codes, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
     """What codes (uint8) mean before a zero point is subtracted, in float32."""
     if CODE <= 3:
         return codes.to(tl.float32)

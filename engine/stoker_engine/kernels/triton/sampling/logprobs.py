@@ -22,20 +22,20 @@ def _logprobs(logits, tokens, numbers, ranks, size, row_stride: tl.int64, PART: 
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     part = tl.arange(0, PART)
-    own = tl.load(logits + tl.load(tokens + row))
+    token_logit = tl.load(logits + tl.load(tokens + row))
     tops = tl.full([PART], float("-inf"), tl.float32)
     likelier = tl.zeros([PART], tl.int32)
     for begin in tl.range(0, size, PART):
         some = tl.load(logits + begin + part, mask=begin + part < size, other=float("-inf"))
         tops = tl.maximum(tops, some)
-        likelier += tl.where(some > own, 1, 0)
+        likelier += tl.where(some > token_logit, 1, 0)
     top = tl.max(tops, 0)
     sums = tl.zeros([PART], tl.float32)
     for begin in tl.range(0, size, PART):
         some = tl.load(logits + begin + part, mask=begin + part < size, other=float("-inf"))
         sums += tl.exp(some - top)
     total = tl.log(tl.sum(sums, 0))
-    tl.store(numbers + row * 3, own - top - total)
+    tl.store(numbers + row * 3, token_logit - top - total)
     tl.store(numbers + row * 3 + 1, top)
     tl.store(numbers + row * 3 + 2, total)
     tl.store(ranks + row, tl.sum(likelier, 0).to(tl.int64) + 1)

@@ -95,7 +95,7 @@ def _reaching(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["size"])
-def _keep(  # type: ignore[no-untyped-def]
+def _keep_likely(  # type: ignore[no-untyped-def]
     logits,
     parameters,
     largest,
@@ -134,7 +134,7 @@ def _keep(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["size"])
-def _draw(  # type: ignore[no-untyped-def]
+def _sample(  # type: ignore[no-untyped-def]
     logits,
     parameters,
     largest,
@@ -175,7 +175,7 @@ def thresholds(logits: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Te
     lie that is kept, as the bits of a float32. Rows lie as `select_token` makes them lie."""
     largest = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     last = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    _keep[(len(logits),)](
+    _keep_likely[(len(logits),)](
         logits, parameters, largest, last, logits.shape[1], logits.stride(0), PART=_PART, num_warps=_WARPS
     )
     return largest, last
@@ -189,7 +189,7 @@ def select_token(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor
         assert parameters.is_contiguous() and parameters.shape == (len(logits), len(COLUMNS))
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         largest, last = thresholds(logits, parameters)
-        _draw[(len(logits),)](
+        _sample[(len(logits),)](
             logits,
             parameters,
             largest,
@@ -211,5 +211,5 @@ def _(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
     pointers = {"logits": "fp32", "parameters": "fp64", "largest": "fp32", "last": "i32", "tokens": "i64"}
-    for name, kernel in (("thresholds", _keep), ("draw", _draw)):
+    for name, kernel in (("thresholds", _keep_likely), ("draw", _sample)):
         yield KernelVariant.of(f"select_token {name}", kernel, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)

@@ -17,7 +17,7 @@ _PART: Final = 4096
 
 
 @triton.jit
-def _keep(  # type: ignore[no-untyped-def]
+def _keep_allowed(  # type: ignore[no-untyped-def]
     logits,
     rows,
     allowed,
@@ -42,7 +42,7 @@ def keep_allowed(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor
         size = logits.shape[1]
         assert logits.stride(1) == 1 and rows.is_contiguous()
         assert allowed.stride(1) == 1 and 32 * allowed.shape[1] >= size
-        _keep[(len(rows), triton.cdiv(size, _PART))](
+        _keep_allowed[(len(rows), triton.cdiv(size, _PART))](
             logits, rows, allowed, size, logits.stride(0), allowed.stride(0), PART=_PART, num_warps=4
         )
 
@@ -55,4 +55,4 @@ def _(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
     pointers = {"logits": "fp32", "rows": "i64", "allowed": "i32"}
-    yield KernelVariant.of("token_mask", _keep, pointers, {"size": "i32"}, {"PART": _PART})
+    yield KernelVariant.of("token_mask", _keep_allowed, pointers, {"size": "i32"}, {"PART": _PART})

@@ -82,9 +82,11 @@ def test_equals_attention_written_out(name: str, dtype: torch.dtype) -> None:
     ],
 )
 def test_latent_values_lie_within_the_keys(name: str, kv_cache_dtype: str) -> None:
-    own = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
+    layer_scales = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
     lengths = [1, 20] if name == "deepseek" else LENGTHS
-    sequences = Sequences.random(LATENT[name], lengths, torch.float32, True, kv_cache_dtype=kv_cache_dtype, own=own)
+    sequences = Sequences.random(
+        LATENT[name], lengths, torch.float32, True, kv_cache_dtype=kv_cache_dtype, layer_scales=layer_scales
+    )
     check(sequences, whole(sequences), exact=EXACT[torch.float32])
 
 
@@ -100,9 +102,9 @@ def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
 def test_caches_of_other_dtypes(kv_cache_dtype: str, dtype: torch.dtype) -> None:
     """They hold the same bytes as the reference's."""
     shape, stored = SHAPES["odd sizes"], []
-    own = own_scales(kv_cache_dtype, shape)
+    layer_scales = own_scales(kv_cache_dtype, shape)
     for backend in (TritonBackend(), SdpaBackend()):
-        sequences = Sequences.random(shape, LENGTHS, dtype, kv_cache_dtype=kv_cache_dtype, own=own)
+        sequences = Sequences.random(shape, LENGTHS, dtype, kv_cache_dtype=kv_cache_dtype, layer_scales=layer_scales)
         if isinstance(backend, TritonBackend):
             check(sequences, whole(sequences), exact=EXACT[dtype])
         else:
@@ -256,7 +258,7 @@ def test_drawn(seed: int) -> None:
     lengths = [dice.choice([1, 2, 15, 16, 17, 63, 64, 65, 100]) for _ in range(dice.choice([1, 3, 6]))]
     sequences = Sequences.random(
         shape, lengths, dtype, seed=seed, block_size=dice.choice([1, 3, 16, 32]), kv_cache_dtype=kv_cache_dtype,
-        own=own_scales(kv_cache_dtype, shape),
+        layer_scales=own_scales(kv_cache_dtype, shape),
     )  # fmt: skip
     first = [dice.randrange(length + 1) for length in lengths]
     steps = [

@@ -127,8 +127,8 @@ def test_argmax(size: int) -> None:
     logits[4, -1] = float("inf")
     logits[5, size // 3] = float("nan")
     for each in (logits, logits[:0]):
-        (best, largest), (place, number) = TRITON.argmax(each), REFERENCE.argmax(each)
-        assert torch.equal(best[:5], place[:5])
+        (best, largest), (column, number) = TRITON.argmax(each), REFERENCE.argmax(each)
+        assert torch.equal(best[:5], column[:5])
         torch.testing.assert_close(largest, number, rtol=0, atol=0, equal_nan=True)
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
-from stoker_engine.kernels.triton.moe.align import align, most_tiles
+from stoker_engine.kernels.triton.moe.align import align, max_tiles
 from stoker_engine.kernels.triton.moe.combine import combine
 
 from .conftest import DEVICE
@@ -51,7 +51,7 @@ def check_tiles(chosen: torch.Tensor, experts: int, tile_rows: int) -> None:
             expected.append(ours[:tile_rows] + [choices] * (tile_rows - len(ours[:tile_rows])))
             owners.append(expert)
             ours = ours[tile_rows:]
-    assert len(owners) <= len(tile_experts) == most_tiles(choices, experts, tile_rows)
+    assert len(owners) <= len(tile_experts) == max_tiles(choices, experts, tile_rows)
     assert tile_experts.tolist() == owners + [-1] * (len(tile_experts) - len(owners))
     assert rows.view(-1, tile_rows)[: len(owners)].tolist() == expected
 
@@ -193,9 +193,9 @@ def test_results_are_added_in_the_order_of_numbers() -> None:
         weights = torch.full((tokens, top), 0.5)
         expected = torch.zeros(tokens, size)
         for token in range(tokens):
-            for place in chosen[token].argsort().tolist():
-                if chosen[token, place] < 8:
-                    expected[token] += results[token, place] * 0.5
+            for column in chosen[token].argsort().tolist():
+                if chosen[token, column] < 8:
+                    expected[token] += results[token, column] * 0.5
         assert torch.equal(combine(results.flatten(0, 1), weights, chosen, 8), expected)
 
 

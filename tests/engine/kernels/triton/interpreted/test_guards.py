@@ -15,28 +15,28 @@ from .conftest import ON_CHIP
 
 
 @triton.jit
-def _copy(given, made, read, write):  # type: ignore[no-untyped-def]
-    tl.store(made + write, tl.load(given + read))
+def _copy(source, made, read, write):  # type: ignore[no-untyped-def]
+    tl.store(made + write, tl.load(source + read))
 
 
 @torch.library.custom_op("stoker::test_guards_copy", mutates_args=())
-def copy(given: torch.Tensor, read: int, write: int) -> torch.Tensor:
+def copy(x: torch.Tensor, read: int, write: int) -> torch.Tensor:
     """A number from one place to another, of one that is made."""
-    made = torch.empty_like(given)
-    _copy[(1,)](given, made, read, write)
+    made = torch.empty_like(x)
+    _copy[(1,)](x, made, read, write)
     return made
 
 
 @pytest.mark.skipif(ON_CHIP, reason="guards are of the host's memory")
 @pytest.mark.parametrize("size", [5, 1024, 4099])
 def test_a_stray_address_ends_the_process(size: int) -> None:
-    given = torch.arange(size)
-    assert copy(given, size - 1, 0)[0] == size - 1
+    source = torch.arange(size)
+    assert copy(source, size - 1, 0)[0] == size - 1
     for read, write in ((size, 0), (0, size), (-1024, 0)):
         child = os.fork()
         if not child:
             faulthandler.disable()
-            copy(given, read, write)
+            copy(source, read, write)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV

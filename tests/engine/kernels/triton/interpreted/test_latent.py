@@ -20,7 +20,7 @@ CACHES = (None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow(drawn=False)) for seed in range(4, 24))]
 )
-def test_store_latent(seed: int) -> None:
+def test_mla_rope_and_cache(seed: int) -> None:
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype = dice.choice(list(ROUNDING))
     stored = CACHES[seed % len(CACHES)] or dtype
@@ -67,17 +67,17 @@ def test_store_latent(seed: int) -> None:
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("heads", "size", "pairs"), [(1, 1, 1), (3, 20, 3), (5, 512, 32), (2, 64, 7)])
-def test_join_rotated(heads: int, size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+def test_concat_rotated(heads: int, size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(size)
     cos, sin = REFERENCE.cos_sin(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, dtype)
     x = torch.randn(heads, 3, size, generator=generator).to(dtype).transpose(0, 1)
     rotated = torch.randn(3, heads, 2 * pairs + 5, generator=generator).to(dtype)[..., 5:]
     for tokens in (3, 0):
-        given = x[:tokens], rotated[:tokens], cos[:tokens], sin[:tokens]
-        joined = TRITON.concat_rotated(*given, interleaved)
-        exact = REFERENCE.concat_rotated(*(each.float() for each in given), interleaved)
+        arguments = x[:tokens], rotated[:tokens], cos[:tokens], sin[:tokens]
+        joined = TRITON.concat_rotated(*arguments, interleaved)
+        exact = REFERENCE.concat_rotated(*(each.float() for each in arguments), interleaved)
         assert joined.dtype == dtype and joined.is_contiguous()
-        assert torch.equal(joined[..., :size], given[0])
+        assert torch.equal(joined[..., :size], arguments[0])
         torch.testing.assert_close(joined.float(), exact, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
 
 

@@ -80,25 +80,25 @@ class BatchPrefillWithPagedKVCacheWrapper:
         num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, *, causal: bool, sm_scale: float,
         window_left: int, logits_soft_cap: float | None, q_data_type: Any, kv_data_type: Any,
     ) -> None:  # fmt: skip
-        given = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        assert {each.dtype for each in given} == {torch.int32} and causal
+        plan_args = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        assert {each.dtype for each in plan_args} == {torch.int32} and causal
         assert len(qo_indptr) == len(paged_kv_indptr) == len(paged_kv_last_page_len) + 1
         assert len(paged_kv_indices) == paged_kv_indptr[-1]
         assert all(1 <= last <= page_size for last in paged_kv_last_page_len.tolist())
-        self.given, self.page_size, self.shape = given, page_size, (num_qo_heads, num_kv_heads, head_dim_qk)
-        self.rest = sm_scale, window_left, logits_soft_cap or 0.0
+        self.plan_args, self.page_size, self.shape = plan_args, page_size, (num_qo_heads, num_kv_heads, head_dim_qk)
+        self.options = sm_scale, window_left, logits_soft_cap or 0.0
         self.plans += 1
 
     def run(self, q: Any, paged_kv_cache: Any) -> torch.Tensor:
-        starts, pages, indices, last = self.given
+        starts, pages, indices, last = self.plan_args
         k, v = paged_kv_cache
         assert q.is_contiguous() and (q.shape[1], k.shape[2], q.shape[2]) == self.shape and k.shape[1] == self.page_size
         assert k.stride() == v.stride()
         done = []
-        for s, rest in enumerate(last.tolist()):
+        for s, last_len in enumerate(last.tolist()):
             blocks = indices[pages[s] : pages[s + 1]]
-            length = (len(blocks) - 1) * self.page_size + rest
-            done.append(attend(q[starts[s] : starts[s + 1]], k, v, blocks, length, *self.rest))
+            length = (len(blocks) - 1) * self.page_size + last_len
+            done.append(attend(q[starts[s] : starts[s + 1]], k, v, blocks, length, *self.options))
         return torch.cat(done)
 
 
@@ -106,10 +106,10 @@ def check(backend: AttentionBackend, name: str, lengths: list[int], block_size: 
     sequences = Sequences.random(SHAPES[name], lengths, dtype, block_size=block_size)
     first = [length // 2 for length in lengths]
     started = sorted(((s, 0, end) for s, end in enumerate(first) if end), key=lambda span: span[2] > 1)
-    rest = [(s, begin, end) for s, (begin, end) in enumerate(zip(first, lengths, strict=True))]
+    later = [(s, begin, end) for s, (begin, end) in enumerate(zip(first, lengths, strict=True))]
     exact = 4e-6 if dtype == torch.float32 else 1e-2
     for index, rows in enumerate(
-        run(backend, sequences, started, sorted(rest, key=lambda span: span[2] - span[1] > 1))
+        run(backend, sequences, started, sorted(later, key=lambda span: span[2] - span[1] > 1))
     ):
         torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=exact, atol=exact)
 

@@ -24,8 +24,8 @@ TOKENS = (1, 2, 15, 16, 17, 33, 63, 65)
 #: Around units, pieces, tiles and groups.
 WIDTHS = (1, 16, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 160, 255, 256, 257, 300)
 GROUP_FORMATS = [
-    pytest.param(format, marks=[pytest.mark.slow] * (turn % 6 > 0), id=name_of(format))
-    for turn, format in enumerate(some_formats(6, seed=21))
+    pytest.param(format, marks=[pytest.mark.slow] * (index % 6 > 0), id=name_of(format))
+    for index, format in enumerate(some_formats(6, seed=21))
 ]
 
 
@@ -49,41 +49,41 @@ def check(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.d
     size = x.double().abs() @ weight.abs().T + added.abs() + 1e-3
     assert got.dtype == dtype and got.shape == exact.shape and got.is_contiguous()
     assert float(((got.double() - exact).abs() / size).max()) < NEAR[dtype], (inner, len(blocks), tokens)
-    others = torch.full_like(x, float("nan"))
-    others[-1] = x[-1]
-    assert torch.equal(multiply(others)[-1], got[-1])
+    padded = torch.full_like(x, float("nan"))
+    padded[-1] = x[-1]
+    assert torch.equal(multiply(padded)[-1], got[-1])
 
 
 @pytest.mark.parametrize("format", GROUP_FORMATS)
 def test_groups(format: GroupFormat) -> None:
     draw = random.Random(name_of(format))
-    for turn, dtype in enumerate(DTYPES):
+    for index, dtype in enumerate(DTYPES):
         inner, outputs, tokens = draw.choice(WIDTHS), draw.choice(OUTPUTS), draw.choice(TOKENS)
-        drawn = random_groups(format, outputs + 2, inner, seed=turn)
+        drawn = random_groups(format, outputs + 2, inner, seed=index)
         part = torch.cat([torch.zeros(outputs + 2, 5).byte(), drawn.blocks], dim=-1)[
             1:-1, 5:
         ]  # rows lie apart, at odd places
-        check(part, format, inner, dtype, tokens, turn + inner)
+        check(part, format, inner, dtype, tokens, index + inner)
 
 
 @pytest.mark.parametrize("format", GGUF)
 def test_gguf(format: GGUFFormat) -> None:
     draw = random.Random(format.name)
-    for turn, dtype in enumerate(DTYPES):
+    for index, dtype in enumerate(DTYPES):
         inner = draw.choice((1, 2, 3, 5) if format.numbers < 256 else (1, 2)) * format.numbers
         outputs, tokens = draw.choice(OUTPUTS), draw.choice(TOKENS)
-        blocks = random_blocks(format, outputs + 2, inner // format.numbers, seed=turn)
+        blocks = random_blocks(format, outputs + 2, inner // format.numbers, seed=index)
         part = torch.cat([torch.zeros(outputs + 2, 5).byte(), blocks], dim=-1)[1:-1, 5:]
-        check(part, format, inner, dtype, tokens, turn + inner)
+        check(part, format, inner, dtype, tokens, index + inner)
 
 
 def scaled(stored: StoredFormat) -> torch.Tensor:
     """[512, bytes of a row]: bytes of any kind, every scale of a byte, and float16 of every exponent."""
     blocks = torch.randint(0, 256, (512, stored.row_bytes(256)), generator=torch.Generator().manual_seed(5)).byte()
-    places = SCALES.get(stored.name, ()) if isinstance(stored, GGUFFormat) else range(0, 8, 2)
+    offsets = SCALES.get(stored.name, ()) if isinstance(stored, GGUFFormat) else range(0, 8, 2)
     halves = torch.arange(0, 1 << 16, 1 << 7, dtype=torch.int32).to(torch.uint16).view(torch.uint8).view(-1, 2)
-    for place in places:
-        blocks[:, place : place + 2] = halves
+    for offset in offsets:
+        blocks[:, offset : offset + 2] = halves
     if stored.name == "MXFP4":
         blocks[:, 0] = torch.arange(512)
     return blocks
@@ -105,8 +105,8 @@ def test_any_bytes(stored: StoredFormat) -> None:
         x = torch.zeros(1, 256)
         x[0, column] = 1.0
         got = TRITON.quant_linear(blocks, stored, 256, torch.float32)(x)
-        wanted = REFERENCE.quant_linear(blocks, stored, 256, torch.float32)(x)
-        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0, equal_nan=True)
+        expected = REFERENCE.quant_linear(blocks, stored, 256, torch.float32)(x)
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
 def test_nothing() -> None:

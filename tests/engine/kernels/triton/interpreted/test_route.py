@@ -41,8 +41,8 @@ def in_float64(
     grouped = choice.unflatten(-1, (config.num_groups, -1))
     best = grouped.sort(dim=-1, descending=True).values
     of_group = best[..., 0] if config.group_score == "max" else best[..., :2].sum(-1)
-    places = of_group.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-    choice = grouped.where((places < config.topk_groups).unsqueeze(-1), -torch.inf).flatten(-2)
+    indices = of_group.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+    choice = grouped.where((indices < config.topk_groups).unsqueeze(-1), -torch.inf).flatten(-2)
     chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, : config.num_experts_per_tok]
     weights = scores.gather(-1, chosen)
     if config.normalize is not None:

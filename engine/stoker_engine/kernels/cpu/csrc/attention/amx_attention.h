@@ -13,19 +13,19 @@ namespace {
 constexpr long STEP_WEIGHT = 16;    // of two products of tiles, and of loading them
 constexpr long SOFTMAX_WEIGHT = 9;  // of ROWS rows and LANES keys
 
-// Up to 16 queries, [rows][words] of two numbers each → [words][16], a multiple of 16 words.
-inline void turn_queries(const uint32_t* queries, long rows, long words, uint32_t* to) {
+// Up to 16 queries, [rows][words] of two elements each → [words][16], a multiple of 16 words.
+inline void transpose_queries(const uint32_t* queries, long rows, long words, uint32_t* to) {
   for (long w = 0; w < words; w += TILE_WORDS) {
     WordVec block[TILE_COLUMNS] = {};
     for (long r = 0; r < rows; r++) memcpy(&block[r], queries + r * words + w, sizeof block[r]);
     transpose(block);
     memcpy((void*)(to + w * TILE_COLUMNS), block, sizeof block);
   }
-  TileUnit::wrote(to);
+  TileUnit::compiler_barrier(to);
 }
 
 // 16 keys' scores by ROWS queries, which lie 16 to a key → each query's in a vector.
-inline void turn_scores(const float* from, Vec* to) {
+inline void transpose_scores(const float* from, Vec* to) {
   __m512 quads[4];  // of the keys i, i + 4, i + 8, i + 12 four scores each
   for (int i = 0; i < 4; i++) {
     const auto quad = [&](int n) { return _mm_loadu_ps(from + (i + 4 * n) * TILE_COLUMNS); };
@@ -43,25 +43,25 @@ inline void turn_scores(const float* from, Vec* to) {
   to[2] = (Vec)_mm512_unpacklo_pd(c, d), to[3] = (Vec)_mm512_unpackhi_pd(c, d);
 }
 
-// Scores of a tile's first `keys` keys, a multiple of 32, by rows `first` … `first` + `count` - 1 of what `turn_queries` turned.
+// Scores of a tile's first `keys` keys, a multiple of 32, by rows `first` … `first` + `count` - 1 of transposed queries.
 // `keys_from(j)` is where 16 keys from j on lie, `stride` bytes apart, or null if no row sees one of these: what they are
 // given is not looked at. For the unit set for `count` rows and 16.
 template <class KeysFrom>
 inline void score_in_place(const uint32_t* columns, long words, long first, long count, KeysFrom keys_from, long stride,
-                           long keys, float (*scores)[TILE], Upcoming& ahead) {
+                           long keys, float (*scores)[TILE], TilePrefetcher& prefetcher) {
   alignas(64) float sums[TILE * TILE_COLUMNS + ROWS];  // a row's quad may end behind the last column
   for (long j = 0; j < keys; j += 2 * TILE_ROWS) {
-    const char *one = keys_from(j), *other = keys_from(j + TILE_ROWS);
-    if (!one) one = other;
-    if (!other) other = one;
+    const char *first_keys = keys_from(j), *second_keys = keys_from(j + TILE_ROWS);
+    if (!first_keys) first_keys = second_keys;
+    if (!second_keys) second_keys = first_keys;
     _tile_zero(2);
     _tile_zero(3);
-    for (long w = 0; w < words && one; w += TILE_WORDS) {
-      ahead.fetch(STEP_WEIGHT);
+    for (long w = 0; w < words && first_keys; w += TILE_WORDS) {
+      prefetcher.fetch(STEP_WEIGHT);
       _tile_loadd(4, columns + w * TILE_COLUMNS, 4 * TILE_COLUMNS);
-      _tile_loadd(7, one + 4 * w, stride);
+      _tile_loadd(7, first_keys + 4 * w, stride);
       _tile_dpbf16ps(2, 7, 4);
-      _tile_loadd(5, other + 4 * w, stride);
+      _tile_loadd(5, second_keys + 4 * w, stride);
       _tile_dpbf16ps(3, 5, 4);
     }
     _tile_stored(2, sums + j * TILE_COLUMNS, 4 * TILE_COLUMNS);
@@ -70,7 +70,7 @@ inline void score_in_place(const uint32_t* columns, long words, long first, long
   for (long j = 0; j < keys; j += LANES)
     for (long i = 0; i < count; i += ROWS) {
       Vec rows[ROWS];
-      turn_scores(sums + j * TILE_COLUMNS + first + i, rows);
+      transpose_scores(sums + j * TILE_COLUMNS + first + i, rows);
       for (long n = 0; n < std::min<long>(ROWS, count - i); n++) store(scores[i + n] + j, rows[n]);
     }
 }

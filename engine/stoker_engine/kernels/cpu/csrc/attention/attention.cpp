@@ -7,7 +7,7 @@
 // not on the chunk it is computed in, not on the number of threads.
 //
 // What is stored in 8 bits stands for itself times a scale: scores are multiplied by those of keys, and weights by those
-// of values, so that numbers are multiplied as they are stored.
+// of values, so that elements are multiplied as they are stored.
 //
 // Work is shared by (sequence, key head, tile of queries); decodes of long sequences are shared by parts too, which those
 // of them that have a prefix in common read together (cascade).
@@ -21,39 +21,39 @@
 namespace {
 
 // Bytes of states that wait to be merged: more decodes than these belong to come one wave after another.
-constexpr long MOST_WAITING = 32 << 20;
+constexpr long MAX_STATE_BYTES = 32 << 20;
 
 // Works for each thread from which on a thread takes all heads of one: their keys and values are neighbours, which processors
 // foresee.
-constexpr long MANY = 8;
+constexpr long MIN_ITEMS_PER_THREAD = 8;
 
-// The pieces of a thread, so many neighbours `together`. It knows its next one early, so that what that needs can be fetched
-// meanwhile; but for the last ones, which are whoever's comes first.
-class Turns {
+// The pieces of a thread, `num_adjacent` neighbours at a time. It knows its next one early, so that what that needs can be fetched
+// meanwhile; but for the last ones, which go to the first thread that is free.
+class PieceQueue {
  public:
-  Turns(Pieces& pieces, long together) : pieces_(pieces), together_(together) { advance(); }
-  bool are_over() const { return are_over_; }
-  long now() const { return now_; }
+  PieceQueue(Pieces& pieces, long num_adjacent) : pieces_(pieces), num_adjacent_(num_adjacent) { advance(); }
+  bool is_done() const { return is_done_; }
+  long current() const { return current_; }
   bool is_next_known() const { return is_next_known_; }
   long next() const { return next_; }
 
   void advance() {
     if (!is_next_known_) {
-      are_over_ = !pieces_.take(next_);
-      next_ *= together_;
+      is_done_ = !pieces_.take(next_);
+      next_ *= num_adjacent_;
     }
-    now_ = next_++;
-    is_next_known_ = next_ % together_ != 0;
-    if (is_next_known_ || are_over_) return;
+    current_ = next_++;
+    is_next_known_ = next_ % num_adjacent_ != 0;
+    if (is_next_known_ || is_done_) return;
     is_next_known_ = pieces_.take_early(next_);
-    next_ *= together_;
+    next_ *= num_adjacent_;
   }
 
  private:
   Pieces& pieces_;
-  const long together_;
-  long now_ = 0, next_ = 0;
-  bool is_next_known_ = false, are_over_ = false;
+  const long num_adjacent_;
+  long current_ = 0, next_ = 0;
+  bool is_next_known_ = false, is_done_ = false;
 };
 
 // What a thread takes: queries of one sequence with all of their keys, or decodes with one part of theirs.
@@ -69,7 +69,7 @@ struct Work {
 // of them have in the same blocks, whole, is read once for all of these.
 class Decodes {
  public:
-  Decodes(const AttentionCall& call, long most) : call_(call), most_(most) {}
+  Decodes(const AttentionCall& call, long max_queries) : call_(call), max_queries_(max_queries) {}
 
   // Whether it is one of them.
   bool take(long sequence, long position) {
@@ -82,7 +82,7 @@ class Decodes {
   // After all of them were taken.
   void sort() {
     std::stable_sort(all_.begin(), all_.end(), [&](const Decode& a, const Decode& b) { return is_before(a, b); });
-    for (const Decode& each : all_) places_.push_back(call_.query_starts[each.sequence]);
+    for (const Decode& each : all_) query_rows_.push_back(call_.query_starts[each.sequence]);
   }
 
   // Of decodes from `first` on, of which so many as have room for their parts' states become work; returns the next one.
@@ -100,7 +100,7 @@ class Decodes {
         count = 1;
         const Decode& decode = all_[i];
         if (part < decode.first_part || part >= decode.first_part + decode.parts) continue;
-        while (count < most_ && i + count < last && shared(all_[i + count - 1], all_[i + count], part)) count++;
+        while (count < max_queries_ && i + count < last && have_same_blocks(all_[i + count - 1], all_[i + count], part)) count++;
         const long position = count > 1 ? begin_of(part + 1) - 1 : decode.position;
         for (long n = 0; n < count; n++) {
           const Decode& each = all_[i + n];
@@ -113,14 +113,14 @@ class Decodes {
   }
 
   long size() const { return all_.size(); }
-  const long* places(const Work& work) const { return places_.data() + work.first; }
+  const long* query_rows(const Work& work) const { return query_rows_.data() + work.first; }
 
   // Calls `each` with the work that holds a part of decode i, and which of its queries that is; parts in their order.
   template <class Each>
   void parts_of(long i, Each each) const {
     for (long n = all_[i].piece; n < all_[i].piece + all_[i].parts; n++) each(pieces_[n].work, pieces_[n].query);
   }
-  Work whole(long i) const { return {all_[i].sequence, places_[i], 1, all_[i].position, -1, -1}; }
+  Work whole(long i) const { return {all_[i].sequence, query_rows_[i], 1, all_[i].position, -1, -1}; }
 
   long waiting = 0;  // queries, one a part, whose states wait
 
@@ -140,14 +140,14 @@ class Decodes {
     if (a.first_part != b.first_part) return a.first_part < b.first_part;
     for (long n = a.first_part; n < a.first_part + std::min(a.parts, b.parts); n++) {
       const long block = begin_of(n) / call_.block_size;
-      const int32_t one = table(a)[block], other = table(b)[block];
-      if (one != other) return one < other;
+      const int32_t first_block = table(a)[block], second_block = table(b)[block];
+      if (first_block != second_block) return first_block < second_block;
     }
     return a.parts < b.parts;
   }
 
   // Whether both see all keys of a part, which lie in the same blocks. A slope depends on each one's own position.
-  bool shared(const Decode& a, const Decode& b, long part) const {
+  bool have_same_blocks(const Decode& a, const Decode& b, long part) const {
     const long begin = begin_of(part), end = begin_of(part + 1);
     for (const Decode* each : {&a, &b})
       if (each->position + 1 < end || oldest_of(each->position) > begin) return false;
@@ -156,9 +156,9 @@ class Decodes {
   }
 
   const AttentionCall& call_;
-  const long most_;
+  const long max_queries_;
   std::vector<Decode> all_;
-  std::vector<long> places_;
+  std::vector<long> query_rows_;
   std::vector<Piece> pieces_;
 };
 
@@ -182,7 +182,7 @@ void attend(const AttentionCall& call) {
       work.push_back({s, start + q, std::min(queries, count - q), position + q, -1, -1});
   }
   decodes.sort();
-  const long room = std::max(1l, MOST_WAITING / (long)sizeof(float) / State::size(call.heads, width));
+  const long room = std::max(1l, MAX_STATE_BYTES / (long)sizeof(float) / State::size(call.heads, width));
 
   // Kept between calls: the largest, for latent attention, would cost page faults each time.
   const auto memory = [&] {
@@ -204,37 +204,37 @@ void attend(const AttentionCall& call) {
     const auto item_of = [&](long piece) {
       const Work& w = work_of(piece);
       if (w.part < 0) return Item<A>{call, w.sequence, piece % heads, w.first, w.count, w.position};
-      const long* places = decodes.places(w);
-      return Item<A>{call, w.sequence, piece % heads, *places, w.count, w.position, w.count > 1 ? places : nullptr};
+      const long* query_rows = decodes.query_rows(w);
+      return Item<A>{call, w.sequence, piece % heads, *query_rows, w.count, w.position, w.count > 1 ? query_rows : nullptr};
     };
     const auto first_part_of = [&](long piece, const Item<A>& item) {
       return work_of(piece).part < 0 ? part_at(item.oldest_of(0)) : work_of(piece).part;
     };
-    const long together = call.tokens == call.sequences && total >= MANY * threads() ? heads : 1;
-    parallel(total * heads / together, [&](Pieces& pieces) {
-      float* own = memory();
-      Workspace space(own + 2 * state_size, queries * group, depth);
+    const long num_adjacent = call.tokens == call.sequences && total >= MIN_ITEMS_PER_THREAD * threads() ? heads : 1;
+    parallel(total * heads / num_adjacent, [&](Pieces& pieces) {
+      float* states = memory();
+      Workspace space(states + 2 * state_size, queries * group, depth);
       Tiles tiles;
-      bool is_at_hand = false;
-      for (Turns turns(pieces, together); !turns.are_over(); turns.advance()) {
+      bool is_located = false;
+      for (PieceQueue queue(pieces, num_adjacent); !queue.is_done(); queue.advance()) {
         const auto locate_next = [&](Tile& to) {
-          if (!turns.is_next_known()) return false;
-          const Item<A> next = item_of(turns.next());
-          next.locate_part(first_part_of(turns.next(), next), to);
+          if (!queue.is_next_known()) return false;
+          const Item<A> next = item_of(queue.next());
+          next.locate_part(first_part_of(queue.next(), next), to);
           return true;
         };
-        const long piece = turns.now();
+        const long piece = queue.current();
         const Work& w = work_of(piece);
         const Item<A> item = item_of(piece);
         const long first_part = first_part_of(piece, item);
-        if (!is_at_hand) item.locate_part(first_part, tiles.now());
-        is_at_hand = turns.is_next_known();
+        if (!is_located) item.locate_part(first_part, tiles.current());
+        is_located = queue.is_next_known();
         item.read_queries(space);
         if (w.part >= 0) {
           item.run_part(w.part, tiles, space, part_of(w, piece % heads), locate_next);
           continue;
         }
-        const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
+        const State sum(states, item.rows, width), part(states + state_size, item.rows, width);
         const long last_part = part_at(item.position_of(item.rows - 1));
         for (long p = first_part; p <= last_part; p++) {
           const auto locate_after = [&](Tile& to) {

@@ -34,7 +34,7 @@ struct AttentionCall : AttentionStep {
   long key_block, key_slot, key_head;
   void* values;
   long value_block, value_slot, value_head;
-  // What numbers of 8 bits are multiplied by [blocks, block_size, kv_heads]; null for others. Those of tokens are made as
+  // What elements of 8 bits are multiplied by [blocks, block_size, kv_heads]; null for others. Those of tokens are made as
   // tokens are stored, others are there already.
   long scales_of_tokens;
   float* key_scales;

@@ -1,6 +1,6 @@
 // Some queries of one sequence against the keys of one head: what a thread of attention.cpp works on.
 //
-// How numbers are multiplied is one of two ways:
+// How elements are multiplied is one of two ways:
 //
 //   Singles<K>   queries, weights and values as floats; keys K in words of one float or two bf16
 //   Pairs        all as bf16, two products and their sum at a time: weights are rounded to it, sums stay floats.
@@ -62,8 +62,8 @@ struct Workspace {
   mutable TileUnit unit;
 #endif
   float* queries;           // [rows][depth], padded with 0; of pairs words [rows][depth / 2]
-  uint32_t* columns;        // [depth / 2][16]: these words of up to 16 rows, turned
-  uint32_t* keys;           // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
+  uint32_t* columns;        // [depth / 2][16]: these words of up to 16 rows, transposed
+  uint32_t* keys;           // [depth / elements in a word][TILE]: a vector holds a word of LANES keys
   float* values;            // [TILE][width]; of pairs words [TILE / 2][width]
   const float* rows[TILE];  // of the values: here, or in the cache if that holds floats; of pairs not used
   float key_scales[TILE], value_scales[TILE];
@@ -76,15 +76,15 @@ struct Workspace {
         values(queries + (rows + TILE) * depth) {}
 };
 
-// Words of one or two numbers of LANES keys × a query's numbers, added to the scores.
-inline Vec add_products(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
-inline Vec add_products(Vec scores, WordVec keys, const float* query, bf16) {
+// Words of one or two elements of LANES keys × a query's elements, added to the scores.
+inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
+inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, bf16) {
   scores += (Vec)(keys << 16) * query[0];
   return scores + (Vec)(keys & 0xffff0000u) * query[1];
 }
 
-// A query's words of two numbers in the same way.
-inline Vec add_pairs(Vec sums, WordVec keys, uint32_t query) {
+// A query's words of two elements in the same way.
+inline Vec multiply_add_pairs(Vec sums, WordVec keys, uint32_t query) {
 #if defined(__AVX512BF16__)
   return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(query), (__m512bh)keys);
 #else
@@ -93,12 +93,12 @@ inline Vec add_pairs(Vec sums, WordVec keys, uint32_t query) {
 }
 
 // Some queries with all heads of one key head: rows are (query, head of the group). They are consecutive ones of one
-// sequence; or where `places` are given, each of another, and all see each key that they are run over.
+// sequence; or where `query_rows` are given, each of another, and all see each key that they are run over.
 template <class A>
 struct Item {
   typedef typename A::Key K;
   static constexpr bool PAIRS = A::PAIRS;
-  static constexpr long WORD = 4 / sizeof(K);  // numbers in a word
+  static constexpr long WORD = 4 / sizeof(K);  // elements in a word
   static constexpr long UNIT = PAIRS ? 2 : 1;  // keys whose values are added at once
 #if defined(STOKER_AMX)
   static constexpr bool TILED = PAIRS;  // by the tile unit
@@ -111,7 +111,7 @@ struct Item {
   long sequence, kv_head;
   long first, count;  // the first query, as a row of the flat batch, and how many
   long position;      // of the first query
-  const long* places = nullptr;  // of queries, as rows of the flat batch
+  const long* query_rows = nullptr;  // of queries, as rows of the flat batch
   long group = call.heads / call.kv_heads;
   long rows = count * group;
   long depth = depth_of(call), width = width_of(call);
@@ -119,11 +119,11 @@ struct Item {
   static long depth_of(const AttentionCall& call) { return rounded_up(call.head_dim, LANES * WORD); }
   static long width_of(const AttentionCall& call) { return rounded_up(call.value_dim, LANES * UNIT); }
 
-  long query_of(long row) const { return places ? places[row / group] : first + row / group; }
-  long position_of(long row) const { return places ? position : position + row / group; }
+  long query_of(long row) const { return query_rows ? query_rows[row / group] : first + row / group; }
+  long position_of(long row) const { return query_rows ? position : position + row / group; }
   long head_of(long row) const { return kv_head * group + row % group; }
   long oldest_of(long row) const {
-    return call.window && !places ? std::max(0l, position_of(row) + 1 - call.window) : 0;
+    return call.window && !query_rows ? std::max(0l, position_of(row) + 1 - call.window) : 0;
   }
 
   void read_queries(const Workspace& work) const {
@@ -132,7 +132,7 @@ struct Item {
     else
       call.is_bf16 ? read_queries_of<bf16>(work.queries) : read_queries_of<float>(work.queries);
 #if defined(STOKER_AMX)
-    if (are_keys_in_place()) turn_queries((const uint32_t*)work.queries, rows, depth / WORD, work.columns);
+    if (are_keys_in_place()) transpose_queries((const uint32_t*)work.queries, rows, depth / WORD, work.columns);
 #endif
   }
 
@@ -149,8 +149,8 @@ struct Item {
     for (long r = 0; r < rows; r++) {
       const T* from = (const T*)call.query + query_of(r) * call.query_token + head_of(r) * call.query_head;
       for (long d = 0; d < depth; d += LANES) {
-        const long left = std::max(0l, call.head_dim - d);
-        store(to + r * depth + d, left >= LANES ? load(from + d) : load_part(from + d, left));
+        const long remaining = std::max(0l, call.head_dim - d);
+        store(to + r * depth + d, remaining >= LANES ? load(from + d) : load_part(from + d, remaining));
       }
     }
   }
@@ -196,16 +196,16 @@ struct Item {
   }
 
   template <class S>
-  INLINED_INTO void rearrange_stored(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
+  FLATTEN void rearrange_stored(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
     for (long j = 0; j < keys; j += LANES) {
       if (next)
         for (long k = j; k < j + LANES; k++) fetch(next->keys[k], call.head_dim * sizeof(S));
       for (long d = 0; d < depth; d += LANES * WORD) {
         WordVec taken[LANES];
-        const long left = call.head_dim - d;
+        const long remaining = call.head_dim - d;
         for (int k = 0; k < LANES; k++) {
           const S* from = (const S*)tile.keys[j + k] + d;
-          taken[k] = left >= LANES * WORD ? words(from) : words_part(from, left);
+          taken[k] = remaining >= LANES * WORD ? words(from) : words_part(from, remaining);
         }
         transpose(taken);
         for (int i = 0; i < LANES; i++) memcpy(work.keys + (d / WORD + i) * TILE + j, &taken[i], sizeof(WordVec));
@@ -233,14 +233,14 @@ struct Item {
     }
   }
 
-  // Two keys' values → words of both. Of each 2 × LANES numbers those at even places come first, then the others.
+  // Two keys' values → words of both. Of each 2 × LANES elements those at even indices come first, then the others.
   template <class S>
   void pair_values(const S* first, const S* second, uint32_t* to) const {
     for (long d = 0; d < width; d += 2 * LANES) {
-      const long left = call.value_dim - d;
-      const bool whole = left >= 2 * LANES;
-      const WordVec a = whole ? words(first + d) : words_part(first + d, left);
-      const WordVec b = whole ? words(second + d) : words_part(second + d, left);
+      const long remaining = call.value_dim - d;
+      const bool whole = remaining >= 2 * LANES;
+      const WordVec a = whole ? words(first + d) : words_part(first + d, remaining);
+      const WordVec b = whole ? words(second + d) : words_part(second + d, remaining);
       const WordVec even = (a & 0xffffu) | (b << 16), odd = (a >> 16) | (b & 0xffff0000u);
       memcpy(to + d, &even, sizeof even);
       memcpy(to + d + LANES, &odd, sizeof odd);
@@ -258,9 +258,9 @@ struct Item {
           memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
           for (int i = 0; i < R; i++)
             if constexpr (PAIRS)
-              sums[i][v] = add_pairs(sums[i][v], words, ((const uint32_t*)work.queries)[(r + i) * (depth / 2) + d]);
+              sums[i][v] = multiply_add_pairs(sums[i][v], words, ((const uint32_t*)work.queries)[(r + i) * (depth / 2) + d]);
             else
-              sums[i][v] = add_products(sums[i][v], words, query + i * depth + d * WORD, K());
+              sums[i][v] = multiply_add_words(sums[i][v], words, query + i * depth + d * WORD, K());
         }
       for (int i = 0; i < R; i++)
         for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
@@ -268,22 +268,22 @@ struct Item {
   }
 
   // Whether scores differ from what the softmax takes by their scale alone, which is left to `weight_of` then.
-  bool are_scaled_later() const {
+  bool is_scale_deferred() const {
     return PAIRS && !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
   }
 
-  // Scores of row `r` for `keys` from `start` → as the softmax takes them, but perhaps for their scale; NOTHING where it does
+  // Scores of row `r` for `keys` from `start` → as the softmax takes them, but perhaps for their scale; NEG_INF where it does
   // not see a key. Returns the largest of each lane.
   Vec adjust(const Workspace& work, long r, float* scores, long start, long keys) const {
     const bool all_seen = start + keys - 1 <= position_of(r) && start >= oldest_of(r);
-    Vec most = broadcast(NOTHING);
-    if (are_scaled_later() && all_seen) {
-      for (long j = 0; j < keys; j += LANES) most = larger(most, load(scores + j));
-      return most;
+    Vec maxima = broadcast(NEG_INF);
+    if (is_scale_deferred() && all_seen) {
+      for (long j = 0; j < keys; j += LANES) maxima = larger(maxima, load(scores + j));
+      return maxima;
     }
     const float at = (float)position_of(r), oldest = (float)oldest_of(r);
     const float slope = call.alibi_slopes ? call.alibi_slopes[head_of(r)] : 0.0f;
-    const float scale = are_scaled_later() ? 1.0f : call.scale;
+    const float scale = is_scale_deferred() ? 1.0f : call.scale;
     Vec steps;
     for (int i = 0; i < LANES; i++) steps[i] = (float)i;
     for (long j = 0; j < keys; j += LANES) {
@@ -294,13 +294,13 @@ struct Item {
         // Positions are small next to 2²⁴, so floats hold them exactly.
         const Vec positions = steps + (float)(start + j);
         if (slope != 0) s += slope * (positions - at);
-        s = positions <= at ? s : broadcast(NOTHING);
-        s = positions >= oldest ? s : broadcast(NOTHING);
+        s = positions <= at ? s : broadcast(NEG_INF);
+        s = positions >= oldest ? s : broadcast(NEG_INF);
       }
       store(scores + j, s);
-      most = larger(most, s);
+      maxima = larger(maxima, s);
     }
-    return most;
+    return maxima;
   }
 
   // Units of keys: singles, or pairs. Weights are what they are multiplied by, [TILE / UNIT] of 4 bytes for each row.
@@ -310,7 +310,7 @@ struct Item {
 
   // exp(scores - largest) of `keys` → weights, times the values' scales; returns the sum of each lane.
   Vec exponentials(const Workspace& work, const float* scores, float largest, Weights& weights, long keys) const {
-    const float scale = are_scaled_later() ? call.scale : 1.0f;
+    const float scale = is_scale_deferred() ? call.scale : 1.0f;
     Vec sum = {};
     if (!call.key_scales) {
       for (long j = 0; j < keys; j += LANES) {
@@ -323,8 +323,8 @@ struct Item {
     for (long j = 0; j < keys; j += LANES) {
       const Vec s = load(scores + j), p = A::weight_of(s, largest, scale);
       sum += p;
-      // Of a key that is not seen the scale may be no number, too.
-      A::put(weights.of, j, s == NOTHING ? Vec{} : p * load(work.value_scales + j));
+      // Of a key that is not seen the scale may be NaN, too.
+      A::put(weights.of, j, s == NEG_INF ? Vec{} : p * load(work.value_scales + j));
     }
     return sum;
   }
@@ -332,23 +332,23 @@ struct Item {
   // Scores of R rows for `keys` from `start`, a multiple of LANES → weights, 0 where a row sees none, and corrections. What
   // there is of each row once, lies in lanes of a vector.
   template <int R>
-  void weigh(const Workspace& work, long r, float (*scores)[TILE], long start, long keys, const State& state,
+  void softmax_weights(const Workspace& work, long r, float (*scores)[TILE], long start, long keys, const State& state,
              Weights* weights, float* factors) const {
-    Vec most[ROWS], sums[ROWS];
-    for (int i = 0; i < R; i++) most[i] = adjust(work, r + i, scores[i], start, keys);
-    for (int i = R; i < ROWS; i++) most[i] = most[0];
-    Vec here = each_of<ROWS>(most, [](Vec a, Vec b) { return larger(a, b); });
-    if (are_scaled_later()) here *= call.scale;
-    const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, here);
-    // A row that sees none of these keys has no largest: its weights are 0. A score that is no number makes its row so.
+    Vec maxima[ROWS], sums[ROWS];
+    for (int i = 0; i < R; i++) maxima[i] = adjust(work, r + i, scores[i], start, keys);
+    for (int i = R; i < ROWS; i++) maxima[i] = maxima[0];
+    Vec current = reduce_each<ROWS>(maxima, [](Vec a, Vec b) { return larger(a, b); });
+    if (is_scale_deferred()) current *= call.scale;
+    const Vec previous = row_values<R>(state.largest + r), largest = larger(previous, current);
+    // A row that sees none of these keys has no largest: its weights are 0. A NaN score makes its row NaN.
     float shifts[LANES], corrections[LANES];
-    store(shifts, largest == NOTHING ? Vec{} : largest);
+    store(shifts, largest == NEG_INF ? Vec{} : largest);
     for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i], keys);
     for (int i = R; i < ROWS; i++) sums[i] = sums[0];
-    const Vec factor = before == largest ? broadcast(1) : ::exp_of(before - largest);
-    const Vec sum = each_of<ROWS>(sums, [](Vec a, Vec b) { return a + b; });
-    put_row_numbers<R>(state.largest + r, largest);
-    put_row_numbers<R>(state.weight + r, row_numbers<R>(state.weight + r) * factor + sum);
+    const Vec factor = previous == largest ? broadcast(1) : ::exp_of(previous - largest);
+    const Vec sum = reduce_each<ROWS>(sums, [](Vec a, Vec b) { return a + b; });
+    put_row_values<R>(state.largest + r, largest);
+    put_row_values<R>(state.weight + r, row_values<R>(state.weight + r) * factor + sum);
     store(corrections, factor);
     std::copy(corrections, corrections + R, factors);
   }
@@ -369,7 +369,7 @@ struct Item {
           for (int r = 0; r < R; r++) {
             uint32_t pair;
             memcpy(&pair, weights[r].of + k, sizeof pair);
-            sums[r][v] = add_pairs(sums[r][v], value, pair);
+            sums[r][v] = multiply_add_pairs(sums[r][v], value, pair);
           }
         } else {
           const Vec value = load(work.rows[k] + d + v * LANES);
@@ -404,7 +404,7 @@ struct Item {
   }
 
   template <int R>
-  INLINED_INTO void run_rows(const Workspace& work, long r, long start, const State& state) const {
+  FLATTEN void run_rows(const Workspace& work, long r, long start, const State& state) const {
     long first[R], last[R];  // keys of the tile that a row sees, none where first > last; both grow from row to row
     for (int i = 0; i < R; i++) {
       first[i] = std::max(0l, oldest_of(r + i) - start);
@@ -415,15 +415,15 @@ struct Item {
     Weights weights[R];
     const long keys = rounded_up(last[R - 1] + 1, LANES);
     score<R>(work, r, scores, keys);
-    weigh<R>(work, r, scores, start, keys, state, weights, factors);
+    softmax_weights<R>(work, r, scores, start, keys, state, weights, factors);
     float* to = state.values + r * width;
     // A value that a row does not see is left out, not multiplied by 0: it may be nan. So units that not all rows see
     // whole, at either end, go to each row alone.
     const long begin = (first[R - 1] + UNIT - 1) / UNIT, end = (last[0] + 1) / UNIT;
     const auto first_of = [&](int i) { return first[i] / UNIT; };
     const auto end_of = [&](int i) { return last[i] < first[i] ? first_of(i) : last[i] / UNIT + 1; };
-    const bool alike = first[0] == first[R - 1] && last[0] == last[R - 1];
-    if (alike && first_of(0) == begin && end_of(0) == end) {
+    const bool have_same_keys = first[0] == first[R - 1] && last[0] == last[R - 1];
+    if (have_same_keys && first_of(0) == begin && end_of(0) == end) {
       add_values<R>(work, to, weights, factors, begin, end);
       return;
     }
@@ -471,10 +471,10 @@ struct Item {
   void run_tiled(const Workspace& work, long r, long count, long start, const State& state) const {
     const long keys = keys_seen(r, count, start);
     Scored scored;
-    Upcoming nothing;
+    TilePrefetcher no_prefetcher;
     work.unit.set_for(std::min(count, TILE_ROWS), std::max(count - TILE_ROWS, 0l));
     score_tiled<M>(work, r, scored.scores, keys);
-    add_scored<M>(work, r, count, start, keys, scored, state, nothing);
+    add_scored<M>(work, r, count, start, keys, scored, state, no_prefetcher);
   }
 
   // Whether rows take keys as they lie: they are few, and 16 keys from any multiple of 16 on lie in one block.
@@ -489,9 +489,10 @@ struct Item {
     const long vectors = width / (UNIT * LANES), groups = (rows + ROWS - 1) / ROWS, size = sizeof(bf16);
     const long steps = keys / KEYS * (depth + width) / (TILE_WORDS * WORD);
     const long weight = keys / UNIT * vectors + steps * STEP_WEIGHT + groups * keys / LANES * SOFTMAX_WEIGHT;
-    Upcoming ahead = next ? Upcoming(*next, call.value_dim * size, call.head_dim * size, weight) : Upcoming();
+    TilePrefetcher prefetcher =
+        next ? TilePrefetcher(*next, call.value_dim * size, call.head_dim * size, weight) : TilePrefetcher();
     for (long j = 0; j < keys; j += UNIT) {
-      ahead.fetch(vectors);
+      prefetcher.fetch(vectors);
       pair_values((const bf16*)tile.values[j], (const bf16*)tile.values[j + 1], (uint32_t*)work.values + j / 2 * width);
     }
     const auto [r, end] = rows_that_see(start);
@@ -507,18 +508,18 @@ struct Item {
     Scored scored;
     work.unit.set_for(end - r, TILE_ROWS);
     const long seen = keys_seen(r, end - r, start);
-    score_in_place(work.columns, depth / WORD, r, end - r, keys_from, call.key_slot * size, seen, scored.scores, ahead);
-    add_scored<1>(work, r, end - r, start, seen, scored, state, ahead);
+    score_in_place(work.columns, depth / WORD, r, end - r, keys_from, call.key_slot * size, seen, scored.scores, prefetcher);
+    add_scored<1>(work, r, end - r, start, seen, scored, state, prefetcher);
   }
 
   // Scores → the softmax, by whose weights values are added to those of the rows.
   template <int M>
   void add_scored(const Workspace& work, long r, long count, long start, long keys, Scored& scored, const State& state,
-                  Upcoming& ahead) const {
+                  TilePrefetcher& prefetcher) const {
     for (long i = 0; i < count; i += ROWS) {
-      ahead.fetch(keys / LANES * SOFTMAX_WEIGHT);
+      prefetcher.fetch(keys / LANES * SOFTMAX_WEIGHT);
       with_rows(std::min<long>(ROWS, count - i), [&](auto some) {
-        weigh<some>(work, r + i, scored.scores + i, start, keys, state, scored.weights + i, scored.factors + i);
+        softmax_weights<some>(work, r + i, scored.scores + i, start, keys, state, scored.weights + i, scored.factors + i);
       });
     }
     float* const to = state.values + r * width;
@@ -529,7 +530,7 @@ struct Item {
     const uint32_t* const values = (const uint32_t*)work.values;
     const bool all_seen = oldest_of(r + count - 1) <= start && start + keys - 1 <= position_of(r);
     if (all_seen || are_finite(values, keys / UNIT))
-      add_tiled<M>(work, values, to, scored.weights, keys, ahead);
+      add_tiled<M>(work, values, to, scored.weights, keys, prefetcher);
     else
       add_seen(work, r, count, start, to, scored.weights, keys);
   }
@@ -551,13 +552,13 @@ struct Item {
   // Weights × values of the tile's first keys, added to those of the rows.
   template <int M>
   void add_tiled(const Workspace& work, const uint32_t* values, float* to, const Weights* weights, long keys,
-                 Upcoming& ahead) const {
+                 TilePrefetcher& prefetcher) const {
     const long stride = width * 4;
-    TileUnit::wrote(weights);
+    TileUnit::compiler_barrier(weights);
     for (long d = 0; d < width; d += 2 * TILE_COLUMNS) {
       load_sums<M, 2>(to + d, stride);
       for (long k = 0; k < keys / UNIT; k += TILE_WORDS) {
-        ahead.fetch(STEP_WEIGHT);
+        prefetcher.fetch(STEP_WEIGHT);
         const uint32_t* columns = values + k * width + d;
         multiply_tiles<M, 2>(weights[0].of + k, sizeof(Weights), columns, columns + TILE_COLUMNS, stride);
       }
@@ -565,20 +566,20 @@ struct Item {
     }
   }
 
-  // Whether each number of so many words is one, and finite.
+  // Whether all elements of so many words are finite.
   bool are_finite(const uint32_t* values, long units) const {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    __mmask32 others = 0;
+    __mmask32 non_finite = 0;
     for (long i = 0; i < units * width; i += LANES)
-      others |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(values + i), exponent), exponent);
-    return others == 0;
+      non_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(values + i), exponent), exponent);
+    return non_finite == 0;
   }
 
   // The same, each row by itself with 0 in place of the values that it does not see: their weight, 0, times infinity is no
   // number.
   void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights, long keys) const {
     static thread_local Memory memory;
-    Upcoming nothing;
+    TilePrefetcher no_prefetcher;
     bf16* const seen = (bf16*)memory.of(TILE / UNIT * width * sizeof(uint32_t));
     work.unit.set_for(1, 0);
     for (long i = 0; i < count; i++) {
@@ -587,8 +588,8 @@ struct Item {
         if (start + j <= position_of(r + i) && start + j >= oldest_of(r + i)) continue;
         for (long d = 0; d < width; d++) seen[(j / 2 * width + d) * 2 + j % 2] = bf16{};
       }
-      TileUnit::wrote(seen);
-      add_tiled<1>(work, (const uint32_t*)seen, to + i * width, weights + i, keys, nothing);
+      TileUnit::compiler_barrier(seen);
+      add_tiled<1>(work, (const uint32_t*)seen, to + i * width, weights + i, keys, no_prefetcher);
     }
   }
 #endif
@@ -620,8 +621,8 @@ struct Item {
       else
         more = locate_after(tiles.next());
       const Tile* next = more ? &tiles.next() : nullptr;
-      run_over(tiles.now(), next, std::min(TILE, rounded_up(end - start, KEYS)), work, start, state);
-      tiles.turn();
+      run_over(tiles.current(), next, std::min(TILE, rounded_up(end - start, KEYS)), work, start, state);
+      tiles.advance();
     }
   }
 
@@ -640,7 +641,7 @@ struct Item {
 
   // What the values of row `r` are multiplied by at the end. A sink is a key without a value, which each row of its head
   // sees last.
-  float share_of(long r, const State& state) const {
+  float norm_of(long r, const State& state) const {
     if (!call.sinks) return 1.0f / state.weight[r];
     const float sink = call.sinks[head_of(r)], largest = std::max(state.largest[r], sink);
     const float factor = correction(state.largest[r], largest);
@@ -653,23 +654,23 @@ struct Item {
   void put_as(const State& state) const {
     for (long r = 0; r < rows; r++) {
       T* to = (T*)call.out + (query_of(r) * call.heads + head_of(r)) * call.value_dim;
-      const float share = share_of(r, state);
+      const float norm = norm_of(r, state);
       if constexpr (PAIRS) {
-        for (long d = 0; d < call.value_dim; d += 2 * LANES) {  // even places, then odd ones: see pair_values
+        for (long d = 0; d < call.value_dim; d += 2 * LANES) {  // even indices, then odd ones: see pair_values
           const auto words = [&](long i) {
-            return __builtin_convertvector(nearest_bf16(load(state.values + r * width + d + i) * share), WordVec);
+            return __builtin_convertvector(nearest_bf16(load(state.values + r * width + d + i) * norm), WordVec);
           };
           const WordVec both = words(0) | words(LANES) << 16;
-          const long left = call.value_dim - d;
-          if (left >= 2 * LANES)
+          const long remaining = call.value_dim - d;
+          if (remaining >= 2 * LANES)
             memcpy((void*)(to + d), &both, sizeof both);  // as a rule: its size is known, so it is no call
           else
-            memcpy((void*)(to + d), &both, left * sizeof(bf16));
+            memcpy((void*)(to + d), &both, remaining * sizeof(bf16));
         }
         continue;
       }
       for (long d = 0; d < call.value_dim; d += LANES)
-        store_up_to(to + d, load(state.values + r * width + d) * share, call.value_dim - d);
+        store_up_to(to + d, load(state.values + r * width + d) * norm, call.value_dim - d);
     }
   }
 };

@@ -18,13 +18,13 @@ struct Tile {
 // The tile that is at hand, and the one after it, which is fetched meanwhile.
 class Tiles {
  public:
-  Tile& now() { return tiles_[turn_]; }
-  Tile& next() { return tiles_[turn_ ^ 1]; }
-  void turn() { turn_ ^= 1; }
+  Tile& current() { return tiles_[current_]; }
+  Tile& next() { return tiles_[current_ ^ 1]; }
+  void advance() { current_ ^= 1; }
 
  private:
   Tile tiles_[2];
-  int turn_ = 0;
+  int current_ = 0;
 };
 
 // Asks for `size` bytes that are needed soon. Blocks lie apart, so the processor does not foresee them.
@@ -34,12 +34,12 @@ inline void fetch(const char* from, long size) {
 
 // Asks for a tile's values and keys, in this order, line by line beside all work on the tile before: where that is little,
 // a core would wait for lines that are asked for together, of which it has few under way.
-class Upcoming {
+class TilePrefetcher {
  public:
   // Nothing.
-  Upcoming() = default;
+  TilePrefetcher() = default;
   // Values and keys of so many bytes each, beside work of so much weight.
-  Upcoming(const Tile& tile, long value_size, long key_size, long weight)
+  TilePrefetcher(const Tile& tile, long value_size, long key_size, long weight)
       : rows_{tile.values, tile.keys}, sizes_{value_size, key_size}, count_(tile.count) {
     const auto lines = [](long size) { return (size + LINE - 1) / LINE; };
     step_ = (count_ * (lines(value_size) + lines(key_size)) * PARTS + weight - 1) / weight;

@@ -1,7 +1,7 @@
-// Numbers as the KV cache stores them: floats, bf16, and three of 8 bits, which stand for themselves times a scale.
-// Every number of 8 bits is one of bf16 too, so keys are multiplied as bf16 and nothing is lost.
+// Elements as the KV cache stores them: floats, bf16, and three of 8 bits, which stand for themselves times a scale.
+// Every element of 8 bits is one of bf16 too, so keys are multiplied as bf16 and nothing is lost.
 //
-//     e4m3     float8: 4 bits of exponent from 2⁻⁶, 3 of mantissa; ±448 are the largest, 0x7f is not-a-number
+//     e4m3     float8: 4 bits of exponent from 2⁻⁶, 3 of mantissa; ±448 are the largest, 0x7f is NaN
 //     e5m2     float8: 5 bits of exponent from 2⁻¹⁴, 2 of mantissa; ±57344 are the largest, above 0x7b is nothing of ours
 //     int8     ±127 are the largest
 #pragma once
@@ -70,7 +70,7 @@ inline ByteVec float8_codes(Vec v) {
   const WordVec bits = (WordVec)v, magnitude = bits & 0x7fffffffu;
   const WordVec rounded = (magnitude + ((1u << (SHIFT - 1)) - 1) + ((magnitude >> SHIFT) & 1)) >> SHIFT;
   const WordVec normal = rounded - ((127 - Float8::BIAS) << Float8::MANTISSA);
-  // Below the smallest exponent codes are multiples of the smallest number, as floats around `anchor` are.
+  // Below the smallest exponent codes are multiples of the smallest value, as floats around `anchor` are.
   constexpr uint32_t ANCHOR = (1 - Float8::BIAS - Float8::MANTISSA + 23 + 127) << 23;
   const WordVec small = (WordVec)((Vec)magnitude + (Vec)(WordVec{} + ANCHOR)) - ANCHOR;
   constexpr uint32_t SMALLEST_NORMAL = (1 - Float8::BIAS + 127) << 23;
@@ -87,7 +87,7 @@ inline void store(e5m2* to, Vec v) {
   const ByteVec codes = float8_codes<e5m2>(v);
   memcpy(to, &codes, sizeof codes);
 }
-// Not-a-number becomes 0.
+// NaN becomes 0.
 inline void store(int8* to, Vec v) {
   const Vec anchor = broadcast(12582912.0f);  // 1.5 × 2²³: a sum with it is rounded to an integer in its low bits
   const WordVec integers = (WordVec)((v == v ? v : Vec{}) + anchor) - 0x4b400000u;
@@ -95,7 +95,7 @@ inline void store(int8* to, Vec v) {
   memcpy(to, &codes, sizeof codes);
 }
 
-// LANES words of numbers that queries are multiplied with: of one float each, or of two bf16.
+// LANES words of elements that queries are multiplied with: of one float each, or of two bf16.
 inline WordVec words(const float* from) {
   WordVec v;
   memcpy(&v, from, sizeof v);
@@ -123,7 +123,7 @@ inline WordVec words(const int8* from) {
   return ((WordVec)first >> 16) | (WordVec)second;  // integers of 8 bits leave the lower half of a float empty
 }
 
-// The first `count` numbers; the others are 0.
+// The first `count` elements; the others are 0.
 template <class S>
 inline WordVec words_part(const S* from, long count) {
   S padded[LANES * 2] = {};
@@ -131,16 +131,16 @@ inline WordVec words_part(const S* from, long count) {
   return words(padded);
 }
 
-// `count` numbers as floats, and 0 up to a multiple of LANES.
+// `count` elements as floats, and 0 up to a multiple of LANES.
 template <class S>
 inline void to_floats(float* to, const S* from, long count) {
   if constexpr (sizeof(S) == 1) {
     for (long d = 0; d < count; d += 2 * LANES) {
       const WordVec pairs = count - d >= 2 * LANES ? words(from + d) : words_part(from + d, count - d);
-      bf16 numbers[2 * LANES];
-      memcpy(numbers, &pairs, sizeof numbers);
-      store(to + d, load(numbers));
-      if (count - d > LANES) store(to + d + LANES, load(numbers + LANES));
+      bf16 elements[2 * LANES];
+      memcpy(elements, &pairs, sizeof elements);
+      store(to + d, load(elements));
+      if (count - d > LANES) store(to + d + LANES, load(elements + LANES));
     }
   } else {
     for (long d = 0; d < count; d += LANES) store(to + d, load_up_to(from + d, count - d));

@@ -9,7 +9,7 @@
 namespace {
 
 constexpr int ROWS = 4;  // that are run together: they share a key while it is in a register
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
 // The softmax of some keys so far: the largest score, the sum of exp(score - largest), and with these weights the sum
 // of the values, [rows][width].
@@ -29,7 +29,7 @@ struct State {
     return later;
   }
   void clear(long rows) const {
-    std::fill(largest, largest + rows, NOTHING);
+    std::fill(largest, largest + rows, NEG_INF);
     std::fill(weight, weight + rows, 0.0f);
     std::fill(values, values + rows * width, 0.0f);
   }
@@ -40,12 +40,12 @@ inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
 // What a state is multiplied by when its largest score becomes `to`.
 inline float correction(float from, float to) {
   if (from == to) return 1.0f;
-  return from == NOTHING ? 0.0f : exp_of(from - to);
+  return from == NEG_INF ? 0.0f : exp_of(from - to);
 }
 
-// What R rows have of one number each, in lane i that of row i % ROWS; and back.
+// What R rows have of one value each, in lane i that of row i % ROWS; and back.
 template <int R>
-inline Vec row_numbers(const float* from) {
+inline Vec row_values(const float* from) {
   typedef float Rows __attribute__((vector_size(ROWS * 4)));
   Rows rows;
   for (int i = 0; i < ROWS; i++) rows[i] = from[std::min(i, R - 1)];
@@ -59,7 +59,7 @@ inline Vec row_numbers(const float* from) {
 #endif
 }
 template <int R>
-inline void put_row_numbers(float* to, Vec v) {
+inline void put_row_values(float* to, Vec v) {
   float all[LANES];
   store(all, v);
   std::copy(all, all + R, to);

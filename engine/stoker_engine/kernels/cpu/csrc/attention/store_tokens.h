@@ -18,16 +18,16 @@ struct Rows {
   long width;
 };
 
-// The scale of a vector whose numbers are to be no larger than `largest`; not-a-number if one of them is none.
+// The scale of a vector whose elements are to be no larger than `largest`; NaN if one of them is.
 template <class T>
 inline float scale_of(const T* from, long width, float largest) {
-  Vec most{}, nothing{};
+  Vec maxima{}, nan_or_zero{};
   for (long d = 0; d < width; d += LANES) {
     const Vec v = load_up_to(from + d, width - d);
-    most = larger(most, larger(v, -v));
-    nothing += v - v;  // 0, or not-a-number
+    maxima = larger(maxima, larger(v, -v));
+    nan_or_zero += v - v;  // 0, or NaN
   }
-  const float scale = max_of(most) / largest + sum_of(nothing);
+  const float scale = max_of(maxima) / largest + sum_of(nan_or_zero);
   return scale == 0 ? 1 : scale;
 }
 

@@ -16,5 +16,5 @@ inline void store_up_to(T* to, Vec v, long count) {
     store_part(to, v, count);
 }
 
-// Below so many numbers, waking other threads costs more than they save.
-constexpr long WORTH_SHARING = 32768;
+// Below so many elements, waking other threads costs more than they save.
+constexpr long GRAIN_SIZE = 32768;

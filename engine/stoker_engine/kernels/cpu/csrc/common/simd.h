@@ -13,9 +13,9 @@
 // Of a function whose sums stay in registers: all that it calls becomes part of it. Compilers leave a call where they find a
 // lambda too large, and then all registers go through memory around it. Under sanitizers that would take minutes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define INLINED_INTO
+#define FLATTEN
 #else
-#define INLINED_INTO __attribute__((flatten))
+#define FLATTEN __attribute__((flatten))
 #endif
 
 #if defined(__AVX512F__)
@@ -51,7 +51,7 @@ inline Vec load(const bf16* from) {
 
 inline void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }
 
-// Rounded to bf16: to the nearest, ties to even; not-a-number stays that.
+// Rounded to bf16: to the nearest, ties to even; NaN stays NaN.
 inline WordVec bf16_bits(Vec v) {
   const WordVec bits = (WordVec)v;
   const WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -60,14 +60,14 @@ inline WordVec bf16_bits(Vec v) {
 
 inline Vec rounded(Vec v) { return (Vec)(bf16_bits(v) << 16); }
 
-// What was decoded, as it will be read: numbers too small for a normal one of T are kept.
+// What was decoded, as it will be read: elements too small for a normal one of T are kept.
 inline void store_decoded(float* to, Vec v) { store(to, v); }
 inline void store_decoded(bf16* to, Vec v) {
   const HalfVec half = __builtin_convertvector(bf16_bits(v), HalfVec);
   memcpy((void*)to, &half, sizeof half);
 }
 
-// What was computed: an instruction rounds to bf16 where there is one, and makes such numbers 0.
+// What was computed: an instruction rounds to bf16 where there is one, and makes such elements 0.
 #if defined(__AVX512BF16__)
 inline HalfVec nearest_bf16(Vec v) { return (HalfVec)_mm512_cvtneps_pbh((__m512)v); }
 #else
@@ -102,7 +102,7 @@ inline float to_float(bf16 x) {
   return value;
 }
 
-// Where one is no number: b.
+// Where one is NaN: b.
 #if defined(__AVX512F__)
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 #else
@@ -127,24 +127,24 @@ inline float max_of(Vec v) {
   return v[0];
 }
 
-// N vectors, each brought to one number by an operation on two: lane i of the result has that of v[i % N]. The lanes of
+// N vectors, each brought to one value by an operation on two: lane i of the result has that of v[i % N]. The lanes of
 // all of them meet in the same order.
 template <int N, int BY = 1, class Operation>
-inline Vec each_of(const Vec* v, Operation of) {
-  const auto beside = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
+inline Vec reduce_each(const Vec* v, Operation of) {
+  const auto exchanged = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
   if constexpr (N == 1) {
     Vec all = v[0];
-    for (int by = BY; by < LANES; by *= 2) all = of(all, beside(all, by));
+    for (int by = BY; by < LANES; by *= 2) all = of(all, exchanged(all, by));
     return all;
   } else {
     IntVec second;
     for (int i = 0; i < LANES; i++) second[i] = i & BY ? -1 : 0;
     Vec half[N / 2];
     for (int i = 0; i < N / 2; i++) {
-      const Vec one = v[2 * i], other = v[2 * i + 1];
-      half[i] = of(second ? other : one, beside(second ? one : other, BY));
+      const Vec even = v[2 * i], odd = v[2 * i + 1];
+      half[i] = of(second ? odd : even, exchanged(second ? even : odd, BY));
     }
-    return each_of<N / 2, 2 * BY>(half, of);
+    return reduce_each<N / 2, 2 * BY>(half, of);
   }
 }
 
@@ -159,11 +159,11 @@ inline Vec exp_polynomial(Vec r) {
 }
 
 #if defined(__AVX512F__)
-// Each number × 2ⁿ, n rounded down; 0 where x is less than `least`. Below that the product would be too small for a normal
+// Each element × 2ⁿ, n rounded down; 0 where x is less than `least`. Below that the product would be too small for a normal
 // float, and Intel's processors take 100 ns for one vector of such, sixty times as long as for others.
-inline Vec scaled_from(float least, Vec x, Vec number, Vec n) {
+inline Vec scaled_from(float least, Vec x, Vec element, Vec n) {
   const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_NLT_UQ);
-  return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)number, (__m512)n);
+  return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)element, (__m512)n);
 }
 #endif
 
@@ -179,11 +179,11 @@ inline Vec power_of_2(Vec x) {
 #endif
 
 // eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, and 2ⁿ put into the exponent.
-// e⁰ is exactly 1; what is too small for a float (a normal one) becomes 0, what is too large infinite, and what is no number
-// stays that.
+// e⁰ is exactly 1; what is too small for a float (a normal one) becomes 0, what is too large infinite, and NaN stays
+// NaN.
 #if defined(__AVX512F__)
 inline Vec exp_of(Vec x) {
-  // Of two operands this instruction takes the second where one is no number.
+  // Of two operands this instruction takes the second where one is NaN.
   const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200), (__m512)x);
   const __m512 n = _mm512_roundscale_ps(bounded * _mm512_set1_ps(1.44269504088896341f), 0);
   const Vec r = (Vec)(bounded - n * _mm512_set1_ps(0.693359375f) + n * _mm512_set1_ps(2.12194440e-4f));
@@ -260,8 +260,8 @@ inline Vec sums_of(const Vec* v) {
       across[lane] = lane ^ HALF;
     }
     for (int i = 0; i < HALF; i++) {  // blends and one shuffle within a register, which cost less than shuffles of two
-      const Vec own = low ? v[i] : v[i + HALF], other = low ? v[i + HALF] : v[i];
-      folded[i] = own + __builtin_shuffle(other, across);
+      const Vec kept = low ? v[i] : v[i + HALF], moved = low ? v[i + HALF] : v[i];
+      folded[i] = kept + __builtin_shuffle(moved, across);
     }
     return sums_of<HALF>(folded);
   }

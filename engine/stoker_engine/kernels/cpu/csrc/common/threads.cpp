@@ -20,7 +20,7 @@ inline void pause() {
 // The threads besides the caller's. They live as long as the process.
 //
 // A job is open while its caller is at work. A thread joins by counting itself in, which succeeds only while the job is
-// open; the caller closes it and waits until those inside have left. Then nobody reads the job any more.
+// open; the caller closes it and waits until those inside have left. Then no thread reads the job.
 class Pool {
  public:
   // Up to `count` threads may help, this one included.
@@ -35,8 +35,8 @@ class Pool {
   void share(long count, void (*work)(void*, Pieces&), void* context) {
     Pieces pieces(count);
     // Another engine in this process may be at work: then this one does without help.
-    std::unique_lock<std::mutex> mine(caller_, std::try_to_lock);
-    if (!mine || helpers_ == 0 || count < 2) return work(context, pieces);
+    std::unique_lock<std::mutex> collective(caller_, std::try_to_lock);
+    if (!collective || helpers_ == 0 || count < 2) return work(context, pieces);
     work_ = work, context_ = context, pieces_ = &pieces;
     state_.store(OPEN, std::memory_order_release);
     jobs_.fetch_add(1);

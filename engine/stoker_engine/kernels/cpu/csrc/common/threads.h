@@ -1,6 +1,6 @@
 // Sharing work between threads.
 //
-// A thread that is awake takes the next piece; nobody waits for a thread that has taken none. So on a busy machine, or
+// A thread that is awake takes the next piece; no thread waits for one that has taken none. So on a busy machine, or
 // in a container whose time is up, the caller does the work by itself, where a fork-join team (OpenMP's) would wait at
 // its barrier for a thread that the system does not run.
 #pragma once
@@ -39,8 +39,8 @@ void parallel(long count, Body body) {
 
 // Calls body(i) for i = 0 … count - 1; where it is not worth sharing, here.
 template <class Body>
-void parallel_for(bool worth_sharing, long count, Body body) {
-  if (!worth_sharing) {
+void parallel_for(bool is_parallel, long count, Body body) {
+  if (!is_parallel) {
     for (long i = 0; i < count; i++) body(i);
     return;
   }

@@ -1,16 +1,16 @@
-// Products with rows as they are by Intel's tile unit, which computes Yᵀ = W Xᵀ: tiles of W are loaded as they lie, and only x,
-// the small one, is rearranged. And `multiply`, which goes by tiles where there are some, else by vectors.
+// GEMM with rows as they are by Intel's tile unit, which computes Yᵀ = W Xᵀ: tiles of W are loaded as they lie, and only x,
+// the small one, is rearranged. And `gemm`, which goes by tiles where there are some, else by vectors.
 #pragma once
 
 #include "gemm/gemm.h"
 #include "gemm/amx_tiles.h"
 
 #if defined(STOKER_AMX)
-constexpr long TILE_DEPTH = 2 * TILE_WORDS;  // inner numbers of a step
+constexpr long TILE_DEPTH = 2 * TILE_WORDS;  // inner elements of a step
 
 // 16 rows of x as [inner / 2][16 rows][2], what the tile unit takes for columns; missing rows are 0.
 template <class W>
-inline void rearrange(const Product<bf16, W>& p, long m, bf16* to) {
+inline void rearrange(const Gemm<bf16, W>& p, long m, bf16* to) {
   for (long k = 0; k < p.inner; k += TILE_DEPTH) {
     WordVec pairs[TILE_COLUMNS] = {};
     for (long i = 0; i < TILE_COLUMNS && m + i < p.rows; i++)
@@ -21,7 +21,7 @@ inline void rearrange(const Product<bf16, W>& p, long m, bf16* to) {
 }
 
 // 16 outputs × 16 rows of sums → y, transposed.
-inline void put_tile(const Product<bf16, Plain<bf16>>& p, long m, long n, const float* sums, long stride) {
+inline void put_tile(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const float* sums, long stride) {
   const Vec bias = p.bias ? load(p.bias + n) : Vec{};
   WordVec rows[TILE_ROWS];
   for (long i = 0; i < TILE_ROWS; i++) memcpy(&rows[i], sums + i * stride, sizeof rows[i]);
@@ -32,7 +32,7 @@ inline void put_tile(const Product<bf16, Plain<bf16>>& p, long m, long n, const 
 
 // N groups of 16 outputs from n on × M groups of 16 rows from m on; `x` holds the rearranged rows.
 template <int N, int M>
-void multiply_groups(const Product<bf16, Plain<bf16>>& p, long m, long n, const bf16* x) {
+void multiply_groups(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const bf16* x) {
   const bf16* w = p.w.at + n * p.w.stride;
   clear_sums<N, M>();
   for (long k = 0; k < p.inner; k += TILE_DEPTH) {
@@ -50,14 +50,14 @@ void multiply_groups(const Product<bf16, Plain<bf16>>& p, long m, long n, const 
 // All outputs, at least 16, with M groups of rows. The last group may overlap the one before it: the same sums are written
 // twice.
 template <int M>
-void multiply_outputs(const Product<bf16, Plain<bf16>>& p, long m, const bf16* x) {
+void multiply_outputs(const Gemm<bf16, Plain<bf16>>& p, long m, const bf16* x) {
   long n = 0;
   for (; n + 2 * TILE_ROWS <= p.outputs; n += 2 * TILE_ROWS) multiply_groups<2, M>(p, m, n, x);
   for (; n < p.outputs; n += TILE_ROWS) multiply_groups<1, M>(p, m, std::min(n, p.outputs - TILE_ROWS), x);
 }
 
 template <class W>
-void with_tiles(const Product<bf16, W>& p) {
+void gemm_amx(const Gemm<bf16, W>& p) {
   thread_local std::vector<bf16> buffer;
   const long groups = (p.rows + TILE_COLUMNS - 1) / TILE_COLUMNS, group = p.inner * TILE_COLUMNS;
   if ((long)buffer.size() < groups * group) buffer.resize(groups * group);
@@ -73,8 +73,8 @@ void with_tiles(const Product<bf16, W>& p) {
     for (long piece; pieces.take(piece);) {
       const long n_start = std::min(piece % n_blocks * n_block, p.outputs - TILE_ROWS);
       const long n_end = std::min((piece % n_blocks + 1) * n_block, p.outputs);
-      const auto part = p.part(p.w.numbers(n_start, n_end, p.inner), n_start, n_end);
-      TileUnit::wrote(part.w.at);
+      const auto part = p.part(p.w.elements(n_start, n_end, p.inner), n_start, n_end);
+      TileUnit::compiler_barrier(part.w.at);
       const long g_end = std::min((piece / n_blocks + 1) * m_block, groups);
       for (long g = piece / n_blocks * m_block; g < g_end; g += 2)
         g + 1 < g_end ? multiply_outputs<2>(part, g * TILE_COLUMNS, x + g * group)
@@ -85,10 +85,10 @@ void with_tiles(const Product<bf16, W>& p) {
 #endif
 
 template <class T, class W>
-void multiply(const Product<T, W>& p) {
+void gemm(const Gemm<T, W>& p) {
 #if defined(STOKER_AMX)
   if constexpr (sizeof(T) == 2)
-    if (p.inner % TILE_DEPTH == 0 && p.outputs >= TILE_ROWS) return with_tiles(p);
+    if (p.inner % TILE_DEPTH == 0 && p.outputs >= TILE_ROWS) return gemm_amx(p);
 #endif
-  with_vectors(p);
+  gemm_vectors(p);
 }

@@ -1,4 +1,4 @@
-// Products of many rows with codes in panels, whose scales and x's are of blocks, by Intel's tile unit. What a row of x's codes
+// GEMM of many rows with codes in panels, whose scales and x's are of blocks, by Intel's tile unit. What a row of x's codes
 // stand for beside each other, code × factor (int8_activations.h), are integers of 16 bits, and so two bytes: tiles multiply each
 // by a panel's codes, and add up over a block. That is the integer that quant_panels.h computes; it is scaled and added in the same
 // order, so that bits are those of few rows.
@@ -12,45 +12,45 @@ namespace panels {
 
 // Of `share_out`; for a format whose scales are of blocks.
 template <class Packed>
-struct TiledDigits : CodedPanels<Packed> {
-  typedef CodedPanels<Packed> Vectors;
+struct AmxIntPanels : QuantPanels<Packed> {
+  typedef QuantPanels<Packed> Vectors;
   using Vectors::bias, Vectors::inner, Vectors::w, Vectors::x, Vectors::y, Vectors::y_stride;
   using Unit = TileUnit;
 
-  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner numbers, and bytes, of a tile
+  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
   static constexpr long BLOCK_BYTES = 512 * 1024;            // of rows of x, which stay in the second-level cache
 
   // What a block of TILE_ROWS rows has, beside each other.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };
-  const int8_t* digits = nullptr;  // [rows / TILE_ROWS][steps][2][TILE_ROWS][STEP]: upper bytes, and lower ones
+  const int8_t* int16_bytes = nullptr;  // [rows / TILE_ROWS][steps][2][TILE_ROWS][STEP]: upper bytes, and lower ones
   const Scales* scales = nullptr;  // [rows / TILE_ROWS][blocks]
 
-  long groups() const { return inner / EightBits::NUMBERS; }
+  long groups() const { return inner / Int8Group::SIZE; }
   long tile_steps() const { return (inner + STEP - 1) / STEP; }  // of a row
   long blocks() const { return (inner + w.block_size - 1) / w.block_size; }
   long rows() const { return std::max(BLOCK_BYTES / (tile_steps() * 2 * TILE), 1l) * TILE_ROWS; }
 
   // Valid until this thread makes another.
-  TiledDigits(const Vectors& vectors, long rows) : Vectors(vectors) {
+  AmxIntPanels(const Vectors& vectors, long rows) : Vectors(vectors) {
     if (rows <= Vectors::STREAMED) return;
-    static thread_local Memory of_digits, of_scales;
+    static thread_local Memory bytes_memory, scales_memory;
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    int8_t* const to_digits = (int8_t*)of_digits.of(tiles * tile_steps() * 2 * TILE);
-    Scales* const to_scales = (Scales*)of_scales.of(tiles * blocks() * sizeof(Scales));
-    digits = to_digits, scales = to_scales;
-    parallel_for(rows * inner >= WORTH_SHARING, tiles, [&](long tile) {
-      int8_t* const own = to_digits + tile * tile_steps() * 2 * TILE;
-      if (inner % STEP) memset(own + (tile_steps() - 1) * 2 * TILE, 0, 2 * TILE);  // what no row fills
+    int8_t* const to_bytes = (int8_t*)bytes_memory.of(tiles * tile_steps() * 2 * TILE);
+    Scales* const to_scales = (Scales*)scales_memory.of(tiles * blocks() * sizeof(Scales));
+    int16_bytes = to_bytes, scales = to_scales;
+    parallel_for(rows * inner >= GRAIN_SIZE, tiles, [&](long tile) {
+      int8_t* const bytes_of_tile = to_bytes + tile * tile_steps() * 2 * TILE;
+      if (inner % STEP) memset(bytes_of_tile + (tile_steps() - 1) * 2 * TILE, 0, 2 * TILE);  // what no row fills
       for (long i = 0; i < TILE_ROWS; i++) {
-        const EightBits* const row = x + std::min(tile * TILE_ROWS + i, rows - 1) * groups();
+        const Int8Group* const row = x + std::min(tile * TILE_ROWS + i, rows - 1) * groups();
         for (long group = 0; group < groups(); group++) {
-          int8_t* const upper = own + group / 2 * 2 * TILE + i * STEP + group % 2 * EightBits::NUMBERS;
-          put_digits(row[group], upper, upper + TILE);
+          int8_t* const upper = bytes_of_tile + group / 2 * 2 * TILE + i * STEP + group % 2 * Int8Group::SIZE;
+          split_into_bytes(row[group], upper, upper + TILE);
         }
         for (long block = 0; block < blocks(); block++) {
-          const EightBits& from = row[block * w.block_size / EightBits::NUMBERS];
+          const Int8Group& from = row[block * w.block_size / Int8Group::SIZE];
           Scales& to = to_scales[tile * blocks() + block];
           to.scales[i] = from.scale, to.sums[i] = from.sum;
         }
@@ -58,14 +58,14 @@ struct TiledDigits : CodedPanels<Packed> {
     });
   }
 
-  static void put_digits(const EightBits& from, int8_t* upper, int8_t* lower) {
+  static void split_into_bytes(const Int8Group& from, int8_t* upper, int8_t* lower) {
     const __m512i codes = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from.codes));
     const __m512i words = _mm512_mullo_epi16(codes, _mm512_set1_epi16(from.factor()));
     _mm256_storeu_si256((__m256i*)upper, _mm512_cvtepi16_epi8(_mm512_srai_epi16(words, 8)));
     _mm256_storeu_si256((__m256i*)lower, _mm512_cvtepi16_epi8(words));
   }
 
-  // A panel's signed codes, in the order of the numbers, and what its blocks have.
+  // A panel's signed codes, in the order of the elements, and what its blocks have.
   struct Columns {
     const int8_t* codes;     // [steps][STEP / 4][PANEL][4]
     const Header* headers;  // [blocks]
@@ -77,47 +77,48 @@ struct TiledDigits : CodedPanels<Packed> {
     Header* const headers = (Header*)of_headers.of(blocks() * sizeof(Header));
     const Packed from = w.from(panel);
     for (long block = 0; block < blocks(); block++)
-      headers[block] = from.header(0, block * w.block_size / EightBits::NUMBERS, 0);
+      headers[block] = from.header(0, block * w.block_size / Int8Group::SIZE, 0);
     for (long group = 0; group < groups(); group++)
-      with_each<EightBits::NUMBERS / 4>([&](auto four) {
-        const __m512i own = _mm512_sub_epi8(from.codes(0, group, 0, four), _mm512_set1_epi8(Packed::ZERO));
-        _mm512_store_si512(codes + (group * EightBits::NUMBERS + Packed::first(four)) * PANEL, own);
+      unroll<Int8Group::SIZE / 4>([&](auto four) {
+        const __m512i signed_codes = _mm512_sub_epi8(from.codes(0, group, 0, four), _mm512_set1_epi8(Packed::ZERO));
+        _mm512_store_si512(codes + (group * Int8Group::SIZE + Packed::first(four)) * PANEL, signed_codes);
       });
     if (inner % STEP) memset(codes + inner * PANEL, 0, TILE / 2);
-    TileUnit::wrote(codes);
+    TileUnit::compiler_barrier(codes);
     return {codes, headers};
   }
 
-  // Rows m … m + rows of x, for which the unit is set, with N panels. Products of a block are in the making while those of the one
+  // Rows m … m + rows of x, for which the unit is set, with N panels. Dot products of a block are computed while those of the one
   // before are added, since a tile is loaded only after it was read.
   template <int N>
-  INLINED_INTO void tile(const Columns* columns, long panel, long m, long rows, Ahead& ahead) const {
-    struct alignas(64) Products {
+  FLATTEN void tile(const Columns* columns, long panel, long m, long rows, Prefetcher& prefetcher) const {
+    struct alignas(64) Accumulators {
       int32_t of[2][N][TILE_ROWS][PANEL];
-    } products[2];
+    } accumulators[2];
     alignas(64) float sums[N][TILE_ROWS][PANEL] = {};
-    const int8_t* const from = digits + m / TILE_ROWS * tile_steps() * 2 * TILE;
-    const Scales* const own = scales + m / TILE_ROWS * blocks();
+    const int8_t* const from = int16_bytes + m / TILE_ROWS * tile_steps() * 2 * TILE;
+    const Scales* const tile_scales = scales + m / TILE_ROWS * blocks();
     const long count = blocks(), steps_of_block = w.block_size / STEP;
     const auto multiply = [&](long block) {
       if (block >= count) return;
       const long step = block * steps_of_block, end = std::min(step + steps_of_block, tile_steps());
       const int8_t* codes[N];
-      with_each<N>([&](auto j) { codes[j] = columns[j].codes + step * TILE; });
-      multiply_digits<N>(from + step * 2 * TILE, codes, end - step, products[block % 2].of[0][0][0], [&] { ahead.fetch(); });
+      unroll<N>([&](auto j) { codes[j] = columns[j].codes + step * TILE; });
+      multiply_int16<N>(from + step * 2 * TILE, codes, end - step, accumulators[block % 2].of[0][0][0],
+                        [&] { prefetcher.fetch(); });
     };
     multiply(0);
     for (long block = 0; block < count; block++) {
       multiply(block + 1);
-      const Products& made = products[block % 2];
-      with_each<N>([&](auto j) {
+      const Accumulators& made = accumulators[block % 2];
+      unroll<N>([&](auto j) {
         const Header& header = columns[j].headers[block];
-        with_each<TILE_ROWS>([&](auto i) {
+        unroll<TILE_ROWS>([&](auto i) {
           const __m512i upper = _mm512_slli_epi32(_mm512_load_si512(made.of[0][j][i]), 8);
-          const __m512i product = _mm512_add_epi32(upper, _mm512_load_si512(made.of[1][j][i]));
-          const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(own[block].scales[i]));
-          __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scale, _mm512_load_ps(sums[j][i]));
-          if (Packed::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(own[block].sums[i]), sum);
+          const __m512i accumulator = _mm512_add_epi32(upper, _mm512_load_si512(made.of[1][j][i]));
+          const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(tile_scales[block].scales[i]));
+          __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(accumulator), scale, _mm512_load_ps(sums[j][i]));
+          if (Packed::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(tile_scales[block].sums[i]), sum);
           _mm512_store_ps(sums[j][i], sum);
         });
       });
@@ -134,17 +135,17 @@ struct TiledDigits : CodedPanels<Packed> {
     static thread_local Memory of_codes[N], of_headers[N];
     Columns columns[N];
     for (long j = 0; j < N; j++) columns[j] = unpacked(panel + j, of_codes[j], of_headers[j]);
-    Ahead ahead(next, (m_end - m + TILE_ROWS - 1) / TILE_ROWS * tile_steps(), MOST_AHEAD);
+    Prefetcher prefetcher(next, (m_end - m + TILE_ROWS - 1) / TILE_ROWS * tile_steps(), MAX_PREFETCH_BYTES);
     for (long row = m, rows; row < m_end; row += rows) {
       rows = std::min(m_end - row, TILE_ROWS);
       unit.set_for(rows, rows);
-      tile<N>(columns, panel, row, rows, ahead);
+      tile<N>(columns, panel, row, rows, prefetcher);
     }
   }
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
-    Nothing nothing;
-    if (m_end - m < TILE_ROWS) return Vectors::multiply(nothing, panel, count, m, m_end, next);  // it is faster then
+    NoUnit no_unit;
+    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // it is faster then
     for (long j = 0; j < count; j += 2) {
       if (count - j >= 2)
         block<2>(unit, panel + j, m, m_end, part_of(next, j, 2, count));
@@ -153,9 +154,9 @@ struct TiledDigits : CodedPanels<Packed> {
     }
   }
 
-  void stream(Unit&, long panel, long end, long rows, Ahead& ahead) const {
-    Nothing nothing;
-    Vectors::stream(nothing, panel, end, rows, ahead);
+  void stream(Unit&, long panel, long end, long rows, Prefetcher& prefetcher) const {
+    NoUnit no_unit;
+    Vectors::stream(no_unit, panel, end, rows, prefetcher);
   }
 };
 

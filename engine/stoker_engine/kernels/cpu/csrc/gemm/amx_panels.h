@@ -1,5 +1,5 @@
-// Products with panels by Intel's tile unit: 32 inner numbers of a panel are a tile as they lie, and so are those of 16 rows
-// of x. Every y[m][n] is one sum to which what 32 inner numbers give is added in order, however many rows there are.
+// GEMM with panels by Intel's tile unit: 32 inner elements of a panel are a tile as they lie, and so are those of 16 rows
+// of x. Every y[m][n] is one sum to which what 32 inner elements give is added in order, however many rows there are.
 #pragma once
 
 #include "gemm/panels.h"
@@ -8,9 +8,9 @@
 #if defined(STOKER_AMX)
 namespace panels {
 
-// bfloat16 numbers; `inner` is a multiple of STEP.
-struct TiledNumbers : Numbers {
-  static constexpr long STEP = 32;                 // inner numbers
+// bfloat16 elements; `inner` is a multiple of STEP.
+struct AmxBf16Panels : Bf16Panels {
+  static constexpr long STEP = 32;                 // inner elements
   static constexpr long PAIR = 2 * TILE_ROWS;      // rows of a tile
   static constexpr long STREAMED = PAIR;
   static constexpr long BLOCK_BYTES = 512 * 1024;  // of rows of x, which stay in the second-level cache
@@ -21,12 +21,12 @@ struct TiledNumbers : Numbers {
 
   // Up to M × 16 rows of x from m on, for which the unit is set, with N panels from `panel` on.
   template <int M, int N>
-  void tile(long panel, long m, long rows, Ahead& ahead) const {
-    const bf16 *own = w + panel * PANEL * inner, *rows_from = x + m * x_stride;
+  void tile(long panel, long m, long rows, Prefetcher& prefetcher) const {
+    const bf16 *weights = w + panel * PANEL * inner, *rows_from = x + m * x_stride;
     clear_sums<M, N>();
     for (long k = 0; k < inner; k += STEP) {
-      ahead.fetch();
-      const bf16* columns = own + k * PANEL;
+      prefetcher.fetch();
+      const bf16* columns = weights + k * PANEL;
       multiply_tiles<M, N>(rows_from + k, x_stride * 2, columns, columns + PANEL * inner, 4 * PANEL);
     }
     alignas(64) float sums[M * TILE_ROWS][N * PANEL];
@@ -40,36 +40,36 @@ struct TiledNumbers : Numbers {
     for (int j = 0; bias && j < N; j++) added[j] = load(bias + n + j * PANEL);
     for (long i = 0; i < rows; i++) {
       bf16* to = y + (m + i) * y_stride + n;
-      const __m512 one = (__m512)(load(sums[i]) + added[0]);
+      const __m512 first = (__m512)(load(sums[i]) + added[0]);
       if constexpr (N > 1) {
-        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)(load(sums[i] + PANEL) + added[1]), one);
+        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)(load(sums[i] + PANEL) + added[1]), first);
         memcpy((void*)to, &both, sizeof both);
       } else {
-        store(to, (Vec)one);
+        store(to, (Vec)first);
       }
     }
   }
 
   // Rows m … m_end, with the panels from `panel` on.
   template <int N>
-  void pairs(Unit& unit, long panel, long m, long m_end, Ahead& ahead) const {
+  void pairs(Unit& unit, long panel, long m, long m_end, Prefetcher& prefetcher) const {
     for (long rows; m < m_end; m += rows) {
       rows = std::min(m_end - m, PAIR);
       unit.set_for(std::min(rows, TILE_ROWS), std::max(rows - TILE_ROWS, 0l));
-      rows > TILE_ROWS ? tile<2, N>(panel, m, rows, ahead) : tile<1, N>(panel, m, rows, ahead);
+      rows > TILE_ROWS ? tile<2, N>(panel, m, rows, prefetcher) : tile<1, N>(panel, m, rows, prefetcher);
     }
   }
 
-  void stream(Unit& unit, long panel, long end, long rows, Ahead& ahead) const {
-    for (; panel < end; panel++) pairs<1>(unit, panel, 0, rows, ahead);
+  void stream(Unit& unit, long panel, long end, long rows, Prefetcher& prefetcher) const {
+    for (; panel < end; panel++) pairs<1>(unit, panel, 0, rows, prefetcher);
   }
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     const long whole = m + (m_end - m) / PAIR * PAIR, tiles = (m_end - m + PAIR - 1) / PAIR * ((count + 1) / 2);
-    Ahead ahead(next, tiles * steps(), MOST_AHEAD);
+    Prefetcher prefetcher(next, tiles * steps(), MAX_PREFETCH_BYTES);
     for (const auto [from, to] : {std::pair(m, whole), std::pair(whole, m_end)})  // the unit is set for each once
       for (long j = 0; j < count; j += 2)
-        count - j >= 2 ? pairs<2>(unit, panel + j, from, to, ahead) : pairs<1>(unit, panel + j, from, to, ahead);
+        count - j >= 2 ? pairs<2>(unit, panel + j, from, to, prefetcher) : pairs<1>(unit, panel + j, from, to, prefetcher);
   }
 };
 

@@ -1,7 +1,7 @@
-// Intel's tile unit (AMX): a core's eight tiles, of up to 16 rows of 64 bytes, and how they are used for products
+// Intel's tile unit (AMX): a core's eight tiles, of up to 16 rows of 64 bytes, and how they are used for GEMMs
 //
 //   tiles 0…3  sums, 16 columns for each row: of rows A by columns A, A by B, B by A, B by B
-//   tiles 4, 5  columns A and B: words of two or four inner numbers, [words of a step][16]
+//   tiles 4, 5  columns A and B: words of two or four inner elements, [words of a step][16]
 //   tiles 6, 7  rows A and B, of up to 16 rows each: [rows][words of a step]
 #pragma once
 
@@ -21,25 +21,25 @@ class TileUnit {
     if (first_ != 0) _tile_release();
   }
 
-  // For products of so many rows A and B, each up to TILE_ROWS, in steps of so many words. What tiles held is lost if it was
+  // For GEMMs of so many rows A and B, each up to TILE_ROWS, in steps of so many words. What tiles held is lost if it was
   // set otherwise.
   void set_for(long first, long second, long words = TILE_WORDS) {
     if (first == first_ && second == second_ && words == words_) return;
     first_ = first, second_ = second, words_ = words;
     Palette palette;
-    const auto set = [&](int tile, long its_rows, long bytes) {
-      palette.rows[tile] = its_rows, palette.bytes[tile] = its_rows ? bytes : 0;
+    const auto set = [&](int tile, long num_rows, long bytes) {
+      palette.rows[tile] = num_rows, palette.bytes[tile] = num_rows ? bytes : 0;
     };
     for (int tile : {0, 1}) set(tile, first, 4 * TILE_COLUMNS);
     for (int tile : {2, 3}) set(tile, second, 4 * TILE_COLUMNS);
     for (int tile : {4, 5}) set(tile, words, 4 * TILE_COLUMNS);
     set(6, first, 4 * words), set(7, second, 4 * words);
-    wrote(&palette);
+    compiler_barrier(&palette);
     _tile_loadconfig(&palette);
   }
 
   // What was written so far is in memory when tiles are loaded: compilers are not told that they read.
-  static void wrote(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
+  static void compiler_barrier(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
  private:
   struct Palette {
@@ -63,7 +63,7 @@ inline void clear_sums() {
 template <int M, int N>
 inline void load_sums(const float* from, long stride) {
   const float* second = from + TILE_ROWS * stride / 4;
-  TileUnit::wrote(from);
+  TileUnit::compiler_barrier(from);
   _tile_loadd(0, from, stride);
   if constexpr (N > 1) _tile_loadd(1, from + TILE_COLUMNS, stride);
   if constexpr (M > 1) _tile_loadd(2, second, stride);
@@ -116,31 +116,32 @@ inline void multiply_codes(const void* rows, long row_stride, const void* column
   }
 }
 
-// Integers of 16 bits by signed bytes, over `steps` of 64 inner numbers each: their upper, signed bytes and their lower ones,
+// Integers of 16 bits by signed bytes, over `steps` of 64 inner elements each: their upper, signed bytes and their lower ones,
 // [steps][2][16][64], by N panels' codes, [steps][16][16][4] each, into [2][N], [16][16] each: of upper bytes first. Calls
 // `meanwhile` at each step.
 template <int N, class Meanwhile>
-inline void multiply_digits(const int8_t* digits, const int8_t* const* columns, long steps, int32_t* to, Meanwhile meanwhile) {
+inline void multiply_int16(const int8_t* int16_bytes, const int8_t* const* columns, long steps, int32_t* to,
+                           Meanwhile meanwhile) {
   constexpr long TILE = TILE_ROWS * 64;
   clear_sums<2, N>();
   for (long step = 0; step < steps; step++) {
     meanwhile();
     _tile_loadd(4, columns[0] + step * TILE, 64);
-    _tile_loadd(6, digits + 2 * step * TILE, 64);
+    _tile_loadd(6, int16_bytes + 2 * step * TILE, 64);
     _tile_dpbssd(0, 6, 4);
     if constexpr (N > 1) {
       _tile_loadd(5, columns[1] + step * TILE, 64);
       _tile_dpbssd(1, 6, 5);
     }
-    _tile_loadd(7, digits + (2 * step + 1) * TILE, 64);
+    _tile_loadd(7, int16_bytes + (2 * step + 1) * TILE, 64);
     _tile_dpbusd(2, 7, 4);
     if constexpr (N > 1) _tile_dpbusd(3, 7, 5);
   }
-  constexpr long PRODUCTS = TILE_ROWS * TILE_COLUMNS;
+  constexpr long TILE_ELEMENTS = TILE_ROWS * TILE_COLUMNS;
   _tile_stored(0, to, 4 * TILE_COLUMNS);
-  if constexpr (N > 1) _tile_stored(1, to + PRODUCTS, 4 * TILE_COLUMNS);
-  _tile_stored(2, to + N * PRODUCTS, 4 * TILE_COLUMNS);
-  if constexpr (N > 1) _tile_stored(3, to + 3 * PRODUCTS, 4 * TILE_COLUMNS);
+  if constexpr (N > 1) _tile_stored(1, to + TILE_ELEMENTS, 4 * TILE_COLUMNS);
+  _tile_stored(2, to + N * TILE_ELEMENTS, 4 * TILE_COLUMNS);
+  if constexpr (N > 1) _tile_stored(3, to + 3 * TILE_ELEMENTS, 4 * TILE_COLUMNS);
 }
 
 #endif

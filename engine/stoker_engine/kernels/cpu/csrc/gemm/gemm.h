@@ -1,21 +1,21 @@
 // y = x Wᵀ + b for row-major x [rows, inner] and W [outputs, inner], whatever W is stored as.
 //
 // Every y[m][n] is one accumulator that runs over `inner` in order, whatever the tile it is computed in, so that a row's
-// result depends on nothing but the row: a product is batch-invariant by construction. And W's format says only where
-// its numbers come from: a product with packed numbers has the bits of a product with the same numbers unpacked.
+// result depends on nothing but the row: the GEMM is batch-invariant by construction. And W's format says only where
+// its elements come from: a GEMM with packed elements has the bits of a GEMM with the same elements unpacked.
 //
 // Small batches stream W at memory speed: threads share the outputs, and each row of W is read once for all of x.
 //
 // A format of W is a class of
-//   STEP           numbers that a row gives at a time; a row has a multiple of it, or `rest` gives what is left
+//   STEP           elements that a row gives at a time; a row has a multiple of it, or `tail` gives what is left
 //   DIRECT_ROWS    up to so many rows of x, W is multiplied as it is; beyond, it is unpacked first, a piece at a time
 //   BLOCK          rows of x that are multiplied with a piece of W: what unpacking costs is shared by them
-//   place(k)       where numbers k … k + STEP of any row lie in it; found once for all rows of a tile
+//   location(k)    where elements k … k + STEP of any row lie in it; found once for all rows of a tile
 //   row(n)         an object for row n; what it has are
-//     begin(place)   told of each place before its numbers are asked for
-//     load(place)    the numbers there, into registers
-//     rest(place, count)   the last `count`, fewer than STEP; zeros follow. It is all that this object is asked for
-//   numbers(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
+//     begin(location)   called with each location before `load`
+//     load(location)    the elements there, into registers
+//     tail(location, count)   the last `count`, fewer than STEP; zeros follow. It is all that this object is asked for
+//   elements(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
 //   bytes(n, n_end)            where rows n … n_end lie, to be fetched beforehand; nowhere if `load` sees to that
 #pragma once
 
@@ -31,8 +31,8 @@ struct Bytes {
   const char *begin = nullptr, *end = nullptr;
 };
 
-// Ranges that lie apart and are needed soon, by whom nobody knows yet: `lines` of them are fetched.
-struct Scattered {
+// Ranges that lie apart and are needed soon, by a thread that is not known yet; `lines` cache lines in all.
+struct PrefetchRanges {
   std::vector<Bytes> ranges;
   long lines = 0;
   static constexpr long LINE = 64;
@@ -44,11 +44,11 @@ struct Scattered {
   void clear() { ranges.clear(), lines = 0; }
 };
 
-// Numbers that lie in memory as they are multiplied; the stride in elements.
+// Elements that lie in memory as they are multiplied; the stride in elements.
 template <class T>
 struct Plain {
   static constexpr long STEP = Pack<T>::SIZE, DIRECT_ROWS = 1L << 62, BLOCK = 64, TILED_BLOCK = 256;
-  static constexpr bool HAS_REST = true;
+  static constexpr bool HAS_TAIL = true;
   const T* at;
   long stride;
 
@@ -56,16 +56,16 @@ struct Plain {
     const T* at;
     void begin(long) {}
     void load(long k, typename Pack<T>::Type* to) { to[0] = Pack<T>::load(at + k); }
-    void rest(long k, long count, typename Pack<T>::Type* to) { to[0] = pack_part(at + k, count); }
+    void tail(long k, long count, typename Pack<T>::Type* to) { to[0] = pack_part(at + k, count); }
   };
-  long place(long k) const { return k; }
+  long location(long k) const { return k; }
   Row row(long n) const { return {at + n * stride}; }
-  Plain numbers(long n, long, long) const { return {at + n * stride, stride}; }
+  Plain elements(long n, long, long) const { return {at + n * stride, stride}; }
   Bytes bytes(long n, long n_end) const { return {(const char*)(at + n * stride), (const char*)(at + n_end * stride)}; }
 };
 
 template <class T, class W>
-struct Product {
+struct Gemm {
   const T* x;
   long x_stride;
   W w;
@@ -75,44 +75,44 @@ struct Product {
   long rows, outputs, inner;
 
   // Of outputs n … n_end alone.
-  template <class Numbers>
-  Product<T, Numbers> part(const Numbers& numbers, long n, long n_end) const {
-    return {x, x_stride, numbers, bias ? bias + n : nullptr, y + n, y_stride, rows, n_end - n, inner};
+  template <class Elements>
+  Gemm<T, Elements> part(const Elements& elements, long n, long n_end) const {
+    return {x, x_stride, elements, bias ? bias + n : nullptr, y + n, y_stride, rows, n_end - n, inner};
   }
 };
 
 // What this thread multiplies next, brought into the second-level cache a few lines at each step of what it multiplies
 // now: rows are short and pieces lie apart, so processors do not foresee them, and memory would idle while they compute.
-class Ahead {
+class Prefetcher {
  public:
-  Ahead(Bytes bytes, long steps, long most = 128 * 1024)  // more would push out what is multiplied now
-      : Ahead({bytes.begin, bytes.begin + std::min<long>(bytes.end - bytes.begin, most)}, Bytes{}, steps) {}
+  Prefetcher(Bytes bytes, long steps, long max_bytes = 128 * 1024)  // more would push out what is multiplied now
+      : Prefetcher({bytes.begin, bytes.begin + std::min<long>(bytes.end - bytes.begin, max_bytes)}, Bytes{}, steps) {}
 
   // Of what is read from front to back in so many steps: what comes a little later, at last the beginning of `next`.
-  static Ahead along(Bytes run, Bytes next, long steps) {
-    const long away = std::min<long>(run.end - run.begin, DISTANCE);
-    next.end = next.begin + std::min<long>(next.end - next.begin, away);
-    return Ahead({run.begin + away, run.end}, next, steps);
+  static Prefetcher along(Bytes run, Bytes next, long steps) {
+    const long distance = std::min<long>(run.end - run.begin, DISTANCE);
+    next.end = next.begin + std::min<long>(next.end - next.begin, distance);
+    return Prefetcher({run.begin + distance, run.end}, next, steps);
   }
 
   // Also lines `first` … `last` - 1 of what is needed soon, in so many steps: a processor asks memory for few lines at a
   // time that it does not foresee, so that they are best asked for one by one, beside what it does foresee.
-  void beside(const Scattered& soon, long first, long last, long steps) {
+  void add_ranges(const PrefetchRanges& prefetch_ranges, long first, long last, long steps) {
     if (first >= last) return;
-    every_ = until_ = std::max(1l, steps / (last - first));
-    for (const Bytes* range = soon.ranges.data();; range++) {
+    steps_per_line_ = steps_left_ = std::max(1l, steps / (last - first));
+    for (const Bytes* range = prefetch_ranges.ranges.data();; range++) {
       const long lines = (range->end - range->begin + LINE - 1) / LINE;
       if (first >= lines) {
         first -= lines;
         continue;
       }
-      range_ = range, line_ = range->begin + first * LINE, last_ = soon.ranges.data() + soon.ranges.size();
+      range_ = range, line_ = range->begin + first * LINE, last_ = prefetch_ranges.ranges.data() + prefetch_ranges.ranges.size();
       return;
     }
   }
 
   void fetch() {  // evenly: memory should never idle
-    if (--until_ == 0) fetch_beside();
+    if (--steps_left_ == 0) fetch_range_line();
     for (due_ += step_; due_ >= LINE * PARTS; due_ -= LINE * PARTS, at_ += LINE) {
       if (at_ >= end_ && then_.begin) at_ = then_.begin, end_ = then_.end, then_ = Bytes{};
       if (at_ < end_) __builtin_prefetch(at_, 0, 2);
@@ -122,18 +122,18 @@ class Ahead {
  private:
   static constexpr long LINE = 64, PARTS = 64, DISTANCE = 8192;
 
-  Ahead(Bytes bytes, Bytes then, long steps)
+  Prefetcher(Bytes bytes, Bytes then, long steps)
       : at_(bytes.begin),
         end_(bytes.end),
         then_(then),
         step_(((bytes.end - bytes.begin + then.end - then.begin) * PARTS + steps - 1) / steps) {}
 
-  void fetch_beside() {
+  void fetch_range_line() {
     __builtin_prefetch(line_, 0, 2);
-    until_ = every_, line_ += LINE;
+    steps_left_ = steps_per_line_, line_ += LINE;
     if (line_ < range_->end) return;
     if (++range_ == last_)
-      until_ = 0;
+      steps_left_ = 0;
     else
       line_ = range_->begin;
   }
@@ -142,35 +142,35 @@ class Ahead {
   Bytes then_;
   const long step_;  // bytes, in parts
   long due_ = 0;
-  long until_ = 0, every_ = 0;  // steps
+  long steps_left_ = 0, steps_per_line_ = 0;  // steps
   const char* line_ = nullptr;
   const Bytes *range_ = nullptr, *last_ = nullptr;
 };
 
 // Calls `f` with 0 … N - 1, each a constant: what they index stays in registers.
 template <class F, int... I>
-inline void with_each(std::integer_sequence<int, I...>, F f) {
+inline void unroll(std::integer_sequence<int, I...>, F f) {
   (f(std::integral_constant<int, I>{}), ...);
 }
 template <int N, class F>
-inline void with_each(F f) {
+inline void unroll(F f) {
 #if defined(__SANITIZE_ADDRESS__)  // they watch each step: a loop is compiled in seconds, what it unrolls to in minutes
   for (int i = 0; i < N; i++) f(i);
 #else
-  with_each(std::make_integer_sequence<int, N>{}, f);
+  unroll(std::make_integer_sequence<int, N>{}, f);
 #endif
 }
 
-// What a tile's rows have left from k on, added to its sums.
+// Adds the tail of a tile's rows, from k on, to its sums.
 template <int M, class T, class W>
-__attribute__((noinline)) void add_rest(const Product<T, W>& p, long m, long n, long k, Vec* sums) {
+__attribute__((noinline)) void add_tail(const Gemm<T, W>& p, long m, long n, long k, Vec* sums) {
   constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;
   using P = Pack<T>;
   const long count = p.inner - k;
-  const auto place = p.w.place(k);
+  const auto location = p.w.location(k);
   for (int j = 0; j < N; j++) {
     typename P::Type b[PACKS];
-    p.w.row(std::min(n + j, p.outputs - 1)).rest(place, count, b);
+    p.w.row(std::min(n + j, p.outputs - 1)).tail(location, count, b);
     for (int s = 0; s * P::SIZE < count; s++)
       for (int i = 0; i < M; i++) {
         const T* x = p.x + (m + i) * p.x_stride + k + s * P::SIZE;
@@ -182,35 +182,35 @@ __attribute__((noinline)) void add_rest(const Product<T, W>& p, long m, long n, 
 
 // Rows m … m + M of x with rows n … n + LANES / M of W: one register for each sum.
 template <int M, class T, class W>
-inline void tile(const Product<T, W>& p, long m, long n, Ahead& ahead) {
+inline void tile(const Gemm<T, W>& p, long m, long n, Prefetcher& prefetcher) {
   constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;
   using P = Pack<T>;
   const T* x[M];
   typename W::Row w[N];
   for (int i = 0; i < M; i++) x[i] = p.x + (m + i) * p.x_stride;
-  with_each<N>([&](auto j) { w[j] = p.w.row(std::min(n + j, p.outputs - 1)); });
+  unroll<N>([&](auto j) { w[j] = p.w.row(std::min(n + j, p.outputs - 1)); });
   Vec sums[M * N] = {};
   long k = 0;
   for (; k + W::STEP <= p.inner; k += W::STEP) {
-    ahead.fetch();
-    const auto place = p.w.place(k);
-    with_each<N>([&](auto j) { w[j].begin(place); });
+    prefetcher.fetch();
+    const auto location = p.w.location(k);
+    unroll<N>([&](auto j) { w[j].begin(location); });
     typename P::Type a[M * PACKS];
-    with_each<M * PACKS>([&](auto i) { a[i] = P::load(x[i / PACKS] + k + i % PACKS * P::SIZE); });
-    with_each<N>([&](auto j) {
+    unroll<M * PACKS>([&](auto i) { a[i] = P::load(x[i / PACKS] + k + i % PACKS * P::SIZE); });
+    unroll<N>([&](auto j) {
       typename P::Type b[PACKS];
-      w[j].load(place, b);
-      with_each<PACKS>([&](auto s) {
-        with_each<M>([&](auto i) {
+      w[j].load(location, b);
+      unroll<PACKS>([&](auto s) {
+        unroll<M>([&](auto i) {
           sums[i * N + j] = P::multiply_add(sums[i * N + j], a[i * PACKS + s], b[s]);
         });
       });
     });
   }
   Vec all[M * N];
-  with_each<M * N>([&](auto i) { all[i] = sums[i]; });
-  if constexpr (W::HAS_REST)
-    if (k < p.inner) add_rest<M>(p, m, n, k, all);
+  unroll<M * N>([&](auto i) { all[i] = sums[i]; });
+  if constexpr (W::HAS_TAIL)
+    if (k < p.inner) add_tail<M>(p, m, n, k, all);
   Vec result = sums_of(all);
   const long count = std::min<long>(N, p.outputs - n);
   if (p.bias) {
@@ -220,7 +220,7 @@ inline void tile(const Product<T, W>& p, long m, long n, Ahead& ahead) {
   }
   T rounded[LANES];
   store(rounded, result);
-  with_each<M>([&](auto i) {
+  unroll<M>([&](auto i) {
     T* y = p.y + (m + i) * p.y_stride + n;
     if (count == N)
       memcpy((void*)y, rounded + i * N, N * sizeof(T));  // as a rule: its size is known, so it is no call
@@ -230,35 +230,35 @@ inline void tile(const Product<T, W>& p, long m, long n, Ahead& ahead) {
 }
 
 template <int M, class T, class W>
-inline long tiles(const Product<T, W>& p, long m, long m_end, long n, long n_end, Ahead& ahead) {
+inline long tiles(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, Prefetcher& prefetcher) {
   for (; m + M <= m_end; m += M)
-    for (long j = n; j < n_end; j += LANES / M) tile<M>(p, m, j, ahead);
+    for (long j = n; j < n_end; j += LANES / M) tile<M>(p, m, j, prefetcher);
   return m;
 }
 
-constexpr long MOST_ROWS = LANES >= 16 ? 4 : 2;  // of x in a tile
+constexpr long MAX_TILE_ROWS = LANES >= 16 ? 4 : 2;  // of x in a tile
 
 template <class T, class W>
-void block(const Product<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
+void block(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
   const auto tiles_of = [&](long rows) { return ((n_end - n) * rows + LANES - 1) / LANES; };
-  const long rows = m_end - m, rest = rows % MOST_ROWS;
-  const long count = rows / MOST_ROWS * tiles_of(MOST_ROWS) + rest / 2 * tiles_of(2) + rest % 2 * tiles_of(1);
-  Ahead ahead(next, std::max(1l, count * (p.inner / W::STEP)));
-  m = tiles<MOST_ROWS>(p, m, m_end, n, n_end, ahead);
-  m = tiles<2>(p, m, m_end, n, n_end, ahead);
-  tiles<1>(p, m, m_end, n, n_end, ahead);
+  const long rows = m_end - m, tail = rows % MAX_TILE_ROWS;
+  const long count = rows / MAX_TILE_ROWS * tiles_of(MAX_TILE_ROWS) + tail / 2 * tiles_of(2) + tail % 2 * tiles_of(1);
+  Prefetcher prefetcher(next, std::max(1l, count * (p.inner / W::STEP)));
+  m = tiles<MAX_TILE_ROWS>(p, m, m_end, n, n_end, prefetcher);
+  m = tiles<2>(p, m, m_end, n, n_end, prefetcher);
+  tiles<1>(p, m, m_end, n, n_end, prefetcher);
 }
 
 // Of outputs n … n_end and rows m … m_end.
 template <class T, class W>
-void row_piece(const Product<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
+void row_piece(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
   if constexpr (W::DIRECT_ROWS > 0)
     if (p.rows <= W::DIRECT_ROWS) return block(p, m, m_end, n, n_end, next);
-  block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n, next);
+  block(p.part(p.w.elements(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n, next);
 }
 
 template <class T, class W>
-void with_vectors(const Product<T, W>& p) {
+void gemm_vectors(const Gemm<T, W>& p) {
   // A block of outputs and a block of rows stay in the second-level cache while they are multiplied. Small batches wait
   // for memory: their pieces are small, so that threads end together.
   const long n_block = p.rows <= 64 && p.inner * (long)sizeof(T) >= 2048 ? 16 : 32, m_block = W::BLOCK;
@@ -269,9 +269,9 @@ void with_vectors(const Product<T, W>& p) {
     long piece, next;
     for (bool more = pieces.take(piece); more; piece = next) {
       more = pieces.take(next);
-      const Bytes ahead = more ? p.w.bytes(first_of(next), end_of(next)) : Bytes{};
+      const Bytes prefetcher = more ? p.w.bytes(first_of(next), end_of(next)) : Bytes{};
       const long m = piece / n_blocks * m_block;
-      row_piece(p, m, std::min(m + m_block, p.rows), first_of(piece), end_of(piece), ahead);
+      row_piece(p, m, std::min(m + m_block, p.rows), first_of(piece), end_of(piece), prefetcher);
     }
   });
 }

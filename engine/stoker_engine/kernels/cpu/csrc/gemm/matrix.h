@@ -2,33 +2,33 @@
 #pragma once
 
 struct Matrix {
-  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, BESIDE };
+  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, CONCAT };
   long kind;
-  // GGUF…: ggml's number of the type. GROUP…: code, scale, has zeros, has a row scale, numbers in a group. BESIDE: how many.
+  // GGUF…: ggml's number of the type. GROUP…: code, scale, has zeros, has a row scale, elements in a group. CONCAT: how many.
   long format[5];
-  const void* w;  // of BESIDE matrices, whose outputs lie side by side; it has no stride and bias of its own
-  long stride;  // of rows: of ROWS in numbers, of others in bytes
+  const void* w;  // of CONCAT matrices, whose outputs lie side by side; it has no stride and bias of its own
+  long stride;  // of rows: of ROWS in elements, of others in bytes
   const void* bias;  // [outputs], or null
   long outputs, inner;
 };
 
-struct Scattered;
+struct PrefetchRanges;
 
-// x [rows, inner] → y [rows, outputs], rows as many numbers apart as said, of bf16 or floats.
-struct Multiplied {
+// x [rows, inner] → y [rows, outputs], rows `x_stride` and `y_stride` elements apart, of bf16 or floats.
+struct LinearArgs {
   const void* x;
   long x_stride;
   void* y;
   long y_stride, rows;
-  const Scattered* soon = nullptr;  // may be fetched meanwhile; see gemm.h
+  const PrefetchRanges* prefetch_ranges = nullptr;  // may be fetched meanwhile; see gemm.h
 };
 
-void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void linear(bool is_bf16, const Matrix& matrix, const LinearArgs& args);
 
 // Of one kind each.
-void multiply_rows(bool is_bf16, const Matrix& matrix, const Multiplied& by);
-void multiply_panels(const Matrix& matrix, const Multiplied& by);
-void multiply_gguf(bool is_bf16, const Matrix& matrix, const Multiplied& by);
-void multiply_gguf_panels(const Matrix& matrix, const Multiplied& by);
-void multiply_groups(bool is_bf16, const Matrix& matrix, const Multiplied& by);
-void multiply_group_panels(const Matrix& matrix, const Multiplied& by);
+void linear_rows(bool is_bf16, const Matrix& matrix, const LinearArgs& args);
+void linear_panels(const Matrix& matrix, const LinearArgs& args);
+void linear_gguf(bool is_bf16, const Matrix& matrix, const LinearArgs& args);
+void linear_gguf_panels(const Matrix& matrix, const LinearArgs& args);
+void linear_groups(bool is_bf16, const Matrix& matrix, const LinearArgs& args);
+void linear_group_panels(const Matrix& matrix, const LinearArgs& args);

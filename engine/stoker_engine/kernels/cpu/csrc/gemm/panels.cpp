@@ -1,11 +1,11 @@
-// Products with weights in panels; see panels.h and kernels/panels.py.
+// GEMM with weights in panels; see panels.h and kernels/panels.py.
 #include "gemm/panels.h"
 
 #include "gemm/matrix.h"
 #include "common/rows.h"
 #include "gemm/amx_panels.h"
 
-// Whether this level has them: narrower registers gain nothing.
+// Whether this ISA has them: narrower registers gain nothing.
 extern "C" int stoker_has_panels() {
 #if defined(STOKER_PANELS)
   return 1;
@@ -36,9 +36,9 @@ extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
   });
 }
 
-// Rows of w by their numbers → y [count, inner].
+// Rows of w by index → y [count, inner].
 extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long inner) {
-  parallel_for(count * inner > WORTH_SHARING, count, [&](long i) {
+  parallel_for(count * inner > GRAIN_SIZE, count, [&](long i) {
     const long row = rows[i], whole = outputs / PANEL * PANEL;
     uint32_t* to = (uint32_t*)y + i * inner / 2;
     if (row >= whole) {
@@ -50,17 +50,17 @@ extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, l
   });
 }
 
-void multiply_panels(const Matrix& m, const Multiplied& by) {
-  const Product<bf16, Plain<bf16>> p{(const bf16*)by.x, by.x_stride, {(const bf16*)m.w, m.inner},
-                                     (const bf16*)m.bias, (bf16*)by.y, by.y_stride, by.rows, m.outputs, m.inner};
-  const panels::Numbers w{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
+void linear_panels(const Matrix& m, const LinearArgs& args) {
+  const Gemm<bf16, Plain<bf16>> p{(const bf16*)args.x, args.x_stride, {(const bf16*)m.w, m.inner},
+                                     (const bf16*)m.bias, (bf16*)args.y, args.y_stride, args.rows, m.outputs, m.inner};
+  const panels::Bf16Panels w{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
 #if defined(STOKER_AMX)
-  if (p.inner % panels::TiledNumbers::STEP == 0) return panels::share_out(p, panels::TiledNumbers{w}, by.soon);
+  if (p.inner % panels::AmxBf16Panels::STEP == 0) return panels::share_out(p, panels::AmxBf16Panels{w}, args.prefetch_ranges);
 #endif
-  panels::share_out(p, w, by.soon);
+  panels::share_out(p, w, args.prefetch_ranges);
 }
 #else
 extern "C" void stoker_pack_panels(void*, long, long) {}
 extern "C" void stoker_panel_rows(const void*, const int64_t*, void*, long, long, long) {}
-void multiply_panels(const Matrix&, const Multiplied&) {}
+void linear_panels(const Matrix&, const LinearArgs&) {}
 #endif

@@ -1,5 +1,5 @@
-// y = x Wᵀ + b for W in panels (kernels/panels.py): 16 of its rows beside each other, two of each one's numbers at a time,
-// so that a register holds what 16 outputs need of two inner numbers, and x's two are broadcast to it.
+// y = x Wᵀ + b for W in panels (kernels/panels.py): 16 of its rows beside each other, two of each one's elements at a time,
+// so that a register holds what 16 outputs need of two inner elements, and x's two are broadcast to it.
 //
 //   panel of rows n … n + 15      [inner / 2][16][2]      rows beyond the last whole panel lie as they did
 //
@@ -19,67 +19,70 @@ namespace panels {
 
 constexpr int GROUP = 4;  // panels
 
-struct Nothing {};
+struct NoUnit {};
 
-// Where products wait for memory, panels are multiplied one after the other, in long runs, as memory is read fastest, and in
+// Where GEMMs wait for memory, panels are multiplied one after the other, in long runs, as memory is read fastest, and in
 // shorter ones at the end, so that threads end together.
 constexpr long RUNS = 2;                                     // for each thread, of what is left
-constexpr long LONGEST_RUN = 1 << 20, LEAST_RUN = 128 << 10;  // bytes
+constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
 
-constexpr long DEPTH = 2048;  // inner numbers for which a group of panels and a block of rows stay in the cache
-constexpr long MOST_AHEAD = 256 * 1024;  // bytes of the next piece that are fetched beforehand
+constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows stay in the cache
+constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // bytes of the next piece that are fetched beforehand
 
 // Where runs of `count` panels begin, and at last `count`.
 inline const std::vector<long>& runs_of(long count, long panel_bytes) {
   static thread_local std::vector<long> starts;
-  const long longest = std::max(LONGEST_RUN / panel_bytes, 1l), least = std::max(LEAST_RUN / panel_bytes, 1l);
+  const long max_panels = std::max(MAX_RUN_BYTES / panel_bytes, 1l), min_panels = std::max(MIN_RUN_BYTES / panel_bytes, 1l);
   starts.clear();
-  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), least, longest)) starts.push_back(at);
+  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), min_panels, max_panels)) starts.push_back(at);
   starts.push_back(count);
   return starts;
 }
 
-// Shares a product of up to STREAMED rows out among threads, and fetches what is needed `soon`, if anything.
+// Shares a GEMM of up to STREAMED rows out among threads, and fetches `prefetch_ranges`, if any.
 template <class Rows, class W>
-inline void stream_out(const Product<bf16, Rows>& p, const W& w, const Scattered* soon) {
-  const long whole = p.outputs / PANEL, rest = whole * PANEL;
+inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges) {
+  const long whole = p.outputs / PANEL, tail = whole * PANEL;
   const std::vector<long>& starts = runs_of(whole, w.begin(1) - w.begin(0));
   const long runs = (long)starts.size() - 1;
   const auto run_of = [&](long run) {
     return run < runs ? Bytes{w.begin(starts[run]), w.begin(starts[run + 1])} : Bytes{};
   };
-  parallel(runs + (rest < p.outputs), [&](Pieces& pieces) {
+  parallel(runs + (tail < p.outputs), [&](Pieces& pieces) {
     typename W::Unit unit;
     long run, next;
     for (bool more = pieces.take(run); more; run = next) {
       more = pieces.take(next);
       if (run == runs) {
-        row_piece(p, 0, p.rows, rest, p.outputs, Bytes{});
+        row_piece(p, 0, p.rows, tail, p.outputs, Bytes{});
         continue;
       }
       const long panel = starts[run], end = starts[run + 1], steps = (end - panel) * w.steps();
-      Ahead ahead = Ahead::along(run_of(run), run_of(next), steps);
-      if (soon) ahead.beside(*soon, soon->lines * panel / whole, soon->lines * end / whole, steps);
-      w.stream(unit, panel, end, p.rows, ahead);
+      Prefetcher prefetcher = Prefetcher::along(run_of(run), run_of(next), steps);
+      if (prefetch_ranges) {
+        const long lines = prefetch_ranges->lines;
+        prefetcher.add_ranges(*prefetch_ranges, lines * panel / whole, lines * end / whole, steps);
+      }
+      w.stream(unit, panel, end, p.rows, prefetcher);
     }
   });
 }
 
-// Shares a product out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
+// Shares a GEMM out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
 // multiplied as in gemm.h. `W` is a class of
-//   STREAMED                    rows of x up to which a product waits for memory
+//   STREAMED                    rows of x up to which a GEMM waits for memory
 //   rows()                      of x in a block, for more of them
 //   Unit                        what a thread needs for them
 //   begin(panel)                where a panel begins
 //   steps()                     of a panel: at each of them something may be fetched
-//   stream(unit, panel, end, rows, ahead)         the first rows of x with the panels from this one on
+//   stream(unit, panel, end, rows, prefetcher)         the first rows of x with the panels from this one on
 //   multiply(unit, panel, count, m, m_end, next)  rows m … m_end, in the same way, with up to GROUP panels; and fetches `next`
 template <class Rows, class W>
-inline void share_out(const Product<bf16, Rows>& p, const W& w, const Scattered* soon = nullptr) {
-  if (p.rows <= W::STREAMED) return stream_out(p, w, soon);
-  const long whole = p.outputs / PANEL, rest = whole * PANEL;
+inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges = nullptr) {
+  if (p.rows <= W::STREAMED) return stream_out(p, w, prefetch_ranges);
+  const long whole = p.outputs / PANEL, tail = whole * PANEL;
   const long groups = (whole + GROUP - 1) / GROUP, block = w.rows(), row_blocks = (p.rows + block - 1) / block;
-  const long pieces_of = groups + (rest < p.outputs);  // the last rows of W are a piece, too
+  const long pieces_of = groups + (tail < p.outputs);  // the last rows of W are a piece, too
   const auto begin = [&](long group) { return w.begin(std::min(group * GROUP, whole)); };
   parallel(pieces_of * row_blocks, [&](Pieces& pieces) {
     typename W::Unit unit;
@@ -88,7 +91,7 @@ inline void share_out(const Product<bf16, Rows>& p, const W& w, const Scattered*
       more = pieces.take(next);
       const long group = piece % pieces_of, m = piece / pieces_of * block, m_end = std::min(m + block, p.rows);
       if (group == groups) {
-        row_piece(p, m, m_end, rest, p.outputs, Bytes{});
+        row_piece(p, m, m_end, tail, p.outputs, Bytes{});
         continue;
       }
       const long n = group * GROUP, after = more ? next % pieces_of : groups;
@@ -103,11 +106,11 @@ inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
   return {bytes.begin + size * j / count, bytes.begin + size * (j + taken) / count};
 }
 
-// bfloat16 numbers.
-struct Numbers {
+// bfloat16 elements.
+struct Bf16Panels {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 96, MOST_ROWS = 6;  // of a block; of a tile with GROUP panels, as registers hold sums
-  using Unit = Nothing;
+  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;  // of a block; of a tile with GROUP panels, as registers hold sums
+  using Unit = NoUnit;
 
   const bf16* x;
   long x_stride;
@@ -116,7 +119,7 @@ struct Numbers {
   bf16* y;
   long y_stride, inner;
 
-  // A block of rows with a group of panels, DEPTH inner numbers at a time: sums wait here in between.
+  // A block of rows with a group of panels, DEPTH inner elements at a time: sums wait here in between.
   struct Sums {
     float at[ROWS][GROUP * PANEL];
   };
@@ -126,67 +129,67 @@ struct Numbers {
 
   // Rows m … m + M of x with N panels from `panel` on, from inner number k to k_end.
   template <int M, int N>
-  void tile(long panel, long m, long k, long k_end, float* kept, Ahead& ahead) const {
+  void tile(long panel, long m, long k, long k_end, float* kept, Prefetcher& prefetcher) const {
     typedef Pack<bf16> P;
     const bf16* from = w + panel * PANEL * inner;
     const bf16* rows[M];
-    with_each<M>([&](auto i) { rows[i] = x + (m + i) * x_stride; });
+    unroll<M>([&](auto i) { rows[i] = x + (m + i) * x_stride; });
     Vec sums[M * N];
-    with_each<M * N>([&](auto i) { sums[i] = k ? load(kept + i / N * GROUP * PANEL + i % N * PANEL) : Vec{}; });
+    unroll<M * N>([&](auto i) { sums[i] = k ? load(kept + i / N * GROUP * PANEL + i % N * PANEL) : Vec{}; });
     for (; k < k_end; k += 2) {
-      ahead.fetch();
+      prefetcher.fetch();
       P::Type b[N];
-      with_each<N>([&](auto j) { b[j] = P::load(from + (j * inner + k) * PANEL); });
-      with_each<M>([&](auto i) {
+      unroll<N>([&](auto j) { b[j] = P::load(from + (j * inner + k) * PANEL); });
+      unroll<M>([&](auto i) {
         int32_t pair;
         memcpy(&pair, rows[i] + k, sizeof pair);
         const P::Type a = (P::Type)_mm512_set1_epi32(pair);
-        with_each<N>([&](auto j) { sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[j]); });
+        unroll<N>([&](auto j) { sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[j]); });
       });
     }
     if (k_end < inner) {
-      with_each<M * N>([&](auto i) { store(kept + i / N * GROUP * PANEL + i % N * PANEL, sums[i]); });
+      unroll<M * N>([&](auto i) { store(kept + i / N * GROUP * PANEL + i % N * PANEL, sums[i]); });
       return;
     }
-    with_each<N>([&](auto j) {
+    unroll<N>([&](auto j) {
       const long n = (panel + j) * PANEL;
       const Vec added = bias ? load(bias + n) : Vec{};
-      with_each<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
+      unroll<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
     });
   }
 
   template <int N>
-  void tile_of(long rows, long panel, long m, long k, long k_end, float* kept, Ahead& ahead) const {
+  void tile_of(long rows, long panel, long m, long k, long k_end, float* kept, Prefetcher& prefetcher) const {
     switch (rows) {
-      case 1: return tile<1, N>(panel, m, k, k_end, kept, ahead);
-      case 2: return tile<2, N>(panel, m, k, k_end, kept, ahead);
-      case 3: return tile<3, N>(panel, m, k, k_end, kept, ahead);
-      case 4: return tile<4, N>(panel, m, k, k_end, kept, ahead);
-      case 5: return tile<5, N>(panel, m, k, k_end, kept, ahead);
-      case 6: return tile<6, N>(panel, m, k, k_end, kept, ahead);
+      case 1: return tile<1, N>(panel, m, k, k_end, kept, prefetcher);
+      case 2: return tile<2, N>(panel, m, k, k_end, kept, prefetcher);
+      case 3: return tile<3, N>(panel, m, k, k_end, kept, prefetcher);
+      case 4: return tile<4, N>(panel, m, k, k_end, kept, prefetcher);
+      case 5: return tile<5, N>(panel, m, k, k_end, kept, prefetcher);
+      case 6: return tile<6, N>(panel, m, k, k_end, kept, prefetcher);
     }
     if constexpr (N == 1)
-      rows == 7 ? tile<7, 1>(panel, m, k, k_end, kept, ahead) : tile<8, 1>(panel, m, k, k_end, kept, ahead);
+      rows == 7 ? tile<7, 1>(panel, m, k, k_end, kept, prefetcher) : tile<8, 1>(panel, m, k, k_end, kept, prefetcher);
   }
 
   long steps() const { return inner / 2; }
 
   // Each panel is one tile, read from front to back.
-  void stream(Unit&, long panel, long end, long rows, Ahead& ahead) const {
-    for (; panel < end; panel++) tile_of<1>(rows, panel, 0, 0, inner, nullptr, ahead);
+  void stream(Unit&, long panel, long end, long rows, Prefetcher& prefetcher) const {
+    for (; panel < end; panel++) tile_of<1>(rows, panel, 0, 0, inner, nullptr, prefetcher);
   }
 
   template <int N>
   void block(long panel, long m, long m_end, Bytes next) const {
     thread_local Sums sums;
-    const long tiles = (m_end - m + MOST_ROWS - 1) / MOST_ROWS;
-    Ahead ahead(next, tiles * (inner / 2), MOST_AHEAD);
+    const long tiles = (m_end - m + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+    Prefetcher prefetcher(next, tiles * (inner / 2), MAX_PREFETCH_BYTES);
     for (long k = 0; k < inner; k += DEPTH) {
       const long k_end = std::min(k + DEPTH, inner);
       long row = m;
-      for (long left = tiles; left > 0; left--) {  // tiles of as many rows as each other, within one
-        const long rows = (m_end - row + left - 1) / left;
-        tile_of<N>(rows, panel, row, k, k_end, sums.at[row - m], ahead);
+      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {  // tiles of as many rows as each other, within one
+        const long rows = (m_end - row + tiles_left - 1) / tiles_left;
+        tile_of<N>(rows, panel, row, k, k_end, sums.at[row - m], prefetcher);
         row += rows;
       }
     }

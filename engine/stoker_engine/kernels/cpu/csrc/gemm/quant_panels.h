@@ -1,17 +1,17 @@
-// Codes of numbers in panels (panels.h), multiplied as integers by x, which is rounded to 8 bits (int8_activations.h), 4 inner numbers
-// at a time; what numbers that share a scale add up to, without an error, is scaled and added to a float. A row's result depends
+// Codes of elements in panels (panels.h), multiplied as integers by x, which is rounded to 8 bits (int8_activations.h), 4 inner
+// elements at a time; the sum of elements that share a scale is exact; it is scaled and added to a float. A row's result depends
 // on nothing but the row.
 //
 // What lies in memory is `Packed`, a class of
-//   STEP                 numbers that share a scale, 32 or 16
+//   STEP                 elements that share a scale, 32 or 16
 //   ZERO                 the code that means 0, before an offset
-//   HAS_OFFSET           numbers are code × scale + offset
-//   IN_BLOCKS            up to 256 numbers share a scale, `block_size` of them that of x, too (int8_activations.h); then STEP is 32
+//   HAS_OFFSET           elements are code × scale + offset
+//   IN_BLOCKS            up to 256 elements share a scale, `block_size` of them that of x, too (int8_activations.h); then STEP is 32
 //   FEW_BITS             codes are of four bits: what 32 of them add up to is of 16
-//   first(i)             of numbers that share a scale, the first of the i-th four
+//   first(i)             of elements that share a scale, the first of the i-th four
 //   begin(panel)         where it begins, panels lying behind each other
 //   from(panel)          the same, of the panels from this one on; of what it gives the first is panel 0
-//   header(j, group, part)       scales of panel j's numbers 32 × group + STEP × part and on, and offsets: a number a lane
+//   header(j, group, part)       scales of panel j's elements 32 × group + STEP × part and on, and offsets: one element a lane
 //   codes(j, group, part, i)     codes of the i-th four of each row, bytes from 0 on
 #pragma once
 
@@ -33,17 +33,17 @@ struct Header {
 };
 
 // What of a format's kind depends on how it is multiplied.
-template <long NUMBERS_OF_A_SCALE, bool OFFSET, bool BLOCKS = false, bool OF_FEW_BITS = false>
+template <long ELEMENTS_PER_SCALE, bool OFFSET, bool BLOCKS = false, bool OF_FEW_BITS = false>
 struct KindOf {
-  static constexpr long STEP = NUMBERS_OF_A_SCALE;
+  static constexpr long STEP = ELEMENTS_PER_SCALE;
   static constexpr bool HAS_OFFSET = OFFSET, IN_BLOCKS = BLOCKS, FEW_BITS = OF_FEW_BITS;
 };
 
-// N panels of any format of a kind, put into the form in which they are multiplied: codes in the order of the numbers. Worth it for
+// N panels of any format of a kind, put into the form in which they are multiplied: codes in the order of the elements. Worth it for
 // many rows.
 template <class Kind, int N>
 struct Unpacked : Kind {
-  static constexpr long PARTS = EightBits::NUMBERS / Kind::STEP, FOURS = Kind::STEP / 4;
+  static constexpr long PARTS = Int8Group::SIZE / Kind::STEP, FOURS = Kind::STEP / 4;
   struct Part {
     __m512i codes[FOURS];
     Header header;
@@ -59,9 +59,9 @@ struct Unpacked : Kind {
     at = to;
     for (long group = 0; group < groups; group++)
       for (long j = 0; j < N; j++)
-        with_each<PARTS>([&](auto part) {
+        unroll<PARTS>([&](auto part) {
           to->header = from.header(j, group, part);
-          with_each<FOURS>([&](auto four) { to->codes[Packed::first(four) / 4] = from.codes(j, group, part, four); });
+          unroll<FOURS>([&](auto four) { to->codes[Packed::first(four) / 4] = from.codes(j, group, part, four); });
           to++;
         });
   }
@@ -72,111 +72,111 @@ struct Unpacked : Kind {
 };
 
 // Rows of x with panels of any format, packed or unpacked.
-struct CodedRows {
-  const EightBits* x;
+struct QuantRows {
+  const Int8Group* x;
   const bf16* bias;
   bf16* y;
   long y_stride, inner;
 
-  // What the codes of STEP numbers add up to, of rows of x and panels of `source`; `ahead` fetches meanwhile.
+  // What the codes of STEP elements add up to, of rows of x and panels of `source`; `prefetcher` fetches meanwhile.
   template <int M, int N, class Source>
-  static INLINED_INTO void multiply(const Source& source, const EightBits* const* rows, long group, int part, Ahead& ahead,
-                                    __m512i* products) {
+  static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part, Prefetcher& prefetcher,
+                                    __m512i* accumulators) {
     constexpr long STEP = Source::STEP;
-    with_each<M * N>([&](auto i) { products[i] = _mm512_set1_epi32(rows[i / N]->starts[part]); });
-    with_each<STEP / 4>([&](auto four) {
-      if (N == 1 || four == 0) ahead.fetch();  // few rows wait for memory: evenly then
+    unroll<M * N>([&](auto i) { accumulators[i] = _mm512_set1_epi32(rows[i / N]->initial_sums[part]); });
+    unroll<STEP / 4>([&](auto four) {
+      if (N == 1 || four == 0) prefetcher.fetch();  // few rows wait for memory: evenly then
       __m512i codes[N];
-      with_each<N>([&](auto j) { codes[j] = source.codes(j, group, part, four); });
-      with_each<M>([&](auto i) {
+      unroll<N>([&](auto j) { codes[j] = source.codes(j, group, part, four); });
+      unroll<M>([&](auto i) {
         int32_t bytes;
         memcpy(&bytes, rows[i]->codes + part * STEP + Source::first(four), sizeof bytes);
         const __m512i each = _mm512_set1_epi32(bytes);
-        with_each<N>([&](auto j) { products[i * N + j] = _mm512_dpbusd_epi32(products[i * N + j], codes[j], each); });
+        unroll<N>([&](auto j) { accumulators[i * N + j] = _mm512_dpbusd_epi32(accumulators[i * N + j], codes[j], each); });
       });
     });
   }
 
-  // Adds to sums what integers, of numbers that share a scale of `own` and of `header`, stand for.
+  // Adds to sums what integers, of elements that share a scale of `activations` and of `header`, stand for.
   template <bool HAS_OFFSET>
-  static INLINED_INTO __m512 added(__m512 sum, __m512i product, const Header& header, const EightBits& own) {
-    const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(own.scale));
-    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scale, sum);
-    return HAS_OFFSET ? _mm512_fmadd_ps(header.offset, _mm512_set1_ps(own.sum), sum) : sum;
+  static FLATTEN __m512 added(__m512 sum, __m512i accumulator, const Header& header, const Int8Group& activations) {
+    const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(activations.scale));
+    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(accumulator), scale, sum);
+    return HAS_OFFSET ? _mm512_fmadd_ps(header.offset, _mm512_set1_ps(activations.sum), sum) : sum;
   }
 
   // Rows m … m + M of x with the N panels of `source`, which are those from `panel` on.
   template <int M, int N, class Source>
-  INLINED_INTO void tile(const Source& source, long panel, long m, Ahead& ahead) const {
+  FLATTEN void tile(const Source& source, long panel, long m, Prefetcher& prefetcher) const {
     constexpr long STEP = Source::STEP;
-    const long groups = inner / EightBits::NUMBERS;
-    const EightBits* rows[M];
-    with_each<M>([&](auto i) { rows[i] = x + (m + i) * groups; });
+    const long groups = inner / Int8Group::SIZE;
+    const Int8Group* rows[M];
+    unroll<M>([&](auto i) { rows[i] = x + (m + i) * groups; });
     Vec sums[M * N] = {};
-    const auto add = [&](const __m512i* products, long group, int part) {
-      with_each<N>([&](auto j) {
+    const auto add = [&](const __m512i* accumulators, long group, int part) {
+      unroll<N>([&](auto j) {
         const Header header = source.header(j, group, part);
-        with_each<M>([&](auto i) {
+        unroll<M>([&](auto i) {
           Vec& sum = sums[i * N + j];
-          sum = (Vec)added<Source::HAS_OFFSET>((__m512)sum, products[i * N + j], header, *rows[i]);
+          sum = (Vec)added<Source::HAS_OFFSET>((__m512)sum, accumulators[i * N + j], header, *rows[i]);
         });
       });
     };
     if constexpr (Source::IN_BLOCKS) {
       for (long group = 0; group < groups;) {
         __m512i totals[M * N] = {};
-        const long first = group, end = std::min(group + source.block_size / EightBits::NUMBERS, groups);
+        const long first = group, end = std::min(group + source.block_size / Int8Group::SIZE, groups);
         for (; group < end; group++) {
-          __m512i products[M * N];
-          multiply<M, N>(source, rows, group, 0, ahead, products);
-          with_each<M>([&](auto i) {
+          __m512i accumulators[M * N];
+          multiply<M, N>(source, rows, group, 0, prefetcher, accumulators);
+          unroll<M>([&](auto i) {
             const __m512i factor = _mm512_set1_epi32(rows[i]->factor());
-            with_each<N>([&](auto j) {
-              __m512i &total = totals[i * N + j], product = products[i * N + j];
+            unroll<N>([&](auto j) {
+              __m512i &total = totals[i * N + j], accumulator = accumulators[i * N + j];
               if (Source::FEW_BITS)  // the upper half of the factor is 0
-                total = _mm512_dpwssd_epi32(total, product, factor);
+                total = _mm512_dpwssd_epi32(total, accumulator, factor);
               else
-                total = _mm512_add_epi32(total, _mm512_mullo_epi32(product, factor));
+                total = _mm512_add_epi32(total, _mm512_mullo_epi32(accumulator, factor));
             });
           });
-          if (group + 1 < end) with_each<M>([&](auto i) { rows[i]++; });
+          if (group + 1 < end) unroll<M>([&](auto i) { rows[i]++; });
         }
         add(totals, first, 0);
-        with_each<M>([&](auto i) { rows[i]++; });
+        unroll<M>([&](auto i) { rows[i]++; });
       }
     } else {
       for (long group = 0; group < groups; group++) {
-        with_each<EightBits::NUMBERS / STEP>([&](auto part) {
-          __m512i products[M * N];
-          multiply<M, N>(source, rows, group, part, ahead, products);
-          add(products, group, part);
+        unroll<Int8Group::SIZE / STEP>([&](auto part) {
+          __m512i accumulators[M * N];
+          multiply<M, N>(source, rows, group, part, prefetcher, accumulators);
+          add(accumulators, group, part);
         });
-        with_each<M>([&](auto i) { rows[i]++; });
+        unroll<M>([&](auto i) { rows[i]++; });
       }
     }
-    with_each<N>([&](auto j) {
+    unroll<N>([&](auto j) {
       const long n = (panel + j) * PANEL;
       const Vec added = bias ? load(bias + n) : Vec{};
-      with_each<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
+      unroll<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
     });
   }
 
   // Rows m … m_end in so many tiles of up to MOST, of as many rows as each other, within one.
-  template <int N, long MOST, class Source>
-  void in_tiles(const Source& source, long panel, long m, long m_end, long tiles, Ahead& ahead) const {
+  template <int N, long MAX_ROWS, class Source>
+  void in_tiles(const Source& source, long panel, long m, long m_end, long tiles, Prefetcher& prefetcher) const {
     for (; tiles > 0; tiles--) {
       const long rows = (m_end - m + tiles - 1) / tiles;
       switch (rows) {
-        case 1: tile<1, N>(source, panel, m, ahead); break;
-        case 2: tile<2, N>(source, panel, m, ahead); break;
-        case 3: tile<3, N>(source, panel, m, ahead); break;
-        case 4: tile<4, N>(source, panel, m, ahead); break;
-        case 5: tile<5, N>(source, panel, m, ahead); break;
-        case 6: tile<6, N>(source, panel, m, ahead); break;
+        case 1: tile<1, N>(source, panel, m, prefetcher); break;
+        case 2: tile<2, N>(source, panel, m, prefetcher); break;
+        case 3: tile<3, N>(source, panel, m, prefetcher); break;
+        case 4: tile<4, N>(source, panel, m, prefetcher); break;
+        case 5: tile<5, N>(source, panel, m, prefetcher); break;
+        case 6: tile<6, N>(source, panel, m, prefetcher); break;
       }
-      if constexpr (MOST > 6) {
-        if (rows == 7) tile<7, N>(source, panel, m, ahead);
-        if (rows == 8) tile<8, N>(source, panel, m, ahead);
+      if constexpr (MAX_ROWS > 6) {
+        if (rows == 7) tile<7, N>(source, panel, m, prefetcher);
+        if (rows == 8) tile<8, N>(source, panel, m, prefetcher);
       }
       m += rows;
     }
@@ -185,16 +185,16 @@ struct CodedRows {
 
 // Of `share_out`.
 template <class Packed>
-struct CodedPanels : CodedRows {
+struct QuantPanels : QuantRows {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 192, MOST_ROWS = 6;  // of a block; of a tile with two panels, as registers hold sums
+  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;  // of a block; of a tile with two panels, as registers hold sums
   static constexpr long DIRECT_TILES = 4;           // up to so many, panels are multiplied as they lie
 #if defined(__AMX_BF16__)
-  static constexpr bool OF_FEW_ROWS = Packed::STEP == EightBits::NUMBERS;  // more are multiplied by tiles
+  static constexpr bool HAS_AMX_PATH = Packed::STEP == Int8Group::SIZE;  // more are multiplied by tiles
 #else
-  static constexpr bool OF_FEW_ROWS = false;
+  static constexpr bool HAS_AMX_PATH = false;
 #endif
-  using Unit = Nothing;
+  using Unit = NoUnit;
 
   Packed w;
 
@@ -203,25 +203,25 @@ struct CodedPanels : CodedRows {
 
   template <int N>
   void block(long panel, long m, long m_end, Bytes next) const {
-    const long tiles = (m_end - m + MOST_ROWS - 1) / MOST_ROWS;
-    Ahead ahead(next, tiles * (inner / (N == 1 ? 4 : Packed::STEP)), MOST_AHEAD);  // see tile
+    const long tiles = (m_end - m + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+    Prefetcher prefetcher(next, tiles * (inner / (N == 1 ? 4 : Packed::STEP)), MAX_PREFETCH_BYTES);  // see tile
     // Bytes by a scale of a block are as good as unpacked.
-    if constexpr (!OF_FEW_ROWS && (!Packed::IN_BLOCKS || Packed::FEW_BITS))
-      if (tiles > DIRECT_TILES) return unpacked<N>(panel, m, m_end, tiles, ahead);
-    in_tiles<N, MOST_ROWS>(w.from(panel), panel, m, m_end, tiles, ahead);
+    if constexpr (!HAS_AMX_PATH && (!Packed::IN_BLOCKS || Packed::FEW_BITS))
+      if (tiles > DIRECT_TILES) return unpacked<N>(panel, m, m_end, tiles, prefetcher);
+    in_tiles<N, MAX_TILE_ROWS>(w.from(panel), panel, m, m_end, tiles, prefetcher);
   }
 
   template <int N>
-  void unpacked(long panel, long m, long m_end, long tiles, Ahead& ahead) const {
-    const Unpacked<typename Packed::Kind, N> unpacked(w.from(panel), inner / EightBits::NUMBERS);
-    in_tiles<N, MOST_ROWS>(unpacked, panel, m, m_end, tiles, ahead);
+  void unpacked(long panel, long m, long m_end, long tiles, Prefetcher& prefetcher) const {
+    const Unpacked<typename Packed::Kind, N> unpacked(w.from(panel), inner / Int8Group::SIZE);
+    in_tiles<N, MAX_TILE_ROWS>(unpacked, panel, m, m_end, tiles, prefetcher);
   }
 
   long steps() const { return inner / 4; }
 
   // Each panel is one tile, read from front to back.
-  void stream(Unit&, long panel, long end, long rows, Ahead& ahead) const {
-    for (; panel < end; panel++) in_tiles<1, STREAMED>(w.from(panel), panel, 0, rows, 1, ahead);
+  void stream(Unit&, long panel, long end, long rows, Prefetcher& prefetcher) const {
+    for (; panel < end; panel++) in_tiles<1, STREAMED>(w.from(panel), panel, 0, rows, 1, prefetcher);
   }
 
   void multiply(Unit&, long panel, long count, long m, long m_end, Bytes next) const {

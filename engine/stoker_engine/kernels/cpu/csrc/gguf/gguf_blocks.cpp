@@ -1,20 +1,20 @@
-// Products with matrices in GGUF's types, and what they stand for.
+// GEMM with matrices in GGUF's types, and what they stand for.
 #include "gguf/gguf_blocks.h"
 #include "gemm/matrix.h"
 
 namespace {
 
 const GGUFOperations& operations(int type) {
-  for (auto find : {gguf_small, gguf_k, gguf_tables, gguf_numbers})
+  for (auto find : {gguf_small, gguf_k, gguf_tables, gguf_float16})
     if (const GGUFOperations* found = find(type)) return *found;
   __builtin_trap();
 }
 
 }  // namespace
 
-void multiply_gguf(bool is_bf16, const Matrix& m, const Multiplied& by) {
-  operations(m.format[0]).product[is_bf16](
-      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner});
+void linear_gguf(bool is_bf16, const Matrix& m, const LinearArgs& args) {
+  operations(m.format[0]).linear[is_bf16](
+      {args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y, args.y_stride, args.rows, m.outputs, m.inner});
 }
 
 // Rows of w, their stride in bytes → y [rows, inner].

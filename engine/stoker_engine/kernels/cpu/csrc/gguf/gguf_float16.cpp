@@ -1,24 +1,24 @@
-// F16 and BF16: numbers of 16 bits, each by itself. So rows may end anywhere.
+// F16 and BF16: elements of 16 bits, each by itself. So rows may end anywhere.
 #include "gguf/gguf_blocks.h"
 
 namespace {
 
-template <class Number>
-struct Numbers {
-  static constexpr bool HAS_REST = true;
+template <class Element>
+struct Elements {
+  static constexpr bool HAS_TAIL = true;
   using Header = NoHeader;
-  struct Place {
+  struct Location {
     long at;
   };
-  Place place(long u) const { return {u * UNIT * 2}; }
+  Location location(long u) const { return {u * UNIT * 2}; }
 
-  void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
-    for (int s = 0; s < UNIT_VECS; s++) out[s] = Number::load(row + place.at + s * LANES * 2);
+  void decode(const uint8_t* row, const Location& location, const Header&, Vec* out) const {
+    for (int s = 0; s < UNIT_VECS; s++) out[s] = Element::load(row + location.at + s * LANES * 2);
   }
 
-  void decode_rest(const uint8_t* row, const Place& place, const Header& header, long count, Vec* out) const {
+  void decode_tail(const uint8_t* row, const Location& location, const Header& header, long count, Vec* out) const {
     uint8_t last[UNIT * 2] = {};
-    memcpy(last, row + place.at, count * 2);
+    memcpy(last, row + location.at, count * 2);
     decode(last, {0}, header, out);
   }
 };
@@ -43,12 +43,12 @@ struct Float16 {
 
 }  // namespace
 
-const GGUFOperations* gguf_numbers(int type) {
+const GGUFOperations* gguf_float16(int type) {
   switch (type) {
     case 1:
-      return &gguf_operations<Numbers<Float16>>;
+      return &gguf_operations<Elements<Float16>>;
     case 30:
-      return &gguf_operations<Numbers<Bfloat16>>;
+      return &gguf_operations<Elements<Bfloat16>>;
     default:
       return nullptr;
   }

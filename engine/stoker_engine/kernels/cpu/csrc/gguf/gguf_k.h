@@ -1,9 +1,9 @@
-// Q2_K … Q6_K: 256 numbers share a scale, by which the small integers are multiplied that are the scales of 16 or 32.
+// Q2_K … Q6_K: 256 elements share a scale, by which the small integers are multiplied that are the scales of 16 or 32.
 #pragma once
 
 #include "gguf/gguf_blocks.h"
 
-// The scales of a block's numbers, sixteen at a time.
+// The scales of a block's elements, sixteen at a time.
 struct Scales {
   float scales[16];
 };
@@ -29,17 +29,17 @@ inline HalfCodes load_sixteen(const uint8_t* from) {
 struct Q2_K : LargeBlocks<84> {
   using Header = ScalesAndOffsets;
 
-  void read(const uint8_t* row, const Place& place, Header& header) const {
-    const uint8_t* block = row + place.block;
+  void read(const uint8_t* row, const Location& location, Header& header) const {
+    const uint8_t* block = row + location.block;
     const HalfCodes both = load_sixteen(block);
     put_scales(both & 15, half_of(block + 80), header.scales);
     put_scales(both >> 4, -half_of(block + 82), header.offsets);
   }
 
-  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
-    const uint8_t* codes = row + place.block + 16 + place.unit / 4 * 32;
-    scaled_by_halves(bits_of(load_codes(codes), place.unit % 4 * 2, 3), header.scales + place.unit * 2,
-                     header.offsets + place.unit * 2, out);
+  void decode(const uint8_t* row, const Location& location, const Header& header, Vec* out) const {
+    const uint8_t* codes = row + location.block + 16 + location.unit / 4 * 32;
+    scaled_by_halves(bits_of(load_codes(codes), location.unit % 4 * 2, 3), header.scales + location.unit * 2,
+                     header.offsets + location.unit * 2, out);
   }
 };
 
@@ -47,8 +47,8 @@ struct Q3_K : LargeBlocks<110> {
   using Header = Scales;
 
   // Of 6 bits each: 4 in the first 8 bytes, 2 in the next 4.
-  void read(const uint8_t* row, const Place& place, Header& header) const {
-    const uint8_t* block = row + place.block;
+  void read(const uint8_t* row, const Location& location, Header& header) const {
+    const uint8_t* block = row + location.block;
     uint64_t low;
     uint32_t high;
     memcpy(&low, block + 96, sizeof low);
@@ -62,11 +62,11 @@ struct Q3_K : LargeBlocks<110> {
     put_scales((HalfCodes)integers - 32, half_of(block + 108), header.scales);
   }
 
-  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
-    const uint8_t *block = row + place.block, *codes = block + 32 + place.unit / 4 * 32;
-    const Codes low = bits_of(load_codes(codes), place.unit % 4 * 2, 3);
-    const Codes high = moved_up(bits_of(load_codes(block), place.unit, 1), 2);
-    scaled_by_halves((low | high) - 4, header.scales + place.unit * 2, out);
+  void decode(const uint8_t* row, const Location& location, const Header& header, Vec* out) const {
+    const uint8_t *block = row + location.block, *codes = block + 32 + location.unit / 4 * 32;
+    const Codes low = bits_of(load_codes(codes), location.unit % 4 * 2, 3);
+    const Codes high = moved_up(bits_of(load_codes(block), location.unit, 1), 2);
+    scaled_by_halves((low | high) - 4, header.scales + location.unit * 2, out);
   }
 };
 
@@ -81,12 +81,12 @@ inline void six_bits(const uint8_t* block, ScalesAndOffsets& header) {
                           (words[2] >> 4 & FOURS) | (words[1] >> 6 & TWOS) << 4};
   Vec both[HALF_VECS];
   to_floats((HalfCodes)integers, both);
-  float numbers[16];
-  memcpy(numbers, both, sizeof numbers);
+  float elements[16];
+  memcpy(elements, both, sizeof elements);
   const float scale = half_at(block), offset = -half_at(block + 2);
   for (int i = 0; i < 8; i++) {
-    header.scales[i] = numbers[i] * scale;
-    header.offsets[i] = numbers[8 + i] * offset;
+    header.scales[i] = elements[i] * scale;
+    header.offsets[i] = elements[8 + i] * offset;
   }
 }
 
@@ -98,45 +98,45 @@ inline Codes four_bits(const uint8_t* codes, long unit) {
 struct Q4_K : LargeBlocks<144> {
   using Header = ScalesAndOffsets;
 
-  void read(const uint8_t* row, const Place& place, Header& header) const {
-    six_bits(row + place.block, header);
+  void read(const uint8_t* row, const Location& location, Header& header) const {
+    six_bits(row + location.block, header);
   }
 
-  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
-    const Vec scale = broadcast(header.scales[place.unit]), offset = broadcast(header.offsets[place.unit]);
-    scaled(four_bits(row + place.block + 16, place.unit), scale, offset, out);
+  void decode(const uint8_t* row, const Location& location, const Header& header, Vec* out) const {
+    const Vec scale = broadcast(header.scales[location.unit]), offset = broadcast(header.offsets[location.unit]);
+    scaled(four_bits(row + location.block + 16, location.unit), scale, offset, out);
   }
 };
 
 struct Q5_K : LargeBlocks<176> {
   using Header = ScalesAndOffsets;
 
-  void read(const uint8_t* row, const Place& place, Header& header) const {
-    six_bits(row + place.block, header);
+  void read(const uint8_t* row, const Location& location, Header& header) const {
+    six_bits(row + location.block, header);
   }
 
-  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
-    const uint8_t* block = row + place.block;
-    const Vec scale = broadcast(header.scales[place.unit]), offset = broadcast(header.offsets[place.unit]);
-    const Codes fifth = moved_up(bits_of(load_codes(block + 16), place.unit, 1), 4);
-    scaled(four_bits(block + 48, place.unit) | fifth, scale, offset, out);
+  void decode(const uint8_t* row, const Location& location, const Header& header, Vec* out) const {
+    const uint8_t* block = row + location.block;
+    const Vec scale = broadcast(header.scales[location.unit]), offset = broadcast(header.offsets[location.unit]);
+    const Codes fifth = moved_up(bits_of(load_codes(block + 16), location.unit, 1), 4);
+    scaled(four_bits(block + 48, location.unit) | fifth, scale, offset, out);
   }
 };
 
 struct Q6_K : LargeBlocks<210> {
   using Header = Scales;
 
-  void read(const uint8_t* row, const Place& place, Header& header) const {
-    const uint8_t* block = row + place.block;
+  void read(const uint8_t* row, const Location& location, Header& header) const {
+    const uint8_t* block = row + location.block;
     put_scales(load_sixteen(block + 192), half_of(block + 208), header.scales);
   }
 
-  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
-    const long half = place.unit / 4, quarter = place.unit % 4;
-    const uint8_t* low = row + place.block + half * 64 + quarter % 2 * 32;
-    const uint8_t* high = row + place.block + 128 + half * 32;
+  void decode(const uint8_t* row, const Location& location, const Header& header, Vec* out) const {
+    const long half = location.unit / 4, quarter = location.unit % 4;
+    const uint8_t* low = row + location.block + half * 64 + quarter % 2 * 32;
+    const uint8_t* high = row + location.block + 128 + half * 32;
     const Codes four = bits_of(load_codes(low), quarter / 2 * 4, 15);
     const Codes two = moved_up(bits_of(load_codes(high), quarter * 2, 3), 4);
-    scaled_by_halves((four | two) - 32, header.scales + place.unit * 2, out);
+    scaled_by_halves((four | two) - 32, header.scales + location.unit * 2, out);
   }
 };

@@ -1,4 +1,4 @@
-// Products with GGUF's blocks in panels; see gguf_panels.h.
+// GEMM with GGUF's blocks in panels; see gguf_panels.h.
 #include "gguf/gguf_panels.h"
 
 #include "gguf/gguf_k.h"
@@ -12,45 +12,46 @@ namespace {
 
 // W's rows beyond the last whole panel are blocks of `InputBatch`.
 template <class Rows, class Format>
-void multiply_panels_of(const BlockProduct& p, const Scattered* soon) {
+void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
-  const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
+  const Int8Group* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
   using Packed = panels::PackedBlocks<Format>;
-  const panels::CodedPanels<Packed> w{{rounded_x, bias, (bf16*)p.y, p.y_stride, p.inner}, Packed::of(p.w, p.inner)};
-  const Product<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
+  const panels::QuantPanels<Packed> w{{rounded_x, bias, (bf16*)p.y, p.y_stride, p.inner}, Packed::of(p.w, p.inner)};
+  const Gemm<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
                                                   p.y_stride, p.rows, p.outputs, p.inner};
 #if defined(STOKER_AMX)
-  // Where 16 numbers share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
-  if constexpr (Format::STEP == EightBits::NUMBERS)
-    return panels::share_out(by_rows, panels::TiledCodes<Packed>(w, p.rows), soon);
+  // Where 16 elements share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
+  if constexpr (Format::STEP == Int8Group::SIZE)
+    return panels::share_out(by_rows, panels::AmxQuantPanels<Packed>(w, p.rows), prefetch_ranges);
 #endif
-  panels::share_out(by_rows, w, soon);
+  panels::share_out(by_rows, w, prefetch_ranges);
 }
 
-typedef void (*Multiply)(const BlockProduct&, const Scattered* soon);
+typedef void (*LinearKernel)(const BlockGemm&, const PrefetchRanges* prefetch_ranges);
 
 // By ggml's number of the type; null where it has no panels.
-Multiply multiply_of(int type) {
+LinearKernel kernel_of(int type) {
   switch (type) {
-    case 2: return multiply_panels_of<Q4_0, panels::Q4_0>;
-    case 3: return multiply_panels_of<Q4_1, panels::Q4_1>;
-    case 6: return multiply_panels_of<Q5_0, panels::Q5_0>;
-    case 7: return multiply_panels_of<Q5_1, panels::Q5_1>;
-    case 8: return multiply_panels_of<Q8_0, panels::Q8_0>;
-    case 12: return multiply_panels_of<Q4_K, panels::Q4_K>;
-    case 13: return multiply_panels_of<Q5_K, panels::Q5_K>;
-    case 14: return multiply_panels_of<Q6_K, panels::Q6_K>;
+    case 2: return linear_panels_of<Q4_0, panels::Q4_0>;
+    case 3: return linear_panels_of<Q4_1, panels::Q4_1>;
+    case 6: return linear_panels_of<Q5_0, panels::Q5_0>;
+    case 7: return linear_panels_of<Q5_1, panels::Q5_1>;
+    case 8: return linear_panels_of<Q8_0, panels::Q8_0>;
+    case 12: return linear_panels_of<Q4_K, panels::Q4_K>;
+    case 13: return linear_panels_of<Q5_K, panels::Q5_K>;
+    case 14: return linear_panels_of<Q6_K, panels::Q6_K>;
   }
   return nullptr;
 }
 
 }  // namespace
 
-extern "C" int stoker_has_gguf_panels(int type) { return multiply_of(type) != nullptr; }
+extern "C" int stoker_has_gguf_panels(int type) { return kernel_of(type) != nullptr; }
 
-void multiply_gguf_panels(const Matrix& m, const Multiplied& by) {
-  multiply_of(m.format[0])(
-      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner}, by.soon);
+void linear_gguf_panels(const Matrix& m, const LinearArgs& args) {
+  kernel_of(m.format[0])(
+      {args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y, args.y_stride, args.rows, m.outputs, m.inner},
+      args.prefetch_ranges);
 }
 
 // w [outputs, row], rows of words of two bytes, without gaps: its whole panels, in place.
@@ -66,10 +67,10 @@ extern "C" void stoker_pack_gguf_panels(void* w, long outputs, long row) {
   });
 }
 
-// Rows of w by their numbers → y [count, row], rows of words of two bytes, as they were before they were packed.
+// Rows of w by index → y [count, row], rows of words of two bytes, as they were before they were packed.
 extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long row) {
   const long whole = outputs / PANEL * PANEL;
-  parallel_for(count * row > WORTH_SHARING, count, [&](long i) {
+  parallel_for(count * row > GRAIN_SIZE, count, [&](long i) {
     const long n = rows[i];
     uint16_t* to = (uint16_t*)y + i * row;
     if (n >= whole) {
@@ -84,5 +85,5 @@ extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void*
 extern "C" int stoker_has_gguf_panels(int) { return 0; }
 extern "C" void stoker_pack_gguf_panels(void*, long, long) {}
 extern "C" void stoker_gguf_panel_rows(const void*, const int64_t*, void*, long, long, long) {}
-void multiply_gguf_panels(const Matrix&, const Multiplied&) {}
+void linear_gguf_panels(const Matrix&, const LinearArgs&) {}
 #endif

@@ -3,9 +3,9 @@
 //   panel of rows n … n + 15      [blocks of a row][words of a block][16], words of two bytes
 //
 // So what a register is loaded with holds the same bytes of 16 rows. A format is a class of
-//   NUMBERS, WORDS       of a block
+//   ELEMENTS, WORDS       of a block
 //   STEP, ZERO, HAS_OFFSET, first(i)      see quant_panels.h
-//   header(block, k)     scales of numbers k … k + STEP of the block, and offsets
+//   header(block, k)     scales of elements k … k + STEP of the block, and offsets
 //   codes(block, k, i)   codes of the i-th four of each row, bytes from 0 on
 #pragma once
 
@@ -33,10 +33,10 @@ inline __m512i with_fifth_bit(__m512i codes, __m512i bits, __m512i mask) {
   return _mm512_mask_add_epi8(codes, _mm512_test_epi8_mask(bits, mask), codes, _mm512_set1_epi8(16));
 }
 
-// Blocks of 32 numbers, which begin with their scale, and an offset.
+// Blocks of 32 elements, which begin with their scale, and an offset.
 template <long BLOCK_WORDS, int CODE_OF_ZERO, bool OFFSET = false>
 struct Small {
-  static constexpr long NUMBERS = 32, WORDS = BLOCK_WORDS, STEP = 32;
+  static constexpr long ELEMENTS = 32, WORDS = BLOCK_WORDS, STEP = 32;
   static constexpr int ZERO = CODE_OF_ZERO;
   static constexpr bool HAS_OFFSET = OFFSET;
   static Header header(const uint16_t* block, long) {
@@ -51,7 +51,7 @@ struct Q8_0 : Small<17, 128> {
   }
 };
 
-// The first half of numbers is in the low halves of bytes, the second in the high ones; those of a byte come one after
+// The first half of elements is in the low halves of bytes, the second in the high ones; those of a byte come one after
 // the other.
 struct Nibbles {
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
@@ -59,13 +59,13 @@ struct Nibbles {
     return four_bits(fours_at(block, word + i / 2 * 2), i % 2);
   }
 
-  // And the fifth bits of 32 numbers in two words.
+  // And the fifth bits of 32 elements in two words.
   static __m512i codes_at(const uint16_t* block, long word, long bits, int i) {
     const int byte = first(i) / 8, bit = first(i) % 8;
-    const __m512i own = _mm512_shuffle_epi8(fours_at(block, bits),
+    const __m512i group_bits = _mm512_shuffle_epi8(fours_at(block, bits),
                                             _mm512_add_epi32(_mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0),
                                                              _mm512_set1_epi8(byte)));
-    return with_fifth_bit(codes_at(block, word, i), own, _mm512_set1_epi32(0x08040201 << bit));
+    return with_fifth_bit(codes_at(block, word, i), group_bits, _mm512_set1_epi32(0x08040201 << bit));
   }
 };
 
@@ -88,10 +88,10 @@ struct Q5_1 : Small<12, 0, true>, Nibbles {
 // Small integers, a byte in each word.
 inline __m512 integers(__m256i words) { return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(words)); }
 
-// Blocks of 256 numbers; 32 share a scale and an offset of 6 bits each, as `six_bits` (gguf_k.h) says.
+// Blocks of 256 elements; 32 share a scale and an offset of 6 bits each, as `six_bits` (gguf_k.h) says.
 template <long BLOCK_WORDS>
 struct SixBits {
-  static constexpr long NUMBERS = 256, WORDS = BLOCK_WORDS, STEP = 32;
+  static constexpr long ELEMENTS = 256, WORDS = BLOCK_WORDS, STEP = 32;
   static constexpr int ZERO = 0;
   static constexpr bool HAS_OFFSET = true;
 
@@ -99,8 +99,8 @@ struct SixBits {
 
   static Header header(const uint16_t* block, long k) {
     const auto bytes = [&](long i, int shift, int mask) {
-      const __m128i places = _mm_cvtsi32_si128(i % 2 * 8 + shift);
-      return _mm256_and_si256(_mm256_srl_epi16(words_at(block, 2 + i / 2), places), _mm256_set1_epi16(mask));
+      const __m128i total_shift = _mm_cvtsi32_si128(i % 2 * 8 + shift);
+      return _mm256_and_si256(_mm256_srl_epi16(words_at(block, 2 + i / 2), total_shift), _mm256_set1_epi16(mask));
     };
     const auto joined = [](__m256i low, __m256i high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 4)); };
     const long unit = k / 32;
@@ -126,9 +126,9 @@ struct Q5_K : SixBits<88> {
   }
 };
 
-// 16 numbers share a scale of 8 bits.
+// 16 elements share a scale of 8 bits.
 struct Q6_K {
-  static constexpr long NUMBERS = 256, WORDS = 105, STEP = 16;
+  static constexpr long ELEMENTS = 256, WORDS = 105, STEP = 16;
   static constexpr int ZERO = 32;
   static constexpr bool HAS_OFFSET = false;
 
@@ -153,22 +153,22 @@ template <class Format>
 struct PackedBlocks : KindOf<Format::STEP, Format::HAS_OFFSET> {
   using Kind = KindOf<Format::STEP, Format::HAS_OFFSET>;
   static constexpr int ZERO = Format::ZERO;
-  static constexpr long block_size = EightBits::NUMBERS;
+  static constexpr long block_size = Int8Group::SIZE;
 
   const uint16_t* at;
   long words;  // from a panel to the next
 
   static PackedBlocks of(const void* w, long inner) {
-    return {{}, (const uint16_t*)w, inner / Format::NUMBERS * Format::WORDS * PANEL};
+    return {{}, (const uint16_t*)w, inner / Format::ELEMENTS * Format::WORDS * PANEL};
   }
   const char* begin(long panel) const { return (const char*)(at + panel * words); }
   PackedBlocks from(long panel) const { return {{}, at + panel * words, words}; }
 
   const uint16_t* block(long j, long group) const {
-    return at + j * words + group * EightBits::NUMBERS / Format::NUMBERS * Format::WORDS * PANEL;
+    return at + j * words + group * Int8Group::SIZE / Format::ELEMENTS * Format::WORDS * PANEL;
   }
   static long within(long group, int part) {
-    return group * EightBits::NUMBERS % Format::NUMBERS + part * Format::STEP;
+    return group * Int8Group::SIZE % Format::ELEMENTS + part * Format::STEP;
   }
   Header header(long j, long group, int part) const { return Format::header(block(j, group), within(group, part)); }
   __m512i codes(long j, long group, int part, int four) const {

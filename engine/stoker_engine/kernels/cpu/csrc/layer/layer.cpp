@@ -1,5 +1,5 @@
 // A decoder's layers in one call: attention and MLP, each with its norms, on one residual stream (models/decoder.py draws
-// them). Every number is computed as by the layers' operations one by one, so its bits are theirs; what is saved is a dozen
+// them). Every element is computed as by the layers' operations one by one, so its bits are theirs; what is saved is a dozen
 // calls a layer, their results' memory and the page faults in it. `layer.py` mirrors the structures.
 #include "ops/activation.h"
 #include "attention/attention.h"
@@ -24,18 +24,18 @@ struct Layer {
   float multiplier;  // of what is added to the stream
   Norm input_norm, q_norm, k_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
   Matrix qkv, out, up, down;
-  long pairs, interleaved;  // that are turned in each head; 0: none
+  long pairs, interleaved;  // that are rotated in each head; 0: none
   long activation, gated;
   AttentionCall attention;  // but for the step, and where queries, new keys and values and the result are
 };
 
-// A layer, by which blocks it goes, and by which angles (−1: none).
-struct Placed {
+// A layer, its group of blocks, and its kind of cos and sin (−1: none).
+struct LayerEntry {
   const Layer* layer;
-  long group, angles;
+  long group, cos_sin;
 };
 
-struct Angles {
+struct RopeCosSin {
   const void *cos, *sin;  // [tokens, pairs]
 };
 
@@ -53,26 +53,26 @@ inline void norm_row(const Norm& norm, const T* from, T* to, long size) {
 // Of a step of few tokens attention waits for memory, so keys and values are fetched while queries are made. They are to
 // stay in the caches meanwhile.
 constexpr long FEW_TOKENS = 8;
-constexpr long MOST_FETCHED = 256 << 10;  // bytes for each thread
+constexpr long MAX_FETCHED_BYTES = 256 << 10;  // bytes for each thread
 
 // Where the keys and values lie that a step of few tokens attends to, but for its own. In a block those of all heads are
 // neighbours.
-inline const Scattered* kept_keys(const AttentionCall& fixed, const AttentionStep& step) {
-  static thread_local Scattered found;
+inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const AttentionStep& step) {
+  static thread_local PrefetchRanges found;
   found.clear();
-  const long size = size_of(fixed.stored), block_size = step.block_size, most = MOST_FETCHED * threads();
+  const long size = size_of(fixed.stored), block_size = step.block_size, max_bytes = MAX_FETCHED_BYTES * threads();
   const auto bytes = [&](long slot, long head) { return size * std::max(block_size * slot, fixed.kv_heads * head); };
-  const long of_keys = bytes(fixed.key_slot, fixed.key_head), of_values = bytes(fixed.value_slot, fixed.value_head);
+  const long key_bytes = bytes(fixed.key_slot, fixed.key_head), value_bytes = bytes(fixed.value_slot, fixed.value_head);
   for (long s = 0; s < step.sequences; s++) {
     const long end = step.seq_lens[s] - (step.query_starts[s + 1] - step.query_starts[s]);
     const long begin = fixed.window ? std::max(0l, end + 1 - fixed.window) : 0;
     for (long at = begin / block_size; at * block_size < end; at++) {
-      if (found.lines * Scattered::LINE > most) return &found;
+      if (found.lines * PrefetchRanges::LINE > max_bytes) return &found;
       const long block = step.tables[s * step.table_stride + at];
       const char *keys = (const char*)fixed.keys + block * fixed.key_block * size;
       const char *values = (const char*)fixed.values + block * fixed.value_block * size;
-      found.add({keys, keys + of_keys});
-      found.add({values, values + of_values});
+      found.add({keys, keys + key_bytes});
+      found.add({values, values + value_bytes});
     }
   }
   return &found;
@@ -80,18 +80,18 @@ inline const Scattered* kept_keys(const AttentionCall& fixed, const AttentionSte
 
 // Those rows of x that go on behind attention, and where to.
 template <class T>
-struct Kept {
+struct KeptRows {
   const int64_t* rows;  // ascending
   long count;           // −1: all rows, in place
   T* stream;
 };
 
 template <class T>
-void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos, const T* sin, const Kept<T>& kept) {
+void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos, const T* sin, const KeptRows<T>& kept) {
   const AttentionCall& fixed = layer.attention;
   const long tokens = step.tokens, hidden = layer.hidden, size = fixed.head_dim, width = layer.qkv.outputs;
-  const long heads = fixed.heads, turned = heads + fixed.kv_heads, chunk = std::min(tokens, CHUNK);
-  const bool share_rows = tokens * hidden >= WORTH_SHARING;
+  const long heads = fixed.heads, num_rotated = heads + fixed.kv_heads, chunk = std::min(tokens, CHUNK);
+  const bool share_rows = tokens * hidden >= GRAIN_SIZE;
   static thread_local Memory memory;
   const long before_mlp = tokens * (width + layer.out.inner), within_mlp = chunk * layer.up.outputs;
   T* const normed = (T*)memory.of((tokens * hidden + std::max(before_mlp, within_mlp)) * sizeof(T));
@@ -104,12 +104,12 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
                  [&](long t) { norm_row(layer.input_norm, x + t * hidden, normed + t * hidden, hidden); });
     input = normed;
   }
-  const Scattered* soon = tokens <= FEW_TOKENS ? kept_keys(fixed, step) : nullptr;
-  multiply(layer.is_bf16, layer.qkv, {input, hidden, qkv, width, tokens, soon});
+  const PrefetchRanges* prefetch_ranges = tokens <= FEW_TOKENS ? cached_key_ranges(fixed, step) : nullptr;
+  linear(layer.is_bf16, layer.qkv, {input, hidden, qkv, width, tokens, prefetch_ranges});
 
   if (layer.q_norm.weight || layer.pairs)
-    parallel_for(tokens * turned * size >= WORTH_SHARING, tokens, [&](long t) {
-      for (long h = 0; h < turned; h++) {
+    parallel_for(tokens * num_rotated * size >= GRAIN_SIZE, tokens, [&](long t) {
+      for (long h = 0; h < num_rotated; h++) {
         T* head = qkv + t * width + h * size;
         const Norm& norm = h < heads ? layer.q_norm : layer.k_norm;
         if (norm.weight) norm_row(norm, head, head, size);
@@ -120,14 +120,14 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
 
   AttentionCall call = fixed;
   (AttentionStep&)call = step;
-  call.query = qkv, call.new_keys = qkv + heads * size, call.new_values = qkv + turned * size, call.out = attended;
+  call.query = qkv, call.new_keys = qkv + heads * size, call.new_values = qkv + num_rotated * size, call.out = attended;
   call.query_token = call.new_key_token = call.new_value_token = width;
   call.query_head = call.new_key_head = call.new_value_head = size;
   attention(call);
 
   T* const stream = kept.stream;
-  const long left = kept.count < 0 ? tokens : kept.count;
-  if (left == 0) return;
+  const long num_kept = kept.count < 0 ? tokens : kept.count;
+  if (num_kept == 0) return;
   for (long i = 0; i < kept.count; i++) {
     memcpy((void*)(stream + i * hidden), x + kept.rows[i] * hidden, hidden * sizeof(T));
     memmove((void*)(attended + i * layer.out.inner), attended + kept.rows[i] * layer.out.inner, layer.out.inner * sizeof(T));
@@ -146,44 +146,44 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
       if (of_sum.weight) norm_row(of_sum, to, row, hidden);
     });
   };
-  multiply(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, hidden, left});
-  join(layer.post_attention_norm, layer.pre_mlp_norm, normed, 0, left);
+  linear(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, hidden, num_kept});
+  join(layer.post_attention_norm, layer.pre_mlp_norm, normed, 0, num_kept);
 
   T* const inner = qkv;
   const long inner_width = layer.up.outputs;
-  for (long first = 0; first < left; first += chunk) {
-    const long count = std::min(chunk, left - first);
+  for (long first = 0; first < num_kept; first += chunk) {
+    const long count = std::min(chunk, num_kept - first);
     T* const mlp = normed + first * hidden;
     const T* of = layer.pre_mlp_norm.weight ? mlp : stream + first * hidden;
-    multiply(layer.is_bf16, layer.up, {of, hidden, inner, inner_width, count});
-    parallel_for(count * inner_width >= WORTH_SHARING / 4, count, [&](long i) {
+    linear(layer.is_bf16, layer.up, {of, hidden, inner, inner_width, count});
+    parallel_for(count * inner_width >= GRAIN_SIZE / 4, count, [&](long i) {
       T* gate = inner + i * inner_width;
       activate(layer.activation, gate, layer.gated ? gate + layer.down.inner : nullptr, gate, layer.down.inner);
     });
-    multiply(layer.is_bf16, layer.down, {inner, inner_width, mlp, hidden, count});
+    linear(layer.is_bf16, layer.down, {inner, inner_width, mlp, hidden, count});
     join(layer.post_mlp_norm, Norm{}, mlp, first, count);
   }
 }
 
 template <class T>
-void run_all(const Placed* layers, long count, const AttentionStep* steps, const Angles* angles, T* x,
-             const Kept<T>& kept) {
+void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin, T* x,
+             const KeptRows<T>& kept) {
   for (long i = 0; i < count; i++) {
-    const Placed& at = layers[i];
-    const Angles turned = at.angles < 0 ? Angles{} : angles[at.angles];
-    const Kept<T> all{nullptr, -1, x};
-    run(*at.layer, steps[at.group], x, (const T*)turned.cos, (const T*)turned.sin, i + 1 < count ? all : kept);
+    const LayerEntry& entry = layers[i];
+    const RopeCosSin rope = entry.cos_sin < 0 ? RopeCosSin{} : cos_sin[entry.cos_sin];
+    const KeptRows<T> all{nullptr, -1, x};
+    run(*entry.layer, steps[entry.group], x, (const T*)rope.cos, (const T*)rope.sin, i + 1 < count ? all : kept);
   }
 }
 
 }  // namespace
 
 // x [tokens, hidden] is the residual stream before the layers, and behind them; or, where `rows` are given, out gets
-// `kept` rows of what is behind them. By group the step's blocks, by their kinds the angles.
-extern "C" void stoker_layers(const Placed* layers, long count, const AttentionStep* steps, const Angles* angles, void* x,
-                              const int64_t* rows, long kept, void* out) {
+// `kept` rows of what is behind them. `steps` are indexed by group, `cos_sin` by kind.
+extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin,
+                              void* x, const int64_t* rows, long kept, void* out) {
   if (layers->layer->is_bf16)
-    run_all<bf16>(layers, count, steps, angles, (bf16*)x, {rows, rows ? kept : -1, (bf16*)(rows ? out : x)});
+    run_all<bf16>(layers, count, steps, cos_sin, (bf16*)x, {rows, rows ? kept : -1, (bf16*)(rows ? out : x)});
   else
-    run_all<float>(layers, count, steps, angles, (float*)x, {rows, rows ? kept : -1, (float*)(rows ? out : x)});
+    run_all<float>(layers, count, steps, cos_sin, (float*)x, {rows, rows ? kept : -1, (float*)(rows ? out : x)});
 }

@@ -4,17 +4,17 @@
 
 namespace {
 
-// See ClampedSwiGLU in architectures/activation.py; what is no number stays that.
+// See ClampedSwiGLU in architectures/activation.py; NaN stays NaN.
 template <class T>
 void clamped_swiglu(float alpha, float limit, const T* x, long stride, T* out, long tokens, long size) {
-  const Vec most = broadcast(limit), least = -most;
-  parallel_for(tokens * size >= WORTH_SHARING / 4, tokens, [&](long t) {
+  const Vec upper = broadcast(limit), lower = -upper;
+  parallel_for(tokens * size >= GRAIN_SIZE / 4, tokens, [&](long t) {
     const T *gates = x + t * stride, *ups = gates + size;
     for (long i = 0; i < size; i += LANES) {
       Vec gate = load_up_to(gates + i, size - i), up = load_up_to(ups + i, size - i);
-      gate = gate > most ? most : gate;
-      up = up > most ? most : up;
-      up = up < least ? least : up;
+      gate = gate > upper ? upper : gate;
+      up = up > upper ? upper : up;
+      up = up < lower ? lower : up;
       store_up_to(out + t * size + i, gate / (1.0f + exp_for<T>(gate * -alpha)) * (up + 1.0f), size - i);
     }
   });
@@ -22,7 +22,7 @@ void clamped_swiglu(float alpha, float limit, const T* x, long stride, T* out, l
 
 template <class T>
 void run(long kind, bool gated, const T* x, long stride, T* out, long tokens, long size) {
-  parallel_for(tokens * size >= WORTH_SHARING / 4, tokens, [&](long t) {
+  parallel_for(tokens * size >= GRAIN_SIZE / 4, tokens, [&](long t) {
     const T* gate = x + t * stride;
     activate(kind, gate, gated ? gate + size : nullptr, out + t * size, size);
   });

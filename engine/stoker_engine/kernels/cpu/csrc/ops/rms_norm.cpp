@@ -4,7 +4,7 @@
 
 template <class T, class W>
 static void rows(const T* x, long x_stride, long heads, const W* weight, float eps, T* out, long tokens, long size) {
-  parallel_for(tokens * heads * size >= WORTH_SHARING, tokens * heads, [&](long row) {
+  parallel_for(tokens * heads * size >= GRAIN_SIZE, tokens * heads, [&](long row) {
     rms_norm(x + row / heads * x_stride + row % heads * size, weight, eps, out + row * size, size);
   });
 }

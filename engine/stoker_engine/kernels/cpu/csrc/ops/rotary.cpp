@@ -7,7 +7,7 @@ namespace {
 template <class T>
 void rotary(bool interleaved, const T* x, long token, long head, const T* cos, const T* sin, T* out, long tokens,
             long heads, long size, long pairs) {
-  parallel_for(tokens * heads * size >= WORTH_SHARING, tokens, [&](long t) {
+  parallel_for(tokens * heads * size >= GRAIN_SIZE, tokens, [&](long t) {
     for (long h = 0; h < heads; h++)
       rotate(interleaved, x + t * token + h * head, cos + t * pairs, sin + t * pairs, out + (t * heads + h) * size,
              size, pairs);
@@ -15,8 +15,8 @@ void rotary(bool interleaved, const T* x, long token, long head, const T* cos, c
 }
 
 template <class T>
-void angles(const int64_t* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens, long pairs) {
-  parallel_for(tokens * pairs >= WORTH_SHARING / 16, tokens, [&](long t) {
+void rope_cos_sin(const int64_t* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens, long pairs) {
+  parallel_for(tokens * pairs >= GRAIN_SIZE / 16, tokens, [&](long t) {
     for (long i = 0; i < pairs; i++) {
       const float angle = (float)positions[t] * frequencies[i];
       store_part(cos + t * pairs + i, broadcast(cosf(angle) * scale), 1);
@@ -40,10 +40,10 @@ extern "C" void stoker_rotary(int is_bf16, int interleaved, const void* x, long 
 }
 
 // cos and sin [tokens, pairs] of position × frequency, times `scale`.
-extern "C" void stoker_angles(int is_bf16, const int64_t* positions, const float* frequencies, float scale, void* cos,
+extern "C" void stoker_rope_cos_sin(int is_bf16, const int64_t* positions, const float* frequencies, float scale, void* cos,
                               void* sin, long tokens, long pairs) {
   if (is_bf16)
-    angles(positions, frequencies, scale, (bf16*)cos, (bf16*)sin, tokens, pairs);
+    rope_cos_sin(positions, frequencies, scale, (bf16*)cos, (bf16*)sin, tokens, pairs);
   else
-    angles(positions, frequencies, scale, (float*)cos, (float*)sin, tokens, pairs);
+    rope_cos_sin(positions, frequencies, scale, (float*)cos, (float*)sin, tokens, pairs);
 }

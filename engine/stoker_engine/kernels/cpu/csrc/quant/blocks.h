@@ -1,17 +1,17 @@
-// A matrix in blocks as what products take for W: numbers are made of a format's codes in registers.
+// A matrix in blocks as what a GEMM takes for W: elements are made of a format's codes in registers.
 //
-// A number is computed in float32 and rounded to what x is of, so a product has the bits of the product with the
-// dequantized matrix. Few rows of x are multiplied with numbers that are made on the way to them, and W is read at the
+// An element is computed in float32 and rounded to what x is of, so a GEMM has the bits of the GEMM with the
+// dequantized matrix. Few rows of x are multiplied with elements that are made on the way to them, and W is read at the
 // size that it is stored in; for more rows, a piece of W is unpacked once for all of them.
 //
-// A format makes 32 numbers at a time, a unit. It is a class, whose objects may have fields, of
-//   HAS_REST                 whether rows may end within a unit
+// A format makes 32 elements at a time, a unit. It is a class, whose objects may have fields, of
+//   HAS_TAIL                 whether rows may end within a unit
 //   Header                   what units of a row share, kept from one to the next; `NoHeader` if there is nothing
-//   place(u)                 → Place: where unit u lies, in any row. Its `at`, a number of bytes, is what is prefetched
-//   begins(place)            where there is a Header: whether another one begins with this unit
-//   read(row, place, header) reads it
-//   decode(row, place, header, out)   the 32 numbers of a unit → Vec out[UNIT_VECS], not yet rounded
-//   decode_rest(row, place, header, count, out)   where HAS_REST: of the last unit, `count` < 32 numbers; out's others
+//   location(u)              → Location: where unit u lies, in any row. Its `at`, an offset in bytes, is what is prefetched
+//   begins(location)         where there is a Header: whether another one begins with this unit
+//   read(row, location, header) reads it
+//   decode(row, location, header, out)   the 32 elements of a unit → Vec out[UNIT_VECS], not yet rounded
+//   decode_tail(row, location, header, count, out)   where HAS_TAIL: of the last unit, `count` < 32 elements; out's other ones
 //                            may be anything, and no byte behind the row is read
 #pragma once
 
@@ -25,21 +25,21 @@ constexpr int UNIT_VECS = UNIT / LANES;
 
 struct NoHeader {};
 
-// A unit's numbers, rounded to T.
+// A unit's elements, rounded to T.
 template <class T>
 constexpr int UNIT_PACKS = UNIT / Pack<T>::SIZE;
 
-inline void pack_unit(const Vec* numbers, Pack<float>::Type* to, float) {
-  for (int s = 0; s < UNIT_VECS; s++) to[s] = numbers[s];
+inline void pack_unit(const Vec* elements, Pack<float>::Type* to, float) {
+  for (int s = 0; s < UNIT_VECS; s++) to[s] = elements[s];
 }
 
 #if defined(__AVX512BF16__)
-inline void pack_unit(const Vec* numbers, Pack<bf16>::Type* to, bf16) {
-  to[0] = (Pack<bf16>::Type)_mm512_cvtne2ps_pbh((__m512)numbers[1], (__m512)numbers[0]);
+inline void pack_unit(const Vec* elements, Pack<bf16>::Type* to, bf16) {
+  to[0] = (Pack<bf16>::Type)_mm512_cvtne2ps_pbh((__m512)elements[1], (__m512)elements[0]);
 }
 #else
-inline void pack_unit(const Vec* numbers, Pack<bf16>::Type* to, bf16) {
-  for (int s = 0; s < UNIT_VECS; s++) to[s] = rounded(numbers[s]);
+inline void pack_unit(const Vec* elements, Pack<bf16>::Type* to, bf16) {
+  for (int s = 0; s < UNIT_VECS; s++) to[s] = rounded(elements[s]);
 }
 #endif
 
@@ -57,9 +57,9 @@ inline void put_pack(bf16* to, Vec v) {  // rounded already
 template <class T, class Format>
 struct Blocks {
   static constexpr long STEP = UNIT, DIRECT_ROWS = 4, BLOCK = 256, TILED_BLOCK = 1024;
-  static constexpr bool HAS_REST = Format::HAS_REST;
+  static constexpr bool HAS_TAIL = Format::HAS_TAIL;
   using P = Pack<T>;
-  using Place = decltype(Format().place(0));
+  using Location = decltype(Format().location(0));
   const uint8_t* at;
   long stride;
   Format format;
@@ -70,48 +70,48 @@ struct Blocks {
     Format format;
     typename Format::Header header;
 
-    void begin(const Place& place) {
+    void begin(const Location& location) {
       if constexpr (!std::is_same_v<typename Format::Header, NoHeader>)
-        if (format.begins(place)) read_header(place);
+        if (format.begins(location)) read_header(location);
     }
 
     // Not a part of the tile, which would have it for each of its rows.
-    __attribute__((noinline)) void read_header(const Place& place) { format.read(at, place, header); }
+    __attribute__((noinline)) void read_header(const Location& location) { format.read(at, location, header); }
 
     // A part of the tile even where it is large: what a call would cost is half of what decoding does.
-    __attribute__((always_inline)) void load(const Place& place, typename P::Type* to) {
+    __attribute__((always_inline)) void load(const Location& location, typename P::Type* to) {
       // Many short streams are more than processors foresee.
-      __builtin_prefetch(at + place.at + ahead, 0, 2);
-      Vec numbers[UNIT_VECS];
-      format.decode(at, place, header, numbers);
-      pack_unit(numbers, to, T{});
+      __builtin_prefetch(at + location.at + ahead, 0, 2);
+      Vec elements[UNIT_VECS];
+      format.decode(at, location, header, elements);
+      pack_unit(elements, to, T{});
     }
 
-    void rest(const Place& place, long count, typename P::Type* to) {
-      T numbers[UNIT] = {};
-      begin(place);
-      copy_rest(place, count, numbers);
-      for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(numbers + s * P::SIZE);
+    void tail(const Location& location, long count, typename P::Type* to) {
+      T elements[UNIT] = {};
+      begin(location);
+      copy_tail(location, count, elements);
+      for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(elements + s * P::SIZE);
     }
 
-    // The numbers of a unit, or the first `count` of the last, to where they will be read; instructions that multiply bf16
-    // take those that are no normal numbers for 0.
-    void copy(const Place& place, T* to) {
-      Vec numbers[UNIT_VECS];
-      format.decode(at, place, header, numbers);
-      for (int s = 0; s < UNIT_VECS; s++) store_decoded(to + s * LANES, numbers[s]);
+    // The elements of a unit, or the first `count` of the last, to where they will be read; instructions that multiply bf16
+    // flush subnormals to 0.
+    void copy(const Location& location, T* to) {
+      Vec elements[UNIT_VECS];
+      format.decode(at, location, header, elements);
+      for (int s = 0; s < UNIT_VECS; s++) store_decoded(to + s * LANES, elements[s]);
     }
 
-    void copy_rest(const Place& place, long count, T* to) {
-      Vec numbers[UNIT_VECS];
+    void copy_tail(const Location& location, long count, T* to) {
+      Vec elements[UNIT_VECS];
       T rounded[UNIT];
-      format.decode_rest(at, place, header, count, numbers);
-      for (int s = 0; s < UNIT_VECS; s++) store_decoded(rounded + s * LANES, numbers[s]);
+      format.decode_tail(at, location, header, count, elements);
+      for (int s = 0; s < UNIT_VECS; s++) store_decoded(rounded + s * LANES, elements[s]);
       memcpy((void*)to, rounded, count * sizeof(T));
     }
   };
 
-  Place place(long k) const { return format.place(k / UNIT); }
+  Location location(long k) const { return format.location(k / UNIT); }
   Row row(long n) const { return {at + n * stride, LANES * stride, format, {}}; }
 
   // Row n, to be read.
@@ -119,13 +119,13 @@ struct Blocks {
     Row from = row(n);
     long k = 0;
     for (; k + UNIT <= inner; k += UNIT) {
-      from.begin(place(k));
-      from.copy(place(k), to + k);
+      from.begin(location(k));
+      from.copy(location(k), to + k);
     }
-    if constexpr (HAS_REST)
+    if constexpr (HAS_TAIL)
       if (k < inner) {
-        from.begin(place(k));
-        from.copy_rest(place(k), inner - k, to + k);
+        from.begin(location(k));
+        from.copy_tail(location(k), inner - k, to + k);
       }
   }
 
@@ -135,20 +135,20 @@ struct Blocks {
     long k = 0;
     for (; k + UNIT <= inner; k += UNIT) {
       typename P::Type packs[UNIT_PACKS<T>];
-      from.begin(place(k));
-      from.load(place(k), packs);
+      from.begin(location(k));
+      from.load(location(k), packs);
       for (int s = 0; s < UNIT_PACKS<T>; s++) put_pack(to + k + s * P::SIZE, packs[s]);
     }
-    if constexpr (HAS_REST)
+    if constexpr (HAS_TAIL)
       if (k < inner) {
-        from.begin(place(k));
-        from.copy_rest(place(k), inner - k, to + k);
+        from.begin(location(k));
+        from.copy_tail(location(k), inner - k, to + k);
       }
   }
 
   Bytes bytes(long, long) const { return {}; }
 
-  Plain<T> numbers(long n, long n_end, long inner) const {
+  Plain<T> elements(long n, long n_end, long inner) const {
     thread_local std::vector<T> buffer;
     if ((long)buffer.size() < (n_end - n) * inner) buffer.resize((n_end - n) * inner);
     for (long i = n; i < n_end; i++) unpack(i, buffer.data() + (i - n) * inner, inner);
@@ -156,8 +156,8 @@ struct Blocks {
   }
 };
 
-// What a product takes and gives. Strides of x in elements, of w in bytes; `bias` may be null.
-struct BlockProduct {
+// Arguments of a GEMM. Strides of x in elements, of w in bytes; `bias` may be null.
+struct BlockGemm {
   const void* x;
   long x_stride;
   const uint8_t* w;
@@ -168,15 +168,15 @@ struct BlockProduct {
 };
 
 template <class T, class Format>
-void multiply_blocks(const BlockProduct& p, const Format& format) {
-  multiply(Product<T, Blocks<T, Format>>{(const T*)p.x, p.x_stride, {p.w, p.w_stride, format}, (const T*)p.bias,
-                                         (T*)p.y, p.y_stride, p.rows, p.outputs, p.inner});
+void block_gemm(const BlockGemm& p, const Format& format) {
+  gemm(Gemm<T, Blocks<T, Format>>{(const T*)p.x, p.x_stride, {p.w, p.w_stride, format}, (const T*)p.bias,
+                                  (T*)p.y, p.y_stride, p.rows, p.outputs, p.inner});
 }
 
 // Rows of w, their stride in bytes → y [rows, inner].
 template <class T, class Format>
 void dequantize_blocks(const uint8_t* w, long w_stride, void* y, long rows, long inner, const Format& format) {
-  parallel_for(rows * inner > WORTH_SHARING, rows, [&](long row) {
+  parallel_for(rows * inner > GRAIN_SIZE, rows, [&](long row) {
     Blocks<T, Format>{w, w_stride, format}.copy(row, (T*)y + row * inner, inner);
   });
 }

@@ -1,4 +1,4 @@
-// What formats of blocks are decoded with: a unit's codes, in bytes, become numbers.
+// What formats of blocks are decoded with: a unit's codes, in bytes, become elements.
 #pragma once
 
 #include "quant/blocks.h"
@@ -8,7 +8,7 @@ typedef uint8_t Codes __attribute__((vector_size(32)));
 typedef uint8_t HalfCodes __attribute__((vector_size(16)));
 typedef int8_t SmallIntegers __attribute__((vector_size(16)));
 
-// Vectors that hold the numbers of half a unit.
+// Vectors that hold the elements of half a unit.
 constexpr int HALF_VECS = UNIT_VECS / 2;
 
 inline Codes load_codes(const uint8_t* from) {
@@ -42,16 +42,16 @@ inline Codes halves(const uint8_t* from) {
 #endif
 }
 
-// 32 bits, the lowest first, each as a byte `one` or 0.
-inline Codes spread(const uint8_t* bits, uint8_t one) {
+// 32 bits, the lowest first, each as a byte `set_byte` or 0.
+inline Codes spread(const uint8_t* bits, uint8_t set_byte) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   uint32_t mask;
   memcpy(&mask, bits, sizeof mask);
-  return (Codes)_mm256_maskz_set1_epi8(mask, one);
+  return (Codes)_mm256_maskz_set1_epi8(mask, set_byte);
 #else
   uint64_t words[4];
   for (int i = 0; i < 4; i++) words[i] = bits[i] * 0x0101010101010101u & 0x8040201008040201u;
-  return (Codes)(load_codes((const uint8_t*)words) != 0) & one;
+  return (Codes)(load_codes((const uint8_t*)words) != 0) & set_byte;
 #endif
 }
 

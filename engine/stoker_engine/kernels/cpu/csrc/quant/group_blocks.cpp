@@ -1,4 +1,4 @@
-// Weights in groups that share a scale (kernels/group_blocks.py draws them): products with them, and what they stand for.
+// Weights in groups that share a scale (kernels/group_blocks.py draws them): GEMM with them, and what they stand for.
 #include "quant/groups.h"
 
 namespace {
@@ -10,9 +10,9 @@ template <class T, class Run>
 void with_codes(const Layout& layout, Run run) {
   switch (layout.code) {
     case UINT2:
-      return run(Looked<T, 2, true>{});
+      return run(LookupCodes<T, 2, true>{});
     case UINT3:
-      return run(Looked<T, 3, true>{});
+      return run(LookupCodes<T, 3, true>{});
     case UINT8:
       return run(UInt8<T>{});
     case INT8:
@@ -22,28 +22,28 @@ void with_codes(const Layout& layout, Run run) {
     case FP8_E5M2:
       return run(Fp8<T, false>{});
     default:
-      return layout.splits() ? run(Looked<T, 4, true>{}) : run(Looked<T, 4, false>{});
+      return layout.splits() ? run(LookupCodes<T, 4, true>{}) : run(LookupCodes<T, 4, false>{});
   }
 }
 
 template <class T>
-void product(const BlockProduct& p, const Layout& layout) {
+void group_linear(const BlockGemm& p, const Layout& layout) {
   with_codes<T>(layout, [&](auto codes) {
-    multiply(Product<T, Groups<T, decltype(codes)>>{(const T*)p.x, p.x_stride, {p.w, p.w_stride, layout},
-                                                    (const T*)p.bias, (T*)p.y, p.outputs, p.rows, p.outputs, p.inner});
+    gemm(Gemm<T, Groups<T, decltype(codes)>>{(const T*)p.x, p.x_stride, {p.w, p.w_stride, layout},
+                                             (const T*)p.bias, (T*)p.y, p.outputs, p.rows, p.outputs, p.inner});
   });
 }
 
-// By way of floats: those that are no normal numbers of bfloat16 are kept.
+// By way of floats: subnormals of bfloat16 are kept.
 void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, bool is_bf16, long rows, long inner) {
   with_codes<float>(layout, [&](auto codes) {
-    parallel_for(rows * inner > WORTH_SHARING, rows, [&](long row) {
+    parallel_for(rows * inner > GRAIN_SIZE, rows, [&](long row) {
       const Groups<float, decltype(codes)> groups{w, w_stride, layout};
       if (!is_bf16) return groups.unpack(row, (float*)y + row * inner, inner);
-      const float* numbers = groups.numbers(row, row + 1, inner).at;
+      const float* elements = groups.elements(row, row + 1, inner).at;
       for (long k = 0; k < inner; k += LANES) {
         bf16 decoded[LANES];
-        store_decoded(decoded, load_up_to(numbers + k, inner - k));
+        store_decoded(decoded, load_up_to(elements + k, inner - k));
         memcpy((bf16*)y + row * inner + k, decoded, std::min<long>(LANES, inner - k) * sizeof(bf16));
       }
     });
@@ -52,11 +52,11 @@ void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, 
 
 }  // namespace
 
-void multiply_groups(bool is_bf16, const Matrix& m, const Multiplied& by) {
+void linear_groups(bool is_bf16, const Matrix& m, const LinearArgs& args) {
   const Layout layout(m);
-  (is_bf16 ? product<bf16> : product<float>)({by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows,
-                                              m.outputs, m.inner},
-                                             layout);
+  (is_bf16 ? group_linear<bf16> : group_linear<float>)({args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y,
+                                                        args.y_stride, args.rows, m.outputs, m.inner},
+                                                       layout);
 }
 
 // Rows of w, their stride in bytes → y [rows, inner].

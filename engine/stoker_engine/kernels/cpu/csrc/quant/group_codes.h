@@ -1,19 +1,19 @@
-// Codes of weights in groups (kernels/group_blocks.py draws them) → numbers, a unit of 32 at a time.
+// Codes of weights in groups (kernels/group_blocks.py draws them) → elements, a unit of 32 at a time.
 //
-// Codes of 8 bits are computed with. Of those with fewer bits a group has at most 16 different numbers: they are made
-// once, in a table that a register holds, and a code only looks its number up, already multiplied and rounded.
+// Codes of 8 bits are computed with. Of those with fewer bits a group has at most 16 different values: they are made
+// once, in a table that a register holds, and a code only looks its value up, already multiplied and rounded.
 //
 // A kind of codes is a class, an object of it for each row, of
 //   BYTES                        of a unit
 //   DIRECT_ROWS                  see gemm.h
-//   begin(scales, place)         where another group begins
-//   load(codes, scales, place, to)     the numbers of a unit, rounded to T
+//   begin(scales, location)         where another group begins
+//   load(codes, scales, location, to)     the elements of a unit, rounded to T
 #pragma once
 
 #include "quant/blocks.h"
 
 // Where a unit lies in any row.
-struct GroupPlace {
+struct GroupLocation {
   // Its codes, behind the first of the row, and what is prefetched meanwhile.
   long at, ahead;
   // Of the groups that its halves belong to, behind the first scale that was read of the row.
@@ -66,8 +66,8 @@ inline HalfVec unsigned_bytes(const uint8_t* from) {
 #endif
 }
 
-// LANES bytes of OCP's FP8 as float16s: e5m2's are their high bytes; e4m3's are the numbers times 2^-8, since it has
-// another bias. Bytes that are no numbers of e4m3 are refused when weights are loaded, and not looked for here.
+// LANES bytes of OCP's FP8 as float16s: e5m2's are their high bytes; e4m3's are the values times 2^-8, since it has
+// another bias. NaN bytes of e4m3 are refused when weights are loaded, and not looked for here.
 inline HalfVec halves_of_e5m2(const uint8_t* from) { return unsigned_bytes(from) << 8; }
 inline HalfVec halves_of_e4m3(const uint8_t* from) {
   const HalfVec bytes = unsigned_bytes(from);
@@ -90,12 +90,12 @@ template <class T>
 struct Int8 {
   static constexpr long BYTES = 32, DIRECT_ROWS = 4;
 
-  void begin(const float*, const GroupPlace&) {}
-  void load(const uint8_t* codes, const float* scales, const GroupPlace& place, typename Pack<T>::Type* to) const {
-    Vec numbers[UNIT_VECS];
+  void begin(const float*, const GroupLocation&) {}
+  void load(const uint8_t* codes, const float* scales, const GroupLocation& location, typename Pack<T>::Type* to) const {
+    Vec elements[UNIT_VECS];
     for (int s = 0; s < UNIT_VECS; s++)
-      numbers[s] = signed_bytes(codes + s * LANES) * scales[place.scale[s * LANES / 16]];
-    pack_unit(numbers, to, T{});
+      elements[s] = signed_bytes(codes + s * LANES) * scales[location.scale[s * LANES / 16]];
+    pack_unit(elements, to, T{});
   }
 };
 
@@ -103,15 +103,15 @@ template <class T>
 struct UInt8 {
   static constexpr long BYTES = 32, DIRECT_ROWS = 4;
 
-  void begin(const float*, const GroupPlace&) {}
-  void load(const uint8_t* codes, const float* scales, const GroupPlace& place, typename Pack<T>::Type* to) const {
-    Vec numbers[UNIT_VECS];
+  void begin(const float*, const GroupLocation&) {}
+  void load(const uint8_t* codes, const float* scales, const GroupLocation& location, typename Pack<T>::Type* to) const {
+    Vec elements[UNIT_VECS];
     for (int s = 0; s < UNIT_VECS; s++) {
       const int half = s * LANES / 16;
       const Vec code = __builtin_convertvector((IntVec)widened(codes + s * LANES), Vec);
-      numbers[s] = (code - scales[place.zero[half]]) * scales[place.scale[half]];
+      elements[s] = (code - scales[location.zero[half]]) * scales[location.scale[half]];
     }
-    pack_unit(numbers, to, T{});
+    pack_unit(elements, to, T{});
   }
 };
 
@@ -120,8 +120,8 @@ template <class T, bool E4M3>
 struct Fp8 {
   static constexpr long BYTES = 32, DIRECT_ROWS = 4;
 
-  void begin(const float*, const GroupPlace&) {}
-  void load(const uint8_t* codes, const float* scales, const GroupPlace& place, typename Pack<T>::Type* to) const {
+  void begin(const float*, const GroupLocation&) {}
+  void load(const uint8_t* codes, const float* scales, const GroupLocation& location, typename Pack<T>::Type* to) const {
     HalfVec words[UNIT_VECS];
 #if defined(__AVX512F__)
     const __m512i bytes = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)codes));
@@ -132,37 +132,37 @@ struct Fp8 {
     for (int s = 0; s < UNIT_VECS; s++)
       words[s] = E4M3 ? halves_of_e4m3(codes + s * LANES) : halves_of_e5m2(codes + s * LANES);
 #endif
-    Vec numbers[UNIT_VECS];
-    for (int s = 0; s < UNIT_VECS; s++) numbers[s] = halves(words[s]) * scales[place.scale[s * LANES / 16]];
-    pack_unit(numbers, to, T{});
+    Vec elements[UNIT_VECS];
+    for (int s = 0; s < UNIT_VECS; s++) elements[s] = halves(words[s]) * scales[location.scale[s * LANES / 16]];
+    pack_unit(elements, to, T{});
   }
 };
 
-// 16 numbers.
+// 16 elements.
 struct Table {
   static constexpr int VECS = 16 / LANES;
-  Vec numbers[VECS];
+  Vec elements[VECS];
 
   void make(const float* values, float scale, float zero) {
-    for (int i = 0; i < VECS; i++) numbers[i] = (::load(values + i * LANES) - zero) * scale;
+    for (int i = 0; i < VECS; i++) elements[i] = (::load(values + i * LANES) - zero) * scale;
   }
   // Those at `at`, which are below 16.
   Vec find(WordVec at) const {
 #if defined(__AVX512F__)
-    return (Vec)_mm512_permutexvar_ps((__m512i)at, (__m512)numbers[0]);
+    return (Vec)_mm512_permutexvar_ps((__m512i)at, (__m512)elements[0]);
 #elif defined(__AVX2__)
-    const __m256 low = _mm256_permutevar8x32_ps((__m256)numbers[0], (__m256i)at);
-    const __m256 high = _mm256_permutevar8x32_ps((__m256)numbers[1], (__m256i)at);
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)elements[0], (__m256i)at);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)elements[1], (__m256i)at);
     return (Vec)_mm256_blendv_ps(low, high, (__m256)(at << 28));
 #else
     Vec found;
-    for (int i = 0; i < LANES; i++) found[i] = numbers[at[i] / LANES][at[i] % LANES];
+    for (int i = 0; i < LANES; i++) found[i] = elements[at[i] / LANES][at[i] % LANES];
     return found;
 #endif
   }
 };
 
-// Of numbers s × LANES … of a unit, LANES codes.
+// Of elements s × LANES … of a unit, LANES codes.
 template <int BITS>
 inline WordVec codes_of(const uint8_t* unit, int s) {
   if constexpr (BITS == 4) {
@@ -171,52 +171,52 @@ inline WordVec codes_of(const uint8_t* unit, int s) {
     uint8_t pairs[16];
     memcpy(pairs, unit, 8);
     memcpy(pairs + 8, unit, 8);
-    IntVec shift, place;
-    for (int i = 0; i < LANES; i++) shift[i] = (s * LANES + i) / 8 * 2, place[i] = s * LANES + i;
+    IntVec shift, bit;
+    for (int i = 0; i < LANES; i++) shift[i] = (s * LANES + i) / 8 * 2, bit[i] = s * LANES + i;
     const WordVec low = widened(pairs + s * LANES % 8) >> (WordVec)shift & 3;
     if constexpr (BITS == 2) return low;
     uint32_t high;
     memcpy(&high, unit + 8, sizeof high);
-    return low | ((WordVec{} + high) >> (WordVec)place & 1) << 2;
+    return low | ((WordVec{} + high) >> (WordVec)bit & 1) << 2;
   }
 }
 
 template <class T, int BITS, bool SPLIT>
-struct Looked {
+struct LookupCodes {
   static constexpr long BYTES = BITS * 4, DIRECT_ROWS = BITS == 4 ? 4 : 0;
   const float* values;
   Table tables[SPLIT ? 2 : 1];
 
-  void begin(const float* scales, const GroupPlace& place) {
+  void begin(const float* scales, const GroupLocation& location) {
     for (int h = 0; h < 1 + SPLIT; h++) {
-      tables[h].make(values, scales[place.scale[h]], scales[place.zero[h]]);
+      tables[h].make(values, scales[location.scale[h]], scales[location.zero[h]]);
       if constexpr (sizeof(T) == 2)
-        for (Vec& each : tables[h].numbers) each = rounded(each);
+        for (Vec& each : tables[h].elements) each = rounded(each);
     }
   }
-  void load(const uint8_t* codes, const float*, const GroupPlace&, typename Pack<T>::Type* to) const {
+  void load(const uint8_t* codes, const float*, const GroupLocation&, typename Pack<T>::Type* to) const {
     for (int s = 0; s < UNIT_VECS; s++) to[s] = tables[SPLIT ? s * LANES / 16 : 0].find(codes_of<BITS>(codes, s));
   }
 };
 
 #if defined(__AVX512BF16__)
-// 32 numbers fit: those of one group twice, so that the bits above a code do not matter, or those of two groups.
+// 32 elements fit: those of one group twice, so that the bits above a code do not matter, or those of two groups.
 template <int BITS, bool SPLIT>
-struct Looked<bf16, BITS, SPLIT> {
+struct LookupCodes<bf16, BITS, SPLIT> {
   static constexpr long BYTES = BITS * 4, DIRECT_ROWS = BITS == 4 ? 4 : 0;
   const float* values;
   __m512i table;
 
-  void begin(const float* scales, const GroupPlace& place) {
+  void begin(const float* scales, const GroupLocation& location) {
     Table low, high;
-    low.make(values, scales[place.scale[0]], scales[place.zero[0]]);
+    low.make(values, scales[location.scale[0]], scales[location.zero[0]]);
     if constexpr (SPLIT)
-      high.make(values, scales[place.scale[1]], scales[place.zero[1]]);
+      high.make(values, scales[location.scale[1]], scales[location.zero[1]]);
     else
       high = low;
-    table = (__m512i)_mm512_cvtne2ps_pbh((__m512)high.numbers[0], (__m512)low.numbers[0]);
+    table = (__m512i)_mm512_cvtne2ps_pbh((__m512)high.elements[0], (__m512)low.elements[0]);
   }
-  void load(const uint8_t* codes, const float*, const GroupPlace&, Pack<bf16>::Type* to) const {
+  void load(const uint8_t* codes, const float*, const GroupLocation&, Pack<bf16>::Type* to) const {
     __m512i at;
     if constexpr (BITS == 4) {
       const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)codes));

@@ -1,4 +1,4 @@
-// Products with weights in groups in panels; see group_panels.h.
+// GEMM with weights in groups in panels; see group_panels.h.
 #include "quant/group_panels.h"
 
 #include "gemm/amx_quant_panels.h"
@@ -16,30 +16,31 @@ bool has_panels(const Layout& layout) {
 }
 
 template <class Packed, class Rows>
-void multiply_packed(const Matrix& m, const Multiplied& by, const Layout& layout) {
-  const bf16 *x = (const bf16*)by.x, *bias = (const bf16*)m.bias;
+void linear_packed(const Matrix& m, const LinearArgs& args, const Layout& layout) {
+  const bf16 *x = (const bf16*)args.x, *bias = (const bf16*)m.bias;
   const Packed packed(m.w, layout);
-  const EightBits* rounded_x = rounded(x, by.x_stride, by.rows, m.inner, Packed::ZERO, Packed::STEP, packed.block_size);
-  const panels::CodedPanels<Packed> w{{rounded_x, bias, (bf16*)by.y, by.y_stride, m.inner}, packed};
-  const Product<bf16, groups::Groups<bf16, Rows>> by_rows{
-      x, by.x_stride, {(const uint8_t*)m.w, m.stride, layout}, bias, (bf16*)by.y, by.y_stride, by.rows, m.outputs, m.inner};
+  const Int8Group* rounded_x = rounded(x, args.x_stride, args.rows, m.inner, Packed::ZERO, Packed::STEP, packed.block_size);
+  const panels::QuantPanels<Packed> w{{rounded_x, bias, (bf16*)args.y, args.y_stride, m.inner}, packed};
+  const Gemm<bf16, groups::Groups<bf16, Rows>> by_rows{
+      x, args.x_stride, {(const uint8_t*)m.w, m.stride, layout}, bias, (bf16*)args.y, args.y_stride,
+      args.rows, m.outputs, m.inner};
 #if defined(STOKER_AMX)
-  using Tiled = std::conditional_t<Packed::IN_BLOCKS, panels::TiledDigits<Packed>, panels::TiledCodes<Packed>>;
-  panels::share_out(by_rows, Tiled(w, by.rows), by.soon);
+  using AmxPanels = std::conditional_t<Packed::IN_BLOCKS, panels::AmxIntPanels<Packed>, panels::AmxQuantPanels<Packed>>;
+  panels::share_out(by_rows, AmxPanels(w, args.rows), args.prefetch_ranges);
 #else
-  panels::share_out(by_rows, w, by.soon);
+  panels::share_out(by_rows, w, args.prefetch_ranges);
 #endif
 }
 
 // W's rows beyond the last whole panel are `InputBatch`.
 template <class Rows, class Codes>
-void multiply_panels_of(const Matrix& m, const Multiplied& by, const Layout& layout) {
-  if (panels::block_of(layout) > EightBits::NUMBERS)  // an offset of each block costs nothing to speak of
-    multiply_packed<panels::PackedGroups<Codes, true, true>, Rows>(m, by, layout);
+void linear_panels_of(const Matrix& m, const LinearArgs& args, const Layout& layout) {
+  if (panels::block_of(layout) > Int8Group::SIZE)  // an offset of each block costs nothing to speak of
+    linear_packed<panels::PackedGroups<Codes, true, true>, Rows>(m, args, layout);
   else if (layout.has_zeros)
-    multiply_packed<panels::PackedGroups<Codes, true, false>, Rows>(m, by, layout);
+    linear_packed<panels::PackedGroups<Codes, true, false>, Rows>(m, args, layout);
   else
-    multiply_packed<panels::PackedGroups<Codes, false, false>, Rows>(m, by, layout);
+    linear_packed<panels::PackedGroups<Codes, false, false>, Rows>(m, args, layout);
 }
 
 // Calls `run` with what lies side by side of a row: where it begins, in how many parts, and the bytes of one.
@@ -56,12 +57,12 @@ extern "C" int stoker_has_group_panels(int code, int scale, int has_zeros, int h
   return has_panels(Layout(code, scale, has_zeros, has_row_scale, group, inner));
 }
 
-void multiply_group_panels(const Matrix& m, const Multiplied& by) {
+void linear_group_panels(const Matrix& m, const LinearArgs& args) {
   const Layout layout(m);
   switch (layout.code) {
-    case groups::UINT4: return multiply_panels_of<Looked<bf16, 4, false>, panels::GroupsOf4Bits>(m, by, layout);
-    case groups::UINT8: return multiply_panels_of<UInt8<bf16>, panels::GroupsOf8Bits>(m, by, layout);
-    default: return multiply_panels_of<Int8<bf16>, panels::GroupsOf8Bits>(m, by, layout);
+    case groups::UINT4: return linear_panels_of<LookupCodes<bf16, 4, false>, panels::GroupsOf4Bits>(m, args, layout);
+    case groups::UINT8: return linear_panels_of<UInt8<bf16>, panels::GroupsOf8Bits>(m, args, layout);
+    default: return linear_panels_of<Int8<bf16>, panels::GroupsOf8Bits>(m, args, layout);
   }
 }
 
@@ -84,22 +85,22 @@ extern "C" void stoker_pack_group_panels(int code, int scale, int has_zeros, int
   });
 }
 
-// Rows of w by their numbers → y [count, bytes of a row], as they were before they were packed.
+// Rows of w by index → y [count, bytes of a row], as they were before they were packed.
 extern "C" void stoker_group_panel_rows(int code, int scale, int has_zeros, int has_row_scale, long group, long inner,
                                         const void* w, const int64_t* rows, void* y, long count, long outputs) {
   const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);
   const long row = layout.bytes(), whole = outputs / PANEL * PANEL;
-  parallel_for(count * row > WORTH_SHARING, count, [&](long i) {
+  parallel_for(count * row > GRAIN_SIZE, count, [&](long i) {
     const long n = rows[i];
-    uint8_t* const own = (uint8_t*)y + i * row;
+    uint8_t* const row_bytes = (uint8_t*)y + i * row;
     if (n >= whole) {
-      memcpy(own, (const uint8_t*)w + n * row, row);
+      memcpy(row_bytes, (const uint8_t*)w + n * row, row);
       return;
     }
     const uint8_t* const panel = (const uint8_t*)w + n / PANEL * PANEL * row;
     with_sections(layout, [&](long begin, long count, long size) {
       for (long part = 0; part < count; part++)
-        memcpy(own + begin + part * size, panel + begin * PANEL + (part * PANEL + n % PANEL) * size, size);
+        memcpy(row_bytes + begin + part * size, panel + begin * PANEL + (part * PANEL + n % PANEL) * size, size);
     });
   });
 }
@@ -107,5 +108,5 @@ extern "C" void stoker_group_panel_rows(int code, int scale, int has_zeros, int 
 extern "C" int stoker_has_group_panels(int, int, int, int, long, long) { return 0; }
 extern "C" void stoker_pack_group_panels(int, int, int, int, long, long, void*, long) {}
 extern "C" void stoker_group_panel_rows(int, int, int, int, long, long, const void*, const int64_t*, void*, long, long) {}
-void multiply_group_panels(const Matrix&, const Multiplied&) {}
+void linear_group_panels(const Matrix&, const LinearArgs&) {}
 #endif

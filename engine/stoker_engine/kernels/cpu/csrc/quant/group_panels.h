@@ -1,5 +1,5 @@
 // Weights in groups in panels (panels.h): what 16 rows have of the same, beside each other. Of rows as groups.h says, of whole
-// units of 32 numbers, each of one group.
+// units of 32 elements, each of one group.
 //
 //   panel of rows n … n + 15      scales [groups][16], zero points [groups][16] bytes, codes [words of a row][16], of four bytes
 #pragma once
@@ -10,7 +10,7 @@
 #if defined(STOKER_PANELS)
 namespace panels {
 
-// Codes of 32 numbers: see quant_panels.h for ZERO, and for the rest, of a unit's words.
+// Codes of 32 elements: see quant_panels.h for ZERO, and for the rest, of a unit's words.
 struct GroupsOf4Bits {
   static constexpr int ZERO = 8, BYTES = 16;
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
@@ -28,17 +28,17 @@ struct GroupsOf8Bits {
   __m512i codes(const uint8_t* unit, int i) const { return _mm512_xor_si512(_mm512_loadu_si512(unit + i * 4 * PANEL), sign); }
 };
 
-// How many numbers that share a scale are multiplied with as many of x that do: as many as a block may have and divide a group.
+// How many elements that share a scale are multiplied with as many of x that do: as many as a block may have and divide a group.
 inline long block_of(const groups::Layout& layout) {
   for (long block : {256, 128})  // of 64, scaling them costs what adding them up saves
     if (layout.groups == 1 || layout.group % block == 0) return block;
-  return EightBits::NUMBERS;
+  return Int8Group::SIZE;
 }
 
 // Panels of one kind of codes, as they lie in memory. OFFSET: there may be zero points.
 template <class Codes, bool OFFSET, bool BLOCKS>
-struct PackedGroups : KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < EightBits::NUMBERS> {
-  using Kind = KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < EightBits::NUMBERS>;
+struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE> {
+  using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE>;
   static constexpr int ZERO = Codes::ZERO;
 
   Codes kind;
@@ -55,7 +55,7 @@ struct PackedGroups : KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < 
       : kind(layout), at((const uint8_t*)w), block_size(block_of(layout)), bytes(layout.bytes() * PANEL), scale(layout.scale),
         has_zeros(layout.has_zeros), scale_bytes(layout.scale_bytes() * PANEL), zeros_at(layout.zeros() * PANEL),
         codes_at(layout.codes() * PANEL),
-        groups_in_a_unit(((1ull << 32) * EightBits::NUMBERS + layout.group - 1) / layout.group) {}
+        groups_in_a_unit(((1ull << 32) * Int8Group::SIZE + layout.group - 1) / layout.group) {}
 
   const char* begin(long panel) const { return (const char*)(at + panel * bytes); }
   PackedGroups from(long panel) const {

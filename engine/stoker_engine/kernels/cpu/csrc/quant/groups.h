@@ -1,6 +1,6 @@
-// Rows of weights in groups that share a scale (kernels/group_blocks.py draws them), as what products take for W.
+// Rows of weights in groups that share a scale (kernels/group_blocks.py draws them), as what a GEMM takes for W.
 //
-// What a row's groups have in common is read before its numbers, into floats: then all kinds of scales are alike.
+// What a row's groups have in common is read before its elements, into floats: then all kinds of scales are alike.
 #pragma once
 
 #include "quant/group_codes.h"
@@ -57,7 +57,7 @@ struct Layout {
   bool splits() const { return groups > 1 && group % UNIT; }
 };
 
-// `count` numbers of BYTES each, LANES of them at a time; what follows the last ones is 0.
+// `count` elements of BYTES each, LANES of them at a time; what follows the last ones is 0.
 template <int BYTES, class Convert>
 inline void convert(const uint8_t* from, long count, float* to, Convert of) {
   long i = 0;
@@ -98,9 +98,9 @@ __attribute__((noinline)) inline void read_groups(const Layout& layout, const ui
       convert<1>(from, count, scales, [](const uint8_t* at) { return halves(halves_of_e4m3(at)) * E4M3_FACTOR; });
   }
   if (layout.has_row_scale) {
-    float own;
-    memcpy(&own, row, sizeof own);
-    for (long i = 0; i < count; i++) scales[i] *= own;
+    float row_scale;
+    memcpy(&row_scale, row, sizeof row_scale);
+    for (long i = 0; i < count; i++) scales[i] *= row_scale;
   }
   if (layout.code == FP8_E4M3)
     for (long i = 0; i < count; i++) scales[i] *= E4M3_FACTOR;
@@ -115,7 +115,7 @@ __attribute__((noinline)) inline void read_groups(const Layout& layout, const ui
 template <class T, class Codes>
 struct Groups {
   static constexpr long STEP = UNIT, DIRECT_ROWS = Codes::DIRECT_ROWS, BLOCK = 256, TILED_BLOCK = 1024;
-  static constexpr bool HAS_REST = true;
+  static constexpr bool HAS_TAIL = true;
   using P = Pack<T>;
   const uint8_t* at;
   long stride;
@@ -126,29 +126,29 @@ struct Groups {
     const float* scales;
     Codes kind;
 
-    __attribute__((always_inline)) void begin(const GroupPlace& place) {
-      if (place.begins) kind.begin(scales, place);
+    __attribute__((always_inline)) void begin(const GroupLocation& location) {
+      if (location.begins) kind.begin(scales, location);
     }
 
-    __attribute__((always_inline)) void load(const GroupPlace& place, typename P::Type* to) {
+    __attribute__((always_inline)) void load(const GroupLocation& location, typename P::Type* to) {
       // Many short streams are more than processors foresee.
-      __builtin_prefetch(codes + place.ahead, 0, 2);
-      kind.load(codes + place.at, scales, place, to);
+      __builtin_prefetch(codes + location.ahead, 0, 2);
+      kind.load(codes + location.at, scales, location, to);
     }
 
-    // Of the last unit the first `count` numbers; zeros follow.
-    void rest(const GroupPlace& place, long count, typename P::Type* to) {
-      T numbers[UNIT];
-      kind.begin(scales, place);
-      unpack(place, numbers);
-      memset((void*)(numbers + count), 0, (UNIT - count) * sizeof(T));
-      for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(numbers + s * P::SIZE);
+    // Of the last unit the first `count` elements; zeros follow.
+    void tail(const GroupLocation& location, long count, typename P::Type* to) {
+      T elements[UNIT];
+      kind.begin(scales, location);
+      unpack(location, elements);
+      memset((void*)(elements + count), 0, (UNIT - count) * sizeof(T));
+      for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(elements + s * P::SIZE);
     }
 
-    void unpack(const GroupPlace& place, T* to) {
+    void unpack(const GroupLocation& location, T* to) {
       typename P::Type packs[UNIT_PACKS<T>];
-      begin(place);
-      load(place, packs);
+      begin(location);
+      load(location, packs);
       for (int s = 0; s < UNIT_PACKS<T>; s++) put_pack(to + s * P::SIZE, packs[s]);
     }
   };
@@ -156,7 +156,7 @@ struct Groups {
   // Of a row's scales; its zero points follow.
   long room() const { return (layout.groups + LANES - 1) / LANES * LANES; }
 
-  __attribute__((always_inline)) GroupPlace place(long k) const {
+  __attribute__((always_inline)) GroupLocation location(long k) const {
     const long at = k / UNIT * Codes::BYTES;
     const long first = (unsigned)k / (unsigned)layout.group;
     const long second = std::min<long>((unsigned)(k + 16) / (unsigned)layout.group, layout.groups - 1);
@@ -181,17 +181,17 @@ struct Groups {
   void unpack(long n, T* to, long inner) const {
     Row from = row(n);
     long k = 0;
-    for (; k + UNIT <= inner; k += UNIT) from.unpack(place(k), to + k);
+    for (; k + UNIT <= inner; k += UNIT) from.unpack(location(k), to + k);
     if (k < inner) {
-      T numbers[UNIT];
-      from.unpack(place(k), numbers);
-      memcpy((void*)(to + k), numbers, (inner - k) * sizeof(T));
+      T elements[UNIT];
+      from.unpack(location(k), elements);
+      memcpy((void*)(to + k), elements, (inner - k) * sizeof(T));
     }
   }
 
   Bytes bytes(long, long) const { return {}; }
 
-  Plain<T> numbers(long n, long n_end, long inner) const {
+  Plain<T> elements(long n, long n_end, long inner) const {
     thread_local std::vector<T> buffer;
     if ((long)buffer.size() < (n_end - n) * inner) buffer.resize((n_end - n) * inner);
     for (long i = n; i < n_end; i++) unpack(i, buffer.data() + (i - n) * inner, inner);

@@ -1,6 +1,6 @@
 // Drives ranks that are threads through memory they share, for ThreadSanitizer: sums, joins and copies of all lengths
 // one after another, some ranks late enough for others to sleep. Each result must be right in every rank.
-#include "comm/shared_ranks.h"
+#include "comm/shm_collectives.h"
 
 #include <chrono>
 #include <cstdio>
@@ -10,31 +10,31 @@
 #include <vector>
 
 extern "C" {
-void stoker_ranks_sum(Member*, int, void*, long);
-void stoker_ranks_widths(Member*, int, long, long*);
-void stoker_ranks_gather(Member*, int, int, const void*, long, const long*, void*);
-void stoker_ranks_broadcast(Member*, int, void*, long);
+void stoker_shm_all_reduce(Member*, int, void*, long);
+void stoker_shm_gather_widths(Member*, int, long, long*);
+void stoker_shm_all_gather(Member*, int, int, const void*, long, const long*, void*);
+void stoker_shm_broadcast(Member*, int, void*, long);
 }
 
 static constexpr long SIZE = 3, SLOT = 65536;
 
 static bool sums(Member& me, long count) {
   std::vector<float> x(count, 1.0f + me.rank);
-  stoker_ranks_sum(&me, 0, x.data(), count);
+  stoker_shm_all_reduce(&me, 0, x.data(), count);
 #ifdef RACE
-  ((char*)me.region)[SIZE * sizeof(Desk)]++;  // what rank 0 brought, while others may read it
+  ((char*)me.region)[SIZE * sizeof(RankHeader)]++;  // what rank 0 brought, while others may read it
 #endif
-  for (float number : x)
-    if (number != 6.0f) return false;
+  for (float element : x)
+    if (element != 6.0f) return false;
   return true;
 }
 
 static bool joins(Member& me, long rows, long width) {
   long widths[SIZE] = {};
   widths[me.rank] = width + me.rank;
-  stoker_ranks_widths(&me, 8, rows, widths);
+  stoker_shm_gather_widths(&me, 8, rows, widths);
   std::vector<char> x(rows * (width + me.rank), (char)me.rank), all(rows * (3 * width + 3), 9);
-  stoker_ranks_gather(&me, GATHER, 8, x.data(), rows, widths, all.data());
+  stoker_shm_all_gather(&me, GATHER, 8, x.data(), rows, widths, all.data());
   for (long row = 0, at = 0; row < rows; row++)
     for (long r = 0; r < SIZE; r++)
       for (long i = 0; i < width + r; i++)
@@ -44,14 +44,14 @@ static bool joins(Member& me, long rows, long width) {
 
 static bool copies(Member& me, long bytes) {
   std::vector<char> x(bytes, me.rank == 0 ? 5 : 0);
-  stoker_ranks_broadcast(&me, 8, x.data(), bytes);
+  stoker_shm_broadcast(&me, 8, x.data(), bytes);
   for (char byte : x)
     if (byte != 5) return false;
   return true;
 }
 
 int main() {
-  const size_t bytes = SIZE * (sizeof(Desk) + 2 * SLOT);
+  const size_t bytes = SIZE * (sizeof(RankHeader) + 2 * SLOT);
   char* region = (char*)std::aligned_alloc(128, bytes);
   std::memset(region, 0, bytes);
   std::vector<std::thread> ranks;
@@ -61,11 +61,11 @@ int main() {
       Member me = {};
       me.region = region, me.rank = rank, me.size = SIZE, me.slot_bytes = SLOT;
       me.spin_ns = 50'000, me.timeout_ns = 120'000'000'000;
-      for (long turn = 0; turn < 60; turn++) {
-        if (turn % SIZE == rank) std::this_thread::sleep_for(std::chrono::microseconds(turn * 20));
-        wrong[rank] += !sums(me, turn * 397) + !joins(me, turn % 5, turn * 431) + !copies(me, turn * 2903);
+      for (long round = 0; round < 60; round++) {
+        if (round % SIZE == rank) std::this_thread::sleep_for(std::chrono::microseconds(round * 20));
+        wrong[rank] += !sums(me, round * 397) + !joins(me, round % 5, round * 431) + !copies(me, round * 2903);
       }
-      wrong[rank] += me.trouble;
+      wrong[rank] += me.failure;
     });
   for (std::thread& rank : ranks) rank.join();
   std::puts(wrong[0] + wrong[1] + wrong[2] == 0 ? "every result was right" : "results were wrong");
