@@ -42,19 +42,19 @@ class ChatArgs:
     )
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
     try:
-        return command_line.run("stoker chat", lambda: _main(words))
+        return command_line.run("stoker chat", lambda: _main(arguments))
     except (KeyboardInterrupt, EOFError):
         print()
         return 0
 
 
-def _main(words: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     parser = argv.Parser(prog="stoker chat", description="Talk to a served model.", allow_abbrev=False)
     argv.add_arguments(parser, ChatArgs, "chat")
-    args = argv.from_namespace(ChatArgs, command_line.parse(parser, words))
+    args = argv.from_namespace(ChatArgs, command_line.parse(parser, arguments))
     import httpx
 
     tools = None

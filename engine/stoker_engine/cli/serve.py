@@ -41,9 +41,9 @@ def _serve_or_say_why(argv: list[str]) -> int:
 
 
 def _serve(argv: list[str]) -> None:
-    words = command_line.with_model_flag(argv)
-    command_line.check_flags(ServeArgs.parser(), words)
-    args = ServeArgs.from_argv(words)
+    arguments = command_line.with_model_flag(argv)
+    command_line.check_flags(ServeArgs.parser(), arguments)
+    args = ServeArgs.from_argv(arguments)
     logs.configure(args.frontend.log_format)
     if args.frontend.headless:
         _run_ranks(args)

@@ -131,8 +131,8 @@ def build_kernels(
 
 def _sample(logits: torch.Tensor) -> None:
     rows = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-    words = -(-logits.shape[1] // 32)
-    TRITON.keep_allowed(logits, rows, torch.zeros((len(logits), words), dtype=torch.int32, device=logits.device))
+    num_words = -(-logits.shape[1] // 32)
+    TRITON.keep_allowed(logits, rows, torch.zeros((len(logits), num_words), dtype=torch.int32, device=logits.device))
     TRITON.logprobs(logits, TRITON.argmax(logits)[0])
     TRITON.select_token(logits, torch.zeros((len(logits), len(COLUMNS)), dtype=torch.float64, device=logits.device))
 

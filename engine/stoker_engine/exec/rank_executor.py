@@ -168,8 +168,8 @@ class RankExecutor:
             except queue.Empty:
                 waited += _ran(began)
                 if waited >= self._patience_s:
-                    what = f"{self._answering.name} gave no result for {waited:.0f} s"
-                    raise self._end(EngineStuckError(what)) from None
+                    problem = f"{self._answering.name} gave no result for {waited:.0f} s"
+                    raise self._end(EngineStuckError(problem)) from None
                 continue
             if result is None:
                 raise self._end()
@@ -189,9 +189,9 @@ class RankExecutor:
     def prepare(self, grammar: Grammar) -> Future[object]:
         """See `Executor`. The future has nothing: what is compiled stays in the rank, which finds it by the grammar's
         source. Where ranks end it raises what ended them."""
-        number, ready = next(self._numbers), Future[object]()
-        self._grammar_queue[number] = ready
-        self._send(Prepare(number, grammar), [self._answering])
+        grammar_id, ready = next(self._numbers), Future[object]()
+        self._grammar_queue[grammar_id] = ready
+        self._send(Prepare(grammar_id, grammar), [self._answering])
         return ready
 
     def shutdown(self) -> None:
@@ -246,8 +246,8 @@ class RankExecutor:
         except (EOFError, OSError):
             raise self._end() from None
         except Exception as error:
-            what = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
-            raise self._end(EngineDeadError(what)) from error
+            problem = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
+            raise self._end(EngineDeadError(problem)) from error
         except BaseException:
             self._end(EngineDeadError("its ranks were interrupted"))
             raise
@@ -268,8 +268,8 @@ class RankExecutor:
             waited += _ran(began)
             on_progress(0, 0)
             if starting and waited >= max(self._patience_s, _START_S):
-                what = f"{_names(starting.values())} did not start within {waited:.0f} s"
-                raise self._end(EngineStuckError(what))
+                problem = f"{_names(starting.values())} did not start within {waited:.0f} s"
+                raise self._end(EngineStuckError(problem))
 
     def _loaded(self, on_progress: OnProgress) -> tuple[KVCachePlan, bool]:
         """Waits until all ranks have loaded, each of which must get on. Those that wait for another one say so in time
@@ -291,7 +291,9 @@ class RankExecutor:
                 silent_for[rank] = 0.0
                 if isinstance(message, Loaded):
                     del loading[connection]
-                    self._on_missing([number for number, each in enumerate(self._ranks) if each in loading.values()])
+                    self._on_missing(
+                        [rank_index for rank_index, each in enumerate(self._ranks) if each in loading.values()]
+                    )
                     found.append(message)
                 else:
                     assert isinstance(message, Progress), message
@@ -299,8 +301,8 @@ class RankExecutor:
                 on_progress(sum(each.done for each in weights.values()), _total(weights.values()))
             if silent := [rank for rank in loading.values() if silent_for[rank] >= self._patience_s]:
                 seconds = max(silent_for[rank] for rank in silent)
-                what = f"{_names(silent)} did not get on with loading for {seconds:.0f} s"
-                raise self._end(EngineStuckError(what))
+                problem = f"{_names(silent)} did not get on with loading for {seconds:.0f} s"
+                raise self._end(EngineStuckError(problem))
         if any(each != found[0] for each in found):
             raise self._end(EngineDeadError(f"its ranks disagree: {found}"))
         return found[0].plan, found[0].on_cpu

@@ -133,8 +133,8 @@ class Grammars:
         assert self._table is not None, "a grammar came before the token table"
         if not self.eos_token_ids:
             raise GrammarError(NO_END)
-        words: Any = _Words(self._table, self.vocab_size, self.eos_token_ids)
-        tokenizer = LLTokenizer(words, eos_token=self.eos_token_ids)
+        vocabulary: Any = _Words(self._table, self.vocab_size, self.eos_token_ids)
+        tokenizer = LLTokenizer(vocabulary, eos_token=self.eos_token_ids)
         self._table = None
         return tokenizer
 
@@ -146,8 +146,8 @@ class _Words:
     bos_token_id = None
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
-        words, special = table.unpack()
-        self.tokens = words[:vocab_size] + [b""] * (vocab_size - len(words))
+        token_bytes, special = table.unpack()
+        self.tokens = token_bytes[:vocab_size] + [b""] * (vocab_size - len(token_bytes))
         self.special_token_ids = sorted({*special, *eos_token_ids})
         self.eos_token_id = eos_token_ids[0]
 

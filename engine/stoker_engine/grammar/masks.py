@@ -55,7 +55,7 @@ class Masks:
         started = [matcher for matcher in matchers if matcher.has_begun]
         allowed = np.zeros((len(started), self._words), dtype=np.int32)
         if started:
-            pairs = [(matcher.matcher, place) for place, matcher in enumerate(started)]
+            pairs = [(matcher.matcher, index) for index, matcher in enumerate(started)]
             self._threads().unsafe_compute_mask_ptr(pairs, allowed.ctypes.data, self._words * 4, len(started))
         of_begun = iter(allowed)
         return [
@@ -68,8 +68,8 @@ class Masks:
             return Mask(self._no_eos) if ignores_eos else FREE
         if (error := matcher.error) is not None:
             return Mask(error=error)
-        if ignores_eos and (others := allowed & self._no_eos).any():
-            return Mask(others)
+        if ignores_eos and (without_eos := allowed & self._no_eos).any():
+            return Mask(without_eos)
         return Mask(allowed)
 
     def _threads(self) -> LLExecutor:
@@ -79,9 +79,9 @@ class Masks:
         return self._executor
 
 
-def _bits(token_ids: Iterable[int], words: int) -> np.ndarray:
+def _bits(token_ids: Iterable[int], num_words: int) -> np.ndarray:
     """int32 [words] with a bit for each of the tokens."""
-    bits = np.zeros(words * 32, dtype=bool)
+    bits = np.zeros(num_words * 32, dtype=bool)
     bits[list(token_ids)] = True
     return np.packbits(bits, bitorder="little").view(np.int32)
 

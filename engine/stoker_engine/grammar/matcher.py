@@ -73,9 +73,9 @@ class Matcher:
         else is the grammar's.
         """
         self.num_taken += len(token_ids)
-        for place, token_id in enumerate(token_ids):
+        for index, token_id in enumerate(token_ids):
             if self._beginning is None or self.has_begun:
-                self.matcher.consume_tokens(list(token_ids[place:]))
+                self.matcher.consume_tokens(list(token_ids[index:]))
                 return
             self._before, after = self._beginning.add(self._before, token_id)
             if after is not None:
@@ -85,9 +85,9 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """The same, to go on from here in another way."""
-        other = Matcher(self.matcher.deep_copy(), self._beginning, self.shared)
-        other.num_taken, other.has_begun, other._before = self.num_taken, self.has_begun, self._before
-        return other
+        copied = Matcher(self.matcher.deep_copy(), self._beginning, self.shared)
+        copied.num_taken, copied.has_begun, copied._before = self.num_taken, self.has_begun, self._before
+        return copied
 
     @property
     def is_worn(self) -> bool:

@@ -44,7 +44,7 @@ class Node:
     """A node that has been taken in.
 
     Args:
-        number: its own.
+        node_index: its own.
         connection: to it.
         model: where it has the model's files.
 
@@ -53,8 +53,8 @@ class Node:
         gone: why it is not there any more.
     """
 
-    def __init__(self, number: int, connection: NodeConnection, model: str) -> None:
-        self.name, self.model = f"node {number} ({connection.address})", model
+    def __init__(self, node_index: int, connection: NodeConnection, model: str) -> None:
+        self.name, self.model = f"node {node_index} ({connection.address})", model
         self.gone: str | None = None
         self._line = connection
         self._ranks: dict[int, RankState] = {}
@@ -109,13 +109,13 @@ class Node:
             while True:
                 self._hear(self._line.receive())
         except TimeoutError:
-            gone = f"it did not answer for {UNREACHABLE_S} s: the network, or the machine"
+            cause = f"it did not answer for {UNREACHABLE_S} s: the network, or the machine"
         except (EOFError, ConnectionResetError):
-            gone = "its `stoker serve … --headless` has ended"
+            cause = "its `stoker serve … --headless` has ended"
         except Exception as error:  # whatever it may say
-            gone = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
         with self._news:
-            self.gone = self.gone or gone
+            self.gone = self.gone or cause
             self._news.notify_all()
         self._line.close()
         logger.info("%s is gone: %s", self.name, self.gone)

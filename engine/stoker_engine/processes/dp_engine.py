@@ -159,14 +159,14 @@ class DPEngine:
             return "the engine's process is stopped or gone"
         if (standstill := self._standstill) is not None:
             return f"the engine is stuck: {standstill}"
-        words = PHASE_WORDS[self.process.status.phase]
+        phase = PHASE_WORDS[self.process.status.phase]
         if self._serving:
-            return words
-        words = words if words.startswith("loading") else "loading: reading the tokenizer"
-        words = f"loading: {self._waiting}" if self._waiting else words
+            return phase
+        phase = phase if phase.startswith("loading") else "loading: reading the tokenizer"
+        phase = f"loading: {self._waiting}" if self._waiting else phase
         if self._died_of is None:
-            return words
-        return f"loading again after: {self._died_of} (now {words.removeprefix('loading: ')})"
+            return phase
+        return f"loading again after: {self._died_of} (now {phase.removeprefix('loading: ')})"
 
     @property
     def state(self) -> EngineState:
@@ -299,9 +299,9 @@ class DPEngine:
             stream.wake()
         self._on_step(outputs.deltas, outputs.report)
 
-    def _wait_for(self, process: EngineProcess, words: str) -> None:
+    def _wait_for(self, process: EngineProcess, reason: str) -> None:
         if process is self.process:
-            self._waiting = words
+            self._waiting = reason
 
     def _on_missing(self, process: EngineProcess, missing: Missing) -> None:
         if process is self.process and self._dead_of is None:

@@ -63,8 +63,8 @@ class DPEngines:
             for engine in range(args.data_parallel_size):
                 process = EngineProcess(program=program, engine=engine)
                 self._processes.append(process)
-                hear = partial(_hear, self._news, engine)
-                process.listen(hear, hear)
+                on_message = partial(_hear, self._news, engine)
+                process.listen(on_message, on_message)
                 process.send(args)
             self.info = self._loaded()
         except BaseException:

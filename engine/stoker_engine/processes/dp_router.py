@@ -70,9 +70,9 @@ class _Engine:
     def num_seen(self, chunks: Sequence[BlockHash]) -> int:
         """How many chunks of a prompt, from its beginning, it was given."""
         seen = self.seen
-        for number, chunk in enumerate(chunks):
+        for index, chunk in enumerate(chunks):
             if chunk not in seen:
-                return number
+                return index
         return len(chunks)
 
 
@@ -113,15 +113,15 @@ class DPRouter:
         chunks = self._chunks(prompt_token_ids, salt)
         length = len(prompt_token_ids)
         best, least = -1, (True, 0, 0)
-        for number in among:
-            engine = self._engines[number]
+        for engine_index in among:
+            engine = self._engines[engine_index]
             # The last token is always computed: its logits are asked for.
             computed = max(1, length - self.chunk_tokens * engine.num_seen(chunks))
             work = engine.waiting + computed + SEQUENCE_TOKENS * engine.sequences
             is_full = engine.was_full or engine.sequences + sequences > self._max_num_seqs
             rank = (is_full, work, engine.chosen)
             if best < 0 or rank < least:
-                best, least, waiting = number, rank, computed
+                best, least, waiting = engine_index, rank, computed
         engine = self._engines[best]
         engine.chosen = next(self._turns)
         engine.sequences += sequences

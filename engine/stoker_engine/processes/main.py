@@ -52,19 +52,23 @@ def main(argv: list[str]) -> int:
         argv: file descriptors of the pipe and of the heartbeat, the log's format, the process to die with
             (0: none), seconds after which a rank is stuck, and which engine of the model this is (empty: the only one).
     """
-    pipe, word, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
-    step_timeout, number = float(argv[4]), int(argv[5]) if argv[5] else None
+    pipe, heartbeat_fd, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
+    step_timeout, engine_index = float(argv[4]), int(argv[5]) if argv[5] else None
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
-    status = Heartbeat(word)
+    status = Heartbeat(heartbeat_fd)
     status.enter(Phase.STARTING)
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
     at_end: list[Callable[[], None]] = []
     threading.Thread(target=_receive, args=(connection, inbox, at_end), name="inbox", daemon=True).start()
     supervision = Supervision(
-        step_timeout, log_format, number, on_death=inbox.put, on_missing=partial(_tell_missing, connection, status)
+        step_timeout,
+        log_format,
+        engine_index,
+        on_death=inbox.put,
+        on_missing=partial(_tell_missing, connection, status),
     )
     logs.configure(log_format, **supervision.labels)
     try:
@@ -97,16 +101,16 @@ def _load(
     if not isinstance(args, EngineArgs):
         raise _unexpected(args)
     status.enter(Phase.LOADING)
-    number = supervision.engine or 0
+    engine_index = supervision.engine or 0
     head: Head | None = None
 
-    def say_waiting(words: str) -> None:
-        _send(connection, status, Waiting(words))
+    def report_waiting(reason: str) -> None:
+        _send(connection, status, Waiting(reason))
         status.enter(Phase.LOADING)
 
     try:
-        keep_to_own_part(args, number)
-        if (head := Head.of(args, Path(args.model), number, say_waiting)) is not None:
+        keep_to_own_part(args, engine_index)
+        if (head := Head.of(args, Path(args.model), engine_index, report_waiting)) is not None:
             at_end.append(head.dismiss)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision, head)
     except EngineDeadError:  # another attempt may fare better

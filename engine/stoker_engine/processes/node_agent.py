@@ -163,7 +163,7 @@ class NodeAgent:
             ArgumentError: it does not want this node.
             EngineDeadError: it cannot be reached for too long.
         """
-        said = time.monotonic()
+        last_logged = time.monotonic()
         info = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(NodeInfo.of(self._args, model))}
         while not self._stop.is_set():
             if failed is not None:
@@ -181,8 +181,8 @@ class NodeAgent:
                     f"{where} could not be reached for {now - self._contact:.0f} s (--distributed-timeout-seconds; "
                     f"--master-addr, --master-port): {why}"
                 )
-            if now > said + _SAY_S:
-                said = now
+            if now > last_logged + _SAY_S:
+                last_logged = now
                 logger.info("%s cannot be reached yet: %s", where, why)
             self._stop.wait(_RETRY_S)
         return None

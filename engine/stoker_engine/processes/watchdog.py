@@ -55,8 +55,8 @@ class Looks:
         self._stopped_for = self._stopped_for + INTERVAL_S if process.is_stopped else 0.0
         if self._stopped_for >= STOPPED_TIMEOUT_S:
             return EngineStuckError(f"it was stopped for {self._stopped_for:.0f} s, and killed")
-        if (what := standstill(process, step_timeout, self._lost)) is not None:
-            return EngineStuckError(f"it was stuck ({what}; --step-timeout), and killed")
+        if (cause := standstill(process, step_timeout, self._lost)) is not None:
+            return EngineStuckError(f"it was stuck ({cause}; --step-timeout), and killed")
         return None
 
 

@@ -56,23 +56,23 @@ def _keep_allowed(logits: torch.Tensor, rows: _Rows) -> None:
 
 
 def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
-    few: list[tuple[int, Sequence[int]]] = []
+    token_lists: list[tuple[int, Sequence[int]]] = []
     many: list[tuple[int, TokenIds]] = []
     for row, choice, rules in rows:
         for ids in () if choice.may_end else rules.end_tokens:
             if len(ids) > _FEW:
                 many.append((row, ids))
             else:
-                few.append((row, ids.array))
+                token_lists.append((row, ids.array))
         if rules.bad_words is not None:
-            few.append((row, rules.bad_words.completions(choice.known, choice.num_prompt_tokens)))
-    few = [(row, tokens) for row, tokens in few if len(tokens)]
-    concerned = to_device(sorted({row for row, _ in (*few, *many)}), logits.device)
+            token_lists.append((row, rules.bad_words.completions(choice.known, choice.num_prompt_tokens)))
+    token_lists = [(row, tokens) for row, tokens in token_lists if len(tokens)]
+    concerned = to_device(sorted({row for row, _ in (*token_lists, *many)}), logits.device)
     if not len(concerned):
         return
     before = logits[concerned]
-    if few:
-        logits[_places(few, logits.device)] = -torch.inf
+    if token_lists:
+        logits[_places(token_lists, logits.device)] = -torch.inf
     for row, ids in many:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
     # Where nothing allowed is left, what was forbidden is the only answer there is.
@@ -97,7 +97,7 @@ def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
 def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     """Repetition penalty on prompt and output (Keskar et al., 2019), the other two on the output (OpenAI's formula)."""
     held: list[tuple[int, Sequence[int]]] = []
-    numbers = []
+    penalties = []
     for row, choice, rules in rows:
         if not rules.is_penalised:
             continue
@@ -105,11 +105,11 @@ def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
         counts = np.array(choice.counts.counts)
         additive = rules.frequency * counts + rules.presence * (counts > 0)
         held.append((row, choice.counts.tokens))
-        numbers.append(np.stack([np.full(len(counts), rules.repetition), additive]))
+        penalties.append(np.stack([np.full(len(counts), rules.repetition), additive]))
     if not held:
         return
     where = _places(held, logits.device)
-    repetition, additive_ = to_device(np.concatenate(numbers, axis=1), logits.device, logits.dtype)
+    repetition, additive_ = to_device(np.concatenate(penalties, axis=1), logits.device, logits.dtype)
     chosen = logits[where]
     repetition.clamp_(1e-30, 1e30)  # beyond these, logits would leave what float32 holds
     chosen = torch.where(chosen > 0, (chosen / repetition).clamp_max(torch.finfo().max), chosen * repetition)

@@ -237,20 +237,22 @@ class KVManager:
     def _extend(self, sequence: request.Sequence, end: int) -> None:
         """Copies the blocks that are about to be written and that others share, and adds those that are missing."""
         written, within = divmod(sequence.num_launched, self.block_size)
-        for number, (table, group) in enumerate(zip(sequence.blocks, self._groups, strict=True)):
+        for group_index, (table, group) in enumerate(zip(sequence.blocks, self._groups, strict=True)):
             if group.kind == "state":
-                places = range(len(table)) if self._is_shared(table) else range(0)
+                shared_indices = range(len(table)) if self._is_shared(table) else range(0)
             else:
-                places = range(written, written + 1) if within and self.pool.is_shared(table[written]) else range(0)
-            for index in places:
+                shared_indices = (
+                    range(written, written + 1) if within and self.pool.is_shared(table[written]) else range(0)
+                )
+            for index in shared_indices:
                 [copy] = self.pool.allocate(1)
                 self._copies.append((table[index], copy))
                 self.pool.release([table[index]])
                 table[index] = copy
-                self._table_changes.append((number, sequence.row, index, copy))
+                self._table_changes.append((group_index, sequence.row, index, copy))
             first = len(table)
             added = self.pool.allocate(max(self._table_length(group, end) - first, 0))
-            self._table_changes += [(number, sequence.row, first + i, block) for i, block in enumerate(added)]
+            self._table_changes += [(group_index, sequence.row, first + i, block) for i, block in enumerate(added)]
             table += added
 
     def _is_shared(self, table: list[int]) -> bool:
@@ -299,8 +301,8 @@ class KVManager:
                 block = self.prefix_cache.find(group, chain[index])
                 if block is None:
                     length, first_seen = index, self._all_first_seen(index)
-                    for other in windowed:
-                        found[other].clear()
+                    for group_index in windowed:
+                        found[group_index].clear()
                     break
                 found[group].append(block)
         for group in full:

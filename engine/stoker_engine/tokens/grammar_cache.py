@@ -36,8 +36,8 @@ class GrammarCache:
         """
         key = await asyncio.to_thread(_key, structured)
         if key not in self._kept:
-            turn = self._turns.setdefault(key, asyncio.Lock())
-            async with turn:
+            lock = self._turns.setdefault(key, asyncio.Lock())
+            async with lock:
                 if key not in self._kept:
                     try:
                         self._keep(key, await compile_grammar(structured))
@@ -47,10 +47,10 @@ class GrammarCache:
                             raise
                         self._keep(key, error)
         self._kept.move_to_end(key)
-        kept = self._kept[key]
-        if isinstance(kept, RequestError):
-            raise RequestError(kept.message, kept.param, kept.code)
-        return kept
+        cached = self._kept[key]
+        if isinstance(cached, RequestError):
+            raise RequestError(cached.message, cached.param, cached.code)
+        return cached
 
     def _keep(self, key: bytes, result: str | RequestError) -> None:
         self._kept[key] = result

@@ -40,15 +40,15 @@ class OutputStream:
         key = delta.request_id, delta.index
         with self._lock:
             was_empty = not self._kept
-            kept = self._kept.get(key)
+            waiting = self._kept.get(key)
             if delta.finish_reason is FinishReason.ERROR:
                 self._fail(RequestFailedError(delta.error))
-            elif kept is None:
+            elif waiting is None:
                 self._kept[key] = delta
-            elif isinstance(kept, _Merged):
-                kept.add(delta)
+            elif isinstance(waiting, _Merged):
+                waiting.add(delta)
             else:
-                self._kept[key] = _Merged(kept, delta)
+                self._kept[key] = _Merged(waiting, delta)
         return was_empty
 
     def wake(self) -> None:
@@ -72,14 +72,14 @@ class OutputStream:
         while True:
             with self._lock:
                 if self._error is None:
-                    kept, self._kept = self._kept, {}
+                    deltas, self._kept = self._kept, {}
                 elif self._before_error:
-                    kept, self._before_error = self._before_error, {}
+                    deltas, self._before_error = self._before_error, {}
                 else:
                     error, self._error = self._error, None
                     raise error
-            if kept:
-                return [each.delta() if isinstance(each, _Merged) else each for each in kept.values()]
+            if deltas:
+                return [each.delta() if isinstance(each, _Merged) else each for each in deltas.values()]
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter  # what was put since the look above has its `wake` still to come
 

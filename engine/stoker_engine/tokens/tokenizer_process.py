@@ -96,7 +96,7 @@ class _Worker:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def do(self, job: bytes, most: int | None) -> tuple[dict[str, Any], bytes]:
+    async def do(self, job: bytes, max_bytes: int | None) -> tuple[dict[str, Any], bytes]:
         """The header and the data of the answer to `job`.
 
         Raises:
@@ -106,7 +106,7 @@ class _Worker:
             self.writer.writelines((JOB.pack(len(job)), job))
             await self.writer.drain()
             header, data = ANSWER.unpack(await self.reader.readexactly(ANSWER.size))
-            if most is not None and header + data > most:
+            if max_bytes is not None and header + data > max_bytes:
                 raise _WorkerGoneError
             return json.loads(await self.reader.readexactly(header)), await self.reader.readexactly(data)
         except (OSError, EOFError, ValueError) as error:
@@ -184,14 +184,14 @@ class TokenizerProcess:
         return self.vocabulary
 
     async def _start(self) -> Vocabulary:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._run(theirs.fileno())
-        ours.setblocking(False)
-        self._control = ours
+        parent_socket, child_socket = socket.socketpair()
+        with child_socket:
+            self._process = self._run(child_socket.fileno())
+        parent_socket.setblocking(False)
+        self._control = parent_socket
         try:
-            (length,) = JOB.unpack(await _receive(ours, JOB.size))
-            loaded = pickle.loads(await _receive(ours, length))
+            (length,) = JOB.unpack(await _receive(parent_socket, JOB.size))
+            loaded = pickle.loads(await _receive(parent_socket, length))
         except (OSError, EOFError):
             code = await asyncio.to_thread(self._process.wait)
             raise ModelError(f"the tokenizer's process died while it loaded (exit code {code})") from None
@@ -325,7 +325,7 @@ class TokenizerProcess:
             TimeoutError: it took too long, in a lane of what may do harm.
         """
         job = pickle.dumps((method, arguments))
-        by_size = next((name for most, name in _LANES if len(job) <= most), "large")
+        by_size = next((name for max_length, name in _LANES if len(job) <= max_length), "large")
         lane = self._lanes[confined or by_size]
         untrusted = confined is not None
         async with lane.turn:
@@ -399,10 +399,10 @@ class TokenizerProcess:
 
     async def _ask_for_worker(self, limits: bytes) -> _Worker:
         assert self._control is not None, "the tokenizer is not loaded yet"
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [limits], [theirs.fileno()])
-        reader, writer = await asyncio.open_connection(sock=ours)
+        parent_socket, worker_socket = socket.socketpair()
+        with worker_socket:
+            socket.send_fds(self._control, [limits], [worker_socket.fileno()])
+        reader, writer = await asyncio.open_connection(sock=parent_socket)
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
                 (pid,) = HELLO.unpack(await reader.readexactly(HELLO.size))

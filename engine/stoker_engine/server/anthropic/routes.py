@@ -110,8 +110,8 @@ class _Writer:
         [answer] = await self.run.collect()
         message = self._message()
         message.content = content_blocks(answer.parts, show_thinking=self._show_thinking)
-        ended = self._stopped(answer)
-        message.stop_reason, message.stop_sequence = ended.stop_reason, ended.stop_sequence
+        stopped = self._stopped(answer)
+        message.stop_reason, message.stop_sequence = stopped.stop_reason, stopped.stop_sequence
         return message
 
     async def events(self) -> AsyncGenerator[list[BaseModel], None]:

@@ -111,11 +111,11 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template. `reasoning_effort` is one, and turns thinking on or off, as in vLLM; a
         template that knows neither goes on as it is."""
-        given = super().template_kwargs
+        variables = super().template_kwargs
         if self.reasoning_effort is not None:
-            given.setdefault("enable_thinking", self.reasoning_effort != "none")
-            given["reasoning_effort"] = self.reasoning_effort
-        return given
+            variables.setdefault("enable_thinking", self.reasoning_effort != "none")
+            variables["reasoning_effort"] = self.reasoning_effort
+        return variables
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:

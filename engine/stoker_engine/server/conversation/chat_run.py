@@ -120,7 +120,7 @@ class ChatRun:
         """
         await service.wait_ready()
         outer = field_names or {}
-        names = {**{name: outer.get(ours, ours) for name, ours in body.field_names.items()}, **outer}
+        names = {**{name: outer.get(chat_name, chat_name) for name, chat_name in body.field_names.items()}, **outer}
         with renamed(names):
             service.check(body)
             of_tools = await cls._grammar_of_tools(body, service, request) if body.tool_use.tools else None
@@ -164,8 +164,8 @@ class ChatRun:
                 "leave one of them out",
                 "tools",
             )
-        if (wanted := body.wanted_format) is not None and not body.tool_use.is_forced:
-            await until_disconnect(request.receive, service.client.tokenizer.compile_grammar(wanted))
+        if (answer_format := body.wanted_format) is not None and not body.tool_use.is_forced:
+            await until_disconnect(request.receive, service.client.tokenizer.compile_grammar(answer_format))
         return of_tools
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, TurnDelta]], None]:
@@ -233,8 +233,8 @@ class _Choice:
         if delta.finish_reason is not None:
             parts = merged([*parts, *self._parser.end()])
         self._reasoning.add(delta.token_ids, parts, self._parser.is_reasoning)
-        kept = merged(self._kept(parts))
-        return TurnDelta(kept, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
+        kept_parts = merged(self._kept(parts))
+        return TurnDelta(kept_parts, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
 
     def _kept(self, parts: Sequence[Part]) -> Iterator[Part]:
         """Without reasoning that nobody wants to read and, as in vLLM, calls beyond those that were allowed."""

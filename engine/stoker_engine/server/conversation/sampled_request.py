@@ -194,8 +194,8 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 skip_special_tokens=self.skip_special_tokens is not False,
             )
-        given = {name: getattr(self, name) for name in _SAMPLING}
-        given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-        given["structured_outputs"] = self.wanted_format
-        return sampling_params(given, defaults)
+        requested = {name: getattr(self, name) for name in _SAMPLING}
+        requested["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        requested |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        requested["structured_outputs"] = self.wanted_format
+        return sampling_params(requested, defaults)

@@ -121,9 +121,9 @@ class Formatted(BaseModel):
         fields = {} if self.structured_outputs is None else self.structured_outputs.stated
         if not of_format and self.structured_outputs is None:
             return None
-        if of_format and (both := next((name for name in fields if not is_option(name)), None)):
+        if of_format and (constraint_name := next((name for name in fields if not is_option(name)), None)):
             raise RequestError(
-                f"response_format and structured_outputs.{both} both say what to write; send one of them",
+                f"response_format and structured_outputs.{constraint_name} both say what to write; send one of them",
                 "structured_outputs",
             )
         if fields and not of_format and all(map(is_option, fields)):

@@ -39,15 +39,15 @@ class Restarts:
     """The restarts of one engine. Used from the event loop only.
 
     Args:
-        most: how many there may be in an hour.
+        max_restarts: how many there may be in an hour.
 
     Attributes:
         given_up: there will be no more.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._most = most
+        self._most = max_restarts
         self._began: deque[float] = deque()
         self._begun = asyncio.Event()
         self._over = asyncio.Event()

@@ -67,9 +67,9 @@ class CallText:
             self._text = "".join(self._earlier) + self._text[self._begin :]
             self._earlier.clear()
             self._begin = 0
-        given = self._text[self._begin : self._begin + content]
-        self._begin = self._at = self._begin + len(given)
-        return given
+        returned = self._text[self._begin : self._begin + content]
+        self._begin = self._at = self._begin + len(returned)
+        return returned
 
     def length(self) -> int:
         """How much was read and is not accepted."""
@@ -184,5 +184,5 @@ class CallText:
         return ahead < len(text) and self._text.endswith(text[:ahead])
 
     def _take(self, end: int) -> str:
-        taken, self._at = self._text[self._at : end], end
-        return taken
+        text, self._at = self._text[self._at : end], end
+        return text

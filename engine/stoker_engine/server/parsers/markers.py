@@ -61,9 +61,9 @@ class MarkedText:
 
     def rest(self) -> str:
         """All that is left, when no more text comes, or when no marker matters any more."""
-        rest = self._text[self._at :]
+        remainder = self._text[self._at :]
         self._text, self._at = "", 0
-        return rest
+        return remainder
 
 
 def _beginning(text: str) -> str:

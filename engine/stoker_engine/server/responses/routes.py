@@ -112,9 +112,9 @@ def _response_id(request: Request, body: ResponsesRequest) -> str:
     """What an answer is called. A proxy may give several requests the same id; answers are found by theirs."""
     if body.request_id is not None:
         return body.request_id
-    asked = request.headers.get(RESPONSE_ID_HEADER, "")
-    if REQUEST_ID.fullmatch(asked):
-        return asked
+    requested = request.headers.get(RESPONSE_ID_HEADER, "")
+    if REQUEST_ID.fullmatch(requested):
+        return requested
     state = request.scope["state"]
     made = f"resp_{state['request_id']}"
     return f"{made}_{uuid.uuid4().hex[:8]}" if state["request_id_given"] else made
@@ -128,8 +128,8 @@ def _owner(request: Request) -> bytes:
     key: bytes | None = request.scope["state"].get("api_key")
     if key is not None:
         return key
-    given = [request.headers.get(name, "").strip() for name in ("authorization", "x-api-key")]
-    return hashlib.sha256("\n".join(given).encode("latin-1", "replace")).digest()
+    credentials = [request.headers.get(name, "").strip() for name in ("authorization", "x-api-key")]
+    return hashlib.sha256("\n".join(credentials).encode("latin-1", "replace")).digest()
 
 
 def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], after: str | None) -> ItemList:
@@ -142,10 +142,10 @@ def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], a
     if order == "desc":
         found.reverse()
     if after is not None:
-        places = [place for place, item in enumerate(found) if item.id == after]
-        if not places:
+        matching = [index for index, item in enumerate(found) if item.id == after]
+        if not matching:
             raise RequestError(f"there is no item {after[:200]!r} to list what comes after it", "after")
-        found = found[places[0] + 1 :]
+        found = found[matching[0] + 1 :]
     page = found[:limit]
     return ItemList(
         data=[items.listed(item) for item in page],

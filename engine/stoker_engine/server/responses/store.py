@@ -71,8 +71,8 @@ class ResponseStore:
         owned.pop(response_id)
         owned.put(response_id, response)
         while self._is_too_full:
-            most = max(self._owners.values(), key=lambda each: (each.size, len(each.responses)))
-            most.pop(next(iter(most.responses)))
+            largest_owner = max(self._owners.values(), key=lambda each: (each.size, len(each.responses)))
+            largest_owner.pop(next(iter(largest_owner.responses)))
         self._forget_empty()
         return owner in self._owners and response_id in self._owners[owner].responses
 

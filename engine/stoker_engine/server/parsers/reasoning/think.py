@@ -51,15 +51,15 @@ class ThinkReasoningParser:
             reasoning += self._said(before, marker)
             if marker == _CLOSE or (marker is not None and marker == self._call_begins):
                 self.is_reasoning = False
-                rest = self._text.rest()
-                return [Reasoning(reasoning), Content(rest if marker == _CLOSE else marker + rest)]
+                remainder = self._text.rest()
+                return [Reasoning(reasoning), Content(remainder if marker == _CLOSE else marker + remainder)]
             if marker is None:
                 return [Reasoning(reasoning)]
 
     def end(self) -> list[Part]:
         """What was held back, when no more text comes."""
-        rest = ("" if self._begun else "".join(self._spaces)) + self._text.rest()
-        return [Reasoning(rest)] if self.is_reasoning else [Content(rest)]
+        remainder = ("" if self._begun else "".join(self._spaces)) + self._text.rest()
+        return [Reasoning(remainder)] if self.is_reasoning else [Content(remainder)]
 
     def _said(self, text: str, marker: str | None) -> str:
         """What is reasoning of `text` and the opening tag that may follow it."""
