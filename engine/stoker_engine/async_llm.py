@@ -32,7 +32,7 @@ from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.processes.dp_engine import DEAD, DPEngine, resolve
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
-from stoker_engine.processes.memory_check import check_room
+from stoker_engine.processes.memory_check import check_memory
 from stoker_engine.tokens.bad_words import BadWords
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_stream import OutputStream
@@ -69,7 +69,7 @@ class AsyncLLM:
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        check_room(args)
+        check_memory(args)
         read_chat_template(chat_template)  # a wrong name is an error now, not once the model is loaded
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None
@@ -152,7 +152,7 @@ class AsyncLLM:
         self._infos[engine_index] = info
         self._show(engine_index)
         if table is not None:
-            engine.tell(table)  # it reads it at once: later, streams would wait meanwhile
+            engine.send_token_table(table)  # it reads it at once: later, streams would wait meanwhile
         engine.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:
@@ -267,7 +267,7 @@ class AsyncLLM:
         )
         try:
             while unfinished:
-                for delta in await stream.take():
+                for delta in await stream.get():
                     unfinished -= delta.finish_reason is not None
                     yield delta
         finally:
@@ -324,7 +324,7 @@ class AsyncLLM:
         # Where none seems to run, one that is stopped may be going on in a moment; its watchdog looks.
         able = able or [n for n, engine in enumerate(self.engines) if engine.takes_requests]
         for engine in self.engines:
-            engine.look_after()
+            engine.watch_if_stopped()
         if not able:
             raise EngineDeadError(DEAD)
         assert self._router is not None
@@ -342,7 +342,7 @@ class AsyncLLM:
                 self._check_serving()
                 for engine in self.engines:
                     if engine.takes_requests and not engine.knows_vocabulary:
-                        engine.tell(table)
+                        engine.send_token_table(table)
         return Grammar(source, structured.begins_after)
 
     def has(self, request_id: str) -> bool:
@@ -413,7 +413,7 @@ class AsyncLLM:
     def _on_outputs(self, engine: int, deltas: Sequence[TokenDelta], report: StepReport | None) -> None:
         if self._router is not None and len(self.engines) > 1:
             for delta in deltas:
-                self._router.has_begun(delta.request_id)
+                self._router.mark_started(delta.request_id)
             if report is not None:
                 self._router.report(engine, report.stats)
         if report is not None and self.on_step is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker_common.errors import StokerError
 from stoker_engine.cli import command_line
-from stoker_engine.cli.chat_answer import ChatAnswer, check, say, stream
+from stoker_engine.cli.chat_answer import ChatAnswer, check, print_piece, stream
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 
@@ -66,7 +66,7 @@ def _main(arguments: list[str]) -> int:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=args.url.rstrip("/") + "/", headers=headers, timeout=None) as client:
         try:
-            return _Talk(client, args, args.model_name or _models(client)[0], tools).run()
+            return _Conversation(client, args, args.model_name or _models(client)[0], tools).run()
         except httpx.HTTPError as error:
             raise StokerError(f"{args.url} does not answer: {error}") from error
 
@@ -78,7 +78,7 @@ def _models(client: httpx.Client) -> list[str]:
 
 
 @dataclass
-class _Talk:
+class _Conversation:
     """One conversation."""
 
     client: httpx.Client
@@ -103,7 +103,7 @@ class _Talk:
             try:
                 self._ask(messages, question)
             except KeyboardInterrupt:  # what was said so far stands on the screen; the model forgets this turn
-                say("\n")
+                print_piece("\n")
                 del messages[before:]
             except StokerError as error:
                 print(f"stoker chat: {error}", file=sys.stderr)

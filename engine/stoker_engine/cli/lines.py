@@ -19,7 +19,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
         yield _text(partial_line)
 
 
-async def lines_as_they_come(pieces: AsyncIterable[bytes]) -> AsyncIterator[str]:
+async def stream_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[str]:
     """`lines_of`, of pieces that are waited for."""
     partial_line = b""
     async for piece in pieces:

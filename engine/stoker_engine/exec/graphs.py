@@ -190,7 +190,7 @@ def capture_all(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
 
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         with torch.cuda.stream(stream):
-            with _no_waiting():
+            with _forbid_sync():
                 compute()  # a library's kernels are loaded when they are first launched, which no capture may do
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -202,7 +202,7 @@ def capture_all(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
 
     try:
         graphs.capture(capture, on_progress)
-    except _WaitedError as error:
+    except _SyncError as error:
         logger.warning("decodes run without CUDA graphs, kernel by kernel: the model waits for the GPU (%s)", error)
         return False
     torch.cuda.current_stream().wait_stream(stream)
@@ -212,13 +212,13 @@ def capture_all(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
     return True
 
 
-class _WaitedError(Exception):
+class _SyncError(Exception):
     """The host would have waited for the device."""
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Raises `_WaitedError` where the host would wait for the device."""
+def _forbid_sync() -> Iterator[None]:
+    """Raises `_SyncError` where the host would wait for the device."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that the mode does not yet find all that wait
@@ -228,7 +228,7 @@ def _no_waiting() -> Iterator[None]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        raise _WaitedError(str(error).partition("\n")[0]) from error
+        raise _SyncError(str(error).partition("\n")[0]) from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 

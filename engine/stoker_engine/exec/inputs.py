@@ -127,7 +127,7 @@ def _logit_rows(step: Step, ends: np.ndarray) -> np.ndarray:
         return lasts
     counts = np.ones(len(step.rows), dtype=np.int64)
     for draft in step.drafts:
-        counts[draft.place] += len(draft.token_ids)
+        counts[draft.batch_index] += len(draft.token_ids)
     counts = counts[samples]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     rows: np.ndarray = np.repeat(lasts - counts + 1, counts) + within

@@ -224,7 +224,8 @@ def _num_blocks(
     if too_large or (use.usable_blocks < 1 and args.kv_cache_memory_bytes is None):
         raise OutOfMemoryError(
             f"the model does not fit: {_gib(usable_device.memory_bytes)} of memory × {args.gpu_memory_utilization} is "
-            f"less than weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime {_gib(use.allowances)}; "
+            f"less than weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime "
+            f"{_gib(use.allowances)}; "
             "give more memory, lower --max-num-batched-tokens or --max-num-seqs, or set --dtype bfloat16"
         )
     return use.num_blocks

@@ -22,7 +22,7 @@ from stoker_engine.exec.graphs import DecodeGraphs, capture_all
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
-from stoker_engine.exec.step_masks import StepMasks, StepMasksByPlace
+from stoker_engine.exec.step_masks import MasksByBatchIndex, StepMasks
 from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.masks import FREE
@@ -40,7 +40,7 @@ from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import greedy, sample
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
-from stoker_engine.sampling.vocab_parallel_argmax import likeliest
+from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
 from stoker_engine.sizing import activations, memory
 from stoker_engine.sizing.kv_format import kv_format
 
@@ -189,8 +189,8 @@ class Runner:
             started = time.monotonic()
             self._batch.apply(step)
             for draft in step.drafts:
-                end = step.starts[draft.place] + step.lengths[draft.place]
-                self._batch.token_ids[step.rows[draft.place], end - len(draft.token_ids) : end] = draft.token_ids
+                end = step.starts[draft.batch_index] + step.lengths[draft.batch_index]
+                self._batch.token_ids[step.rows[draft.batch_index], end - len(draft.token_ids) : end] = draft.token_ids
             self._pool.copy(step.copies)
             graph = self._graphs.find(step) if self._graphs is not None else None
             inputs = self._inputs.build(step, self._batch, graph.size if graph is not None else None)
@@ -200,7 +200,7 @@ class Runner:
             if graph is not None:
                 hidden = graph.run(inputs)[: len(step.rows)]
             else:
-                logit_rows = self._wanted(inputs, step)
+                logit_rows = self._logit_rows(inputs, step)
                 hidden = self._forward(
                     StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches, logit_rows)
                 )
@@ -229,7 +229,7 @@ class Runner:
         parts: Sequence[torch.Tensor] = rows.split(self._logits_at_once)
         return parts
 
-    def _wanted(self, inputs: Inputs, step: Step) -> torch.Tensor | None:
+    def _logit_rows(self, inputs: Inputs, step: Step) -> torch.Tensor | None:
         """`StepInputs.rows`: all where all have logits, or where others need them: the next stage, or a prompt's
         log-probabilities."""
         if len(inputs.logit_rows) == len(inputs.token_ids) or not self._pipeline.stage.is_last:
@@ -248,10 +248,10 @@ class Runner:
         logits = self.model.logits(rows)
         return logits if self._kernels.narrow_logits and logits.dtype == torch.bfloat16 else logits.float()
 
-    def _sample(self, logits: torch.Tensor, step: Step, masks: StepMasksByPlace) -> list[Sampled]:
-        """Of each sequence that samples: what was drawn, drafts judged. Of ranks that share the vocabulary, each knows
-        the likeliest tokens, and the one that samples all others."""
-        drafts = {draft.place: draft.token_ids for draft in step.drafts}
+    def _sample(self, logits: torch.Tensor, step: Step, masks: MasksByBatchIndex) -> list[Sampled]:
+        """Of each sequence that samples: what was drawn, drafts verified. Of ranks that share the vocabulary, each
+        knows the likeliest tokens, and the one that samples all others."""
+        drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
         if self._is_plain(step):
             return self._draw(logits, [None] * len(logits))
         choices: list[SamplingMetadata | None] = []
@@ -267,14 +267,14 @@ class Runner:
                 ]
         drawn = iter(self._draw(logits, choices))
         sampling_indices = [batch_index for batch_index, num_samples in enumerate(step.num_samples) if num_samples]
-        judged = []
+        verified = []
         for batch_index in sampling_indices:
             draft = drafts.get(batch_index, [])
             sequence_masks = masks.get(batch_index, [FREE] * (1 + len(draft)))
-            judged.append(
-                _judged([next(drawn) for _ in sequence_masks], draft, [mask.error for mask in sequence_masks])
+            verified.append(
+                _verified([next(drawn) for _ in sequence_masks], draft, [mask.error for mask in sequence_masks])
             )
-        return judged
+        return verified
 
     def _is_plain(self, step: Step) -> bool:
         """Whether each sequence that samples wants its likeliest token, and nothing else."""
@@ -290,7 +290,7 @@ class Runner:
         asked of than the likeliest token."""
         if self._ranks.size == 1:
             return sample(logits, choices, self._rows_at_once, self._kernels)
-        drawn = greedy(*likeliest(logits, self._vocabulary.start, self._ranks, self._kernels.argmax))
+        drawn = greedy(*vocab_parallel_argmax(logits, self._vocabulary.start, self._ranks, self._kernels.argmax))
         asking = [row for row, choice in enumerate(choices) if choice is not None]
         if asking:
             rows = logits if len(asking) == len(choices) else logits[to_device(asking, self.device)]
@@ -309,7 +309,7 @@ class Runner:
         if self._ranks.size > 1:
             tokens = self._from_first_rank(tokens, sampling_indices, step)
         if step.drafts:
-            drafted = {draft.place: len(draft.token_ids) for draft in step.drafts}
+            drafted = {draft.batch_index: len(draft.token_ids) for draft in step.drafts}
             for batch_index, row_tokens in zip(sampling_indices, tokens, strict=True):
                 end = step.starts[batch_index] + step.lengths[batch_index] - drafted.get(batch_index, 0)
                 self._batch.append(step.rows[batch_index], end, row_tokens)
@@ -379,7 +379,7 @@ class Runner:
         return found if is_finite else None
 
 
-def _judged(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
+def _verified(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
     """What the sequence gets of a draft: the tokens that the model drew as well, and the one that it drew after them.
 
     Each row was sampled as if the draft before it held. Since a draw depends on nothing but seed and position, what

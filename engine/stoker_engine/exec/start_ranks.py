@@ -45,15 +45,15 @@ def start_ranks(
         OSError: the system has no process or memory left.
     """
     if head is None:
-        with _here(args, ranks, timeout_s, supervision, program):
+        with _start_local_ranks(args, ranks, timeout_s, supervision, program):
             yield
     else:
-        with _on_nodes(args, ranks, timeout_s, supervision, head, program, on_wait):
+        with _start_ranks_on_nodes(args, ranks, timeout_s, supervision, head, program, on_wait):
             yield
 
 
 @contextmanager
-def _here(
+def _start_local_ranks(
     args: EngineArgs, ranks: list[Rank], timeout_s: float, supervision: Supervision, program: Sequence[str]
 ) -> Iterator[None]:
     """On CPUs, those of a stage share memory."""
@@ -86,7 +86,7 @@ def _here(
 
 
 @contextmanager
-def _on_nodes(
+def _start_ranks_on_nodes(
     args: EngineArgs,
     ranks: list[Rank],
     timeout_s: float,

@@ -16,7 +16,7 @@ from stoker_engine.grammar.matcher import GrammarError, Matcher
 
 #: Of the sequences that sample, by place in the batch: a mask for the next token, and one behind each token of the
 #: draft. Those without a grammar are not there.
-StepMasksByPlace = dict[int, list[Mask]]
+MasksByBatchIndex = dict[int, list[Mask]]
 
 
 class StepMasks:
@@ -31,7 +31,7 @@ class StepMasks:
         self._masks = Masks(grammars.vocab_size, grammars.eos_token_ids)
         self._thread: ThreadPoolExecutor | None = None
 
-    def launch(self, step: Step, rows: InputBatch) -> Future[StepMasksByPlace] | None:
+    def launch(self, step: Step, rows: InputBatch) -> Future[MasksByBatchIndex] | None:
         """Begins with the masks of a step, whose changes `rows` have taken in; None: nothing in it has a grammar. Until
         they are there, nobody may write into the rows."""
         batch_indices = (
@@ -48,9 +48,9 @@ class StepMasks:
         self._thread = self._thread or ThreadPoolExecutor(1, "masks")
         return self._thread.submit(self._find, step, rows, batch_indices)
 
-    def _find(self, step: Step, rows: InputBatch, batch_indices: list[int]) -> StepMasksByPlace:
-        drafts = {draft.place: draft.token_ids for draft in step.drafts}
-        found: StepMasksByPlace = {}
+    def _find(self, step: Step, rows: InputBatch, batch_indices: list[int]) -> MasksByBatchIndex:
+        drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
+        found: MasksByBatchIndex = {}
         matchers: list[Matcher] = []
         ignores_eos: list[bool] = []
         matched: list[tuple[int, int]] = []  # place, and how much of the draft holds
@@ -69,7 +69,7 @@ class StepMasks:
                 matched.append((batch_index, held))
                 if held < len(draft):
                     matcher = matcher.copy()
-                    matcher.take([draft[held]])
+                    matcher.consume([draft[held]])
                     if matcher.error is not None and not matcher.is_worn:  # the draft does not hold here, nor behind
                         break
         masks = self._masks.compute(matchers, ignores_eos)
@@ -86,15 +86,15 @@ class StepMasks:
         assert spec.grammar is not None and matcher is not None
         if matcher.shared is not None:
             start = state.num_prompt_tokens
-            known = rows.token_ids[row, start : start + matcher.num_taken]
+            known = rows.token_ids[row, start : start + matcher.num_consumed]
             try:
                 matcher = state.matcher = self._grammars.begin_again(spec.grammar, worn)
             except GrammarError as error:
                 return Mask(error=str(error))
-            matcher.take(known.tolist())
+            matcher.consume(known.tolist())
         if drafted:
             matcher = matcher.copy()
-            matcher.take(drafted)
+            matcher.consume(drafted)
         return self._masks.compute([matcher], [spec.params.ignore_eos])[0]
 
     def _matcher(self, rows: InputBatch, row: int, position: int) -> Matcher:
@@ -102,6 +102,6 @@ class StepMasks:
         state = rows.states[row]
         assert state.new.spec.grammar is not None
         matcher = state.matcher = state.matcher or self._grammars.begin(state.new.spec.grammar)
-        known = rows.token_ids[row, state.num_prompt_tokens + matcher.num_taken : position]
-        matcher.take(known.tolist())
+        known = rows.token_ids[row, state.num_prompt_tokens + matcher.num_consumed : position]
+        matcher.consume(known.tolist())
         return matcher

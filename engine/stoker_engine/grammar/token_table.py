@@ -12,7 +12,7 @@ from typing import Final
 _SPECIAL: Final = 1 << 31
 
 #: Most bytes of a token that a grammar can be spelled by: as many as llguidance's trie is deep.
-_MOST_BYTES: Final = 1000
+_MAX_BYTES: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TokenTable:
         Args:
             special: ids of tokens that are no text: those are never chosen as such.
         """
-        token_bytes = [token if len(token) <= _MOST_BYTES else b"" for token in tokens]
+        token_bytes = [token if len(token) <= _MAX_BYTES else b"" for token in tokens]
         lengths = array("I", map(len, token_bytes))
         for token_id in special:
             if token_id < len(lengths):

@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a connection has to say who it is, and how many may be at that.
 _GREETING_S: Final = 10.0
-_MOST_GREETINGS: Final = 64
+_MAX_GREETINGS: Final = 64
 
 #: Seconds between two lines on who is missing.
-_SAY_S: Final = 5.0
+_LOG_INTERVAL_S: Final = 5.0
 
 #: Seconds in which the port of an engine that has just died becomes free.
 _PORT_S: Final = 10.0
@@ -133,7 +133,7 @@ class Head:
                 if waiting != reported:
                     reported = waiting
                     self._on_waiting(waiting)
-                if now > last_logged + _SAY_S:
+                if now > last_logged + _LOG_INTERVAL_S:
                     last_logged = now
                     logger.info("%s", waiting)
                 self._news.wait(1.0)
@@ -166,7 +166,9 @@ class Head:
 
     def _missing(self) -> list[int]:
         """Nodes that have not come, or are gone again."""
-        return [node for node in self._expected if node not in self._nodes or self._nodes[node].gone is not None]
+        return [
+            node for node in self._expected if node not in self._nodes or self._nodes[node].cause_of_loss is not None
+        ]
 
     def _accept(self) -> None:
         """Takes connections in, each of which gets a thread."""
@@ -187,12 +189,12 @@ class Head:
                 continue
             with self._greeting:
                 self._greetings[sock] = time.monotonic() + _GREETING_S
-            self._end_greetings(max_greetings=_MOST_GREETINGS)
+            self._end_greetings(max_greetings=_MAX_GREETINGS)
             threading.Thread(target=self._greet, args=(sock,), name="node", daemon=True).start()
         self._listening.close()
         self._wake_end.close()
 
-    def _end_greetings(self, before: float = 0.0, max_greetings: int = _MOST_GREETINGS) -> bool:
+    def _end_greetings(self, before: float = 0.0, max_greetings: int = _MAX_GREETINGS) -> bool:
         """Hangs up on those that were to get on `before` then, and on the oldest of more than `max_greetings`; their
         threads close them. Whether there are others."""
         with self._greeting:
@@ -213,9 +215,9 @@ class Head:
             info = connection.receive()
             self._has_greeted(sock)
             if "rank" in info:
-                self._take_rank(connection, int(info["node"]), int(info["rank"]))
+                self._admit_rank(connection, int(info["node"]), int(info["rank"]))
             else:
-                self._take_node(connection, int(info["node"]), str(info.get("path")), NodeInfo.read(info))
+                self._admit_node(connection, int(info["node"]), str(info.get("path")), NodeInfo.read(info))
         except WrongKeyError:
             assert connection is not None
             logger.warning("%s has another key, and is not taken in; set the same %s", connection.address, VARIABLE)
@@ -233,7 +235,7 @@ class Head:
         with self._greeting:
             self._greetings.pop(sock, None)
 
-    def _take_node(self, connection: NodeConnection, node_index: int, model: str, info: NodeInfo) -> None:
+    def _admit_node(self, connection: NodeConnection, node_index: int, model: str, info: NodeInfo) -> None:
         name = f"node {node_index} ({connection.address})"
         refusal = self._hello.refusal(info, name)
         if refusal is None and node_index not in self._expected:
@@ -247,7 +249,7 @@ class Head:
                 connection.close()
                 return
             known_node = self._nodes.get(node_index)
-            if known_node is not None and (self._complete or known_node.gone is None):
+            if known_node is not None and (self._complete or known_node.cause_of_loss is None):
                 connection.send(later=f"{known_node.name} is there already")
                 connection.close()
                 return
@@ -267,7 +269,7 @@ class Head:
             self._refused = refusal
             self._news.notify_all()
 
-    def _take_rank(self, connection: NodeConnection, node_index: int, rank: int) -> None:
+    def _admit_rank(self, connection: NodeConnection, node_index: int, rank: int) -> None:
         node = self._nodes.get(node_index)
         if node is None or not node.awaits(rank):
             connection.send(refused=f"nobody waits for rank {rank} of node {node_index}", argument="")

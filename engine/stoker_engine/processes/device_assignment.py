@@ -17,7 +17,7 @@ from stoker_engine.parallel.processors import take_share
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-def keep_to_own_part(args: EngineArgs, engine: int) -> None:
+def assign_devices(args: EngineArgs, engine: int) -> None:
     """Hides other engines' accelerators from this process, or limits it to its share of the processors.
 
     To be called before CUDA, or threads that compute, start.

@@ -88,11 +88,11 @@ class DPRouter:
 
     def __init__(self, num_engines: int, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
         self.chunk_tokens = max(block_size, CHUNK_TOKENS // block_size * block_size)
-        self._most_chunks = max(1, num_blocks * block_size // self.chunk_tokens)
+        self._max_chunks = max(1, num_blocks * block_size // self.chunk_tokens)
         self._max_num_seqs = max_num_seqs
         self._engines = [_Engine() for _ in range(num_engines)]
         self._requests: dict[str, _Request] = {}
-        self._turns = itertools.count(1)
+        self._choice_numbers = itertools.count(1)
 
     def begin(
         self,
@@ -123,14 +123,14 @@ class DPRouter:
             if best < 0 or rank < least:
                 best, least, waiting = engine_index, rank, computed
         engine = self._engines[best]
-        engine.chosen = next(self._turns)
+        engine.chosen = next(self._choice_numbers)
         engine.sequences += sequences
         engine.waiting += waiting
         self._requests[request_id] = _Request(best, sequences, waiting)
         self._remember(engine, chunks)
         return best
 
-    def has_begun(self, request_id: str) -> None:
+    def mark_started(self, request_id: str) -> None:
         """A request has its first token; unknown ids, and later calls, do nothing."""
         request = self._requests.get(request_id)
         if request is not None and request.waiting:
@@ -174,5 +174,5 @@ class DPRouter:
         for chunk in reversed(chunks):
             seen[chunk] = None
             seen.move_to_end(chunk)
-        while len(seen) > self._most_chunks:
+        while len(seen) > self._max_chunks:
             seen.popitem(last=False)

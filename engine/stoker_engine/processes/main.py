@@ -33,9 +33,9 @@ from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.nodes.head import Head
-from stoker_engine.processes.device_assignment import keep_to_own_part
+from stoker_engine.processes.device_assignment import assign_devices
 from stoker_engine.processes.heartbeat import Heartbeat, Phase
-from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
+from stoker_engine.processes.messages import Abort, MissingRanks, Stop, WaitingForNodes
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         log_format,
         engine_index,
         on_death=inbox.put,
-        on_missing=partial(_tell_missing, connection, status),
+        on_missing_ranks=partial(_report_missing_ranks, connection, status),
     )
     logs.configure(log_format, **supervision.labels)
     try:
@@ -105,11 +105,11 @@ def _load(
     head: Head | None = None
 
     def report_waiting(reason: str) -> None:
-        _send(connection, status, Waiting(reason))
+        _send(connection, status, WaitingForNodes(reason))
         status.enter(Phase.LOADING)
 
     try:
-        keep_to_own_part(args, engine_index)
+        assign_devices(args, engine_index)
         if (head := Head.of(args, Path(args.model), engine_index, report_waiting)) is not None:
             at_end.append(head.dismiss)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision, head)
@@ -128,13 +128,13 @@ def _load(
 
 def _run(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
     while True:
-        _take(engine, connection, inbox, status)
+        _handle_message(engine, connection, inbox, status)
         outputs = engine.step()
         if outputs.deltas or outputs.report is not None:
             _send(connection, status, outputs)
 
 
-def _take(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
+def _handle_message(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
     """Empties the inbox, sleeping on it while there is no work. Only that sleep is idle: the rest is the step's."""
     while True:
         has_work = engine.has_work
@@ -170,8 +170,8 @@ def _add(engine: Engine, connection: Connection, status: Heartbeat, request: Eng
         _send(connection, status, StepOutputs(failed, None))
 
 
-def _tell_missing(connection: Connection, status: Heartbeat, ranks: Sequence[int]) -> None:
-    _send(connection, status, Missing(tuple(ranks)))
+def _report_missing_ranks(connection: Connection, status: Heartbeat, ranks: Sequence[int]) -> None:
+    _send(connection, status, MissingRanks(tuple(ranks)))
     status.enter(Phase.LOADING)
 
 

@@ -12,7 +12,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 PROCESS_BYTES: Final = 256 << 20
 
 
-def check_room(args: EngineArgs) -> None:
+def check_memory(args: EngineArgs) -> None:
     """Refuses to start more engines than there is memory for, however small the model is.
 
     Raises:

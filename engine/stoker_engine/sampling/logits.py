@@ -72,7 +72,7 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
         return
     before = logits[concerned]
     if token_lists:
-        logits[_places(token_lists, logits.device)] = -torch.inf
+        logits[_flat_indices(token_lists, logits.device)] = -torch.inf
     for row, ids in many:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
     # Where nothing allowed is left, what was forbidden is the only answer there is.
@@ -89,7 +89,7 @@ def _mask(ids: TokenIds, logits: torch.Tensor) -> torch.Tensor:
 def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
     biased = [(row, rules) for row, _, rules in rows if len(rules.biases)]
     if biased:
-        where = _places([(row, rules.bias_tokens) for row, rules in biased], logits.device)
+        where = _flat_indices([(row, rules.bias_tokens) for row, rules in biased], logits.device)
         biases = np.concatenate([np.array(rules.biases) for _, rules in biased])
         logits.index_put_(where, to_device(biases, logits.device, logits.dtype), accumulate=True)
 
@@ -108,7 +108,7 @@ def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
         penalties.append(np.stack([np.full(len(counts), rules.repetition), additive]))
     if not held:
         return
-    where = _places(held, logits.device)
+    where = _flat_indices(held, logits.device)
     repetition, additive_ = to_device(np.concatenate(penalties, axis=1), logits.device, logits.dtype)
     chosen = logits[where]
     repetition.clamp_(1e-30, 1e30)  # beyond these, logits would leave what float32 holds
@@ -116,7 +116,7 @@ def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     logits[where] = chosen - additive_
 
 
-def _places(tokens: list[tuple[int, Sequence[int]]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _flat_indices(tokens: list[tuple[int, Sequence[int]]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(row, its tokens) … → [n] rows and [n] tokens."""
     at_row = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     at_token = np.concatenate([np.array(ids, dtype=np.int64) for _, ids in tokens])

@@ -14,7 +14,7 @@ from stoker_engine.kernels.bundle import Argmax
 from stoker_engine.parallel.communicator import Communicator
 
 
-def likeliest(
+def vocab_parallel_argmax(
     logits: torch.Tensor, first: int, ranks: Communicator, argmax: Argmax
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.argmax.argmax`, of all ranks' parts together; the same on all of them.

@@ -35,7 +35,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
     deltas = _fail_corrupted(queues, scheduled, result) if result.is_corrupted else []
     queues.kv.prefix_cache.computed(step.number)
     searching: dict[Request, None] = {}
-    drafts = {draft.place: len(draft.token_ids) for draft in step.drafts}
+    drafts = {draft.batch_index: len(draft.token_ids) for draft in step.drafts}
     sampled = iter(result.sampled)
     shares = zip(scheduled.sequences, scheduled.epochs, step.starts, step.lengths, step.num_samples, strict=True)
     for batch_index, (sequence, epoch, start, length, num_samples) in enumerate(shares):
@@ -57,7 +57,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
             continue
         if batch_index in drafts:
             accept_draft(sequence, drafts[batch_index], drawn)
-        deltas += _take(queues, sequence, drawn)
+        deltas += _append_sampled(queues, sequence, drawn)
         if batch_index in drafts and sequence.finish_reason is None:
             queues.kv.trim(sequence)
     for request in searching:
@@ -66,7 +66,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
     return deltas
 
 
-def _take(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
+def _append_sampled(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
     """Gives `sequence` its new tokens; the first time, the request's other sequences fork from it."""
     sequence.num_inflight_tokens -= 1
     sequence.is_blocked = False

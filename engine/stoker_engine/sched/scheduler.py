@@ -129,7 +129,7 @@ class Scheduler(SequenceQueues):
                     has_room = False
                     break  # it was itself the last in line, and is waiting again; or a step is to be committed first
                 shares[sequence] = num_tokens
-                budget.take(num_uncomputed, num_tokens, sequence.num_launched)
+                budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
             index += 1
             has_room = has_room and self.num_preemptions == preemptions_before  # blocks are short: nobody new
 
@@ -166,8 +166,8 @@ class Scheduler(SequenceQueues):
         self.kv.prefix_cache.forget_pending()
         for sequence in list(self.running):
             self.requeue(sequence)
-        self.kv.take_copies()
-        self.kv.take_table_changes()
+        self.kv.pop_copies()
+        self.kv.pop_table_changes()
 
     def _scheduled(self, shares: dict[Sequence, int], admitted: list[Request], tokens_left: int) -> Scheduled:
         """The step of `shares`: what each sequence computes. From here on it is in flight."""
@@ -213,10 +213,10 @@ class Scheduler(SequenceQueues):
             num_samples=num_samples,
             num_decodes=num_decodes,
             num_tokens=sum(lengths),
-            tables=self.kv.take_table_changes(),
-            copies=self.kv.take_copies(),
+            tables=self.kv.pop_table_changes(),
+            copies=self.kv.pop_copies(),
             drafts=of_drafts,
-            **self.rows.take(),
+            **self.rows.pop(),
         )
         work = StepWork(work_tokens, num_pairs, step.num_tokens - work_tokens)
         return Scheduled(step, sequences, [sequence.epoch for sequence in sequences], admitted, num_prompt_tokens, work)
@@ -263,7 +263,7 @@ class Scheduler(SequenceQueues):
         allocated = self.kv.allocate(sequence, num_tokens, self._num_steps)
         assert allocated, "admitted without room"
         shares[sequence] = num_tokens
-        budget.take(num_uncomputed, num_tokens, sequence.num_launched)
+        budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
         return True
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:

@@ -101,7 +101,7 @@ class StepBudget:
             num_tokens = self._in_time(num_tokens, num_uncomputed, start, self._cost.estimate)
         return num_tokens if self._limits.chunked or num_tokens == num_uncomputed else 0
 
-    def take(self, num_uncomputed: int, num_tokens: int, start: int) -> None:
+    def spend(self, num_uncomputed: int, num_tokens: int, start: int) -> None:
         """Spends `num_tokens` of the `num_uncomputed` ones."""
         self.tokens -= num_tokens
         if num_uncomputed > 1:
@@ -122,7 +122,7 @@ class StepBudget:
             limit = self._limits.seconds
             whole = DECODE_STEPS * alone if limit is None else limit / self._num_batches
             self._seconds = whole / (1 + _ERRORS * estimate.error) - alone
-            max_tokens = self.prompts = min(self.prompts, max(block, estimate.most_prompt_tokens))
+            max_tokens = self.prompts = min(self.prompts, max(block, estimate.max_prompt_tokens))
         fitting = min(max_tokens, num_uncomputed, estimate.prompt_tokens(start, self._seconds))
         if is_first and fitting < block:
             return min(max_tokens, num_uncomputed, block)

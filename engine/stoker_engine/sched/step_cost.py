@@ -55,7 +55,7 @@ class Estimate:
     Attributes:
         error: how far the remembered steps are from it: the median relative error. Steps that something held up,
             however many and however long, do not make all others shorter.
-        most_prompt_tokens: for more than these in a step it says nothing.
+        max_prompt_tokens: for more than these in a step it says nothing.
     """
 
     fixed: float = 0.0
@@ -63,7 +63,7 @@ class Estimate:
     pair: float = 0.0
     decode: float = 0.0
     error: float = 0.0
-    most_prompt_tokens: int = 0
+    max_prompt_tokens: int = 0
 
     def seconds(self, work: StepWork) -> float:
         """Of a whole step."""
@@ -157,8 +157,8 @@ def _fit(steps: list[tuple[StepWork, float]]) -> Estimate:
     values = _least_squares(rows)
     errors = [abs(sum(v * x for v, x in zip(values, row, strict=True)) - 1) for row in rows]
     fixed, token, pair, decode = (value / scale for value, scale in zip(values, scales, strict=True))
-    most_prompt_tokens = REACH * max(work.num_prompt_tokens for work, _ in steps)
-    return Estimate(fixed, token, pair, decode, median(errors), most_prompt_tokens)
+    max_prompt_tokens = REACH * max(work.num_prompt_tokens for work, _ in steps)
+    return Estimate(fixed, token, pair, decode, median(errors), max_prompt_tokens)
 
 
 def _least_squares(rows: list[tuple[float, float, float, float]]) -> list[float]:

@@ -36,7 +36,7 @@ class PieceDecoder(Protocol):
         """What is left when no more comes."""
         ...
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         """What came so far is a prompt, emitted already: keep only what the next token may still change."""
         ...
 
@@ -107,7 +107,7 @@ class _Local:
     def end(self) -> list[str]:
         return []
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         pass
 
 
@@ -126,7 +126,7 @@ class Whole:
     def end(self) -> list[str]:
         return [self._decode(self._tokens)[self._emitted :]]
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         self._emitted = len(self._decode(self._tokens))
 
 
@@ -194,7 +194,7 @@ class ByteFallback:
         except UnicodeDecodeError:
             return ["\ufffd"] * len(run)
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         # Only a character that the prompt left incomplete is still open.
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         utf8.decode(self._run)
@@ -294,7 +294,7 @@ class WordEnd:
     def end(self) -> list[str]:
         return [self._held.replace(self._suffix, "")]
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         self._held = self._suffix if self._held else ""
 
 

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         _send_loaded(control, (type(error), argument))
         return 2
     _send_loaded(control, tokenizer.vocabulary)
-    _render_wrongly()
+    _warm_up_templates()
     gc.collect()
     gc.freeze()
     _trim()  # loading takes more than twice what is kept
@@ -84,7 +84,7 @@ def _send_loaded(control: socket.socket, loaded: object) -> None:
     control.sendall(JOB.pack(len(data)) + data)
 
 
-def _render_wrongly() -> None:
+def _warm_up_templates() -> None:
     """Has Jinja and the clock read what they read when they are first needed: a worker that may open no files could
     not."""
     from stoker_common.errors import RequestError

@@ -79,7 +79,7 @@ def make(deaths: Path, told: list[StokerError], missing: list[tuple[int, ...]]) 
         checkpoint: Any = types.SimpleNamespace(path=Path("/some/model"))
         args = EngineArgs("org/name", revision="main", device="cpu", tensor_parallel_size=SIZE)
         supervision = Supervision(
-            step_timeout, on_death=told.append, on_missing=lambda ranks: missing.append(tuple(ranks))
+            step_timeout, on_death=told.append, on_missing_ranks=lambda ranks: missing.append(tuple(ranks))
         )
         executor = RankExecutor(
             args, checkpoint, supervision=supervision, program=(str(PROGRAM), str(deaths)), **options

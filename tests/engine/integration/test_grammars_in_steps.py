@@ -127,15 +127,15 @@ def test_a_grammar_begins_after_a_text_in_whatever_tokens_it_comes(marker: str) 
     for how, tokens in spellings.items():
         for cut in range(len(tokens) + 1):
             matcher = made.begin(grammar)
-            matcher.take(tokens[:cut])
-            assert matcher.has_begun == (cut == len(tokens)), how
+            matcher.consume(tokens[:cut])
+            assert matcher.has_started == (cut == len(tokens)), how
             matcher = matcher.copy()
-            matcher.take(tokens[cut:])
-            assert matcher.has_begun and matcher.error is None, how
-        matcher.take(list(b'a": 1}') if "first letters" in how else list(b'{"a": 1}'))
+            matcher.consume(tokens[cut:])
+            assert matcher.has_started and matcher.error is None, how
+        matcher.consume(list(b'a": 1}') if "first letters" in how else list(b'{"a": 1}'))
         assert matcher.error is None and matcher.matcher.is_accepting(), how
     matcher = made.begin(grammar)
-    matcher.take([*text[:-1], 256 + 5])
+    matcher.consume([*text[:-1], 256 + 5])
     assert matcher.error is not None, "what the grammar does not have"
 
 

@@ -57,7 +57,7 @@ def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
         running[name] = engine, sequences, needs[engine]
         given[engine].append((salt, prompt))
         for each in chance.sample(sorted(running), min(len(running), chance.randint(0, 2))):
-            router.has_begun(each)
+            router.mark_started(each)
             running[each] = (*running[each][:2], 0)
         for each in chance.sample(sorted(running), min(len(running), chance.randint(0, 2))):
             router.end(each)
@@ -73,7 +73,7 @@ def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
     for name in [*running, "unknown"]:
         router.end(name)
         router.end(name)
-        router.has_begun(name)
+        router.mark_started(name)
     assert all(router.load(engine) == (0, 0) for engine in range(num_engines))
 
 
@@ -101,7 +101,7 @@ def test_a_prefix_that_all_share_spreads_with_the_load() -> None:
     router = DPRouter(4, 16, MANY, 256)
     for number in range(200):
         router.begin(str(number), _prompt(("system", 1000), (f"user{number}", 20)), 1, among=range(4))
-        router.has_begun(str(number))
+        router.mark_started(str(number))
     loads = [router.load(engine)[0] for engine in range(4)]
     assert max(loads) - min(loads) <= 1000 // SEQUENCE_TOKENS + 1
 
@@ -114,7 +114,7 @@ def test_copies_without_room_come_last() -> None:
     assert router.begin("2", prompt, 4, among=range(2)) != first, "no engine has room, and the other one less to do"
     router = DPRouter(2, 16, MANY, 256)
     first = router.begin("0", prompt, 1, among=range(2))
-    router.has_begun("0")
+    router.mark_started("0")
     router.report(first, SchedulerStats(3, 0, 1.0, 0, 0, 0))
     assert router.begin("1", prompt, 1, among=range(2)) == first, "full, but nobody waits"
     router.report(first, SchedulerStats(3, 2, 0.97, 0, 0, 0))

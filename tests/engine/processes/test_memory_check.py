@@ -28,10 +28,10 @@ GIB = 1 << 30
 def test_room(args: EngineArgs, memory: int, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "host_memory", lambda: memory)
     if most is None:
-        memory_check.check_room(args)
+        memory_check.check_memory(args)
         return
     with pytest.raises(ArgumentError, match=f"room for {most} engines") as refused:
-        memory_check.check_room(args)
+        memory_check.check_memory(args)
     assert refused.value.argument == "--data-parallel-size"
 
 

@@ -130,7 +130,7 @@ class Pretend:
         self.spoiled: set[str] = set()
         self.takes: Callable[[Scheduled], float] = lambda scheduled: 0.0
         self._groups = groups
-        self._most_in_flight = in_flight
+        self._max_in_flight = in_flight
         self._is_pipeline = int(str(options.get("num_batches", 1))) > 1
         self._in_flight: deque[Scheduled] = deque()
         self._rows: dict[int, Row] = {}
@@ -155,7 +155,7 @@ class Pretend:
 
     def launch(self) -> None:
         """As many steps as may be in flight."""
-        while len(self._in_flight) < self._most_in_flight and (scheduled := self.scheduler.schedule()) is not None:
+        while len(self._in_flight) < self._max_in_flight and (scheduled := self.scheduler.schedule()) is not None:
             self.scheduler.check()
             self._in_flight.append(scheduled)
 
@@ -185,7 +185,7 @@ class Pretend:
         assert 0 < step.num_tokens == sum(step.lengths) <= self.scheduler.max_num_batched_tokens
         assert len(set(step.rows)) == len(step.rows) <= self.scheduler.max_num_seqs
         assert list(step.lengths[: step.num_decodes]) == [1] * step.num_decodes
-        drafts = {draft.place: draft.token_ids for draft in step.drafts}
+        drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
         batch = [self._rows[row] for row in step.rows]
         known = []  # of each, up to the last token that it computes
         shares = []

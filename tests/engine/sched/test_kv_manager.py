@@ -62,7 +62,7 @@ def test_the_longest_prefix_is_found_and_nothing_is_looked_up_twice(monkeypatch:
         assert len(sequence.blocks[0]) == longest(kv, there, blocks)
         assert all(count == 1 for count in lookups.values())
         for group, (table, window) in enumerate(zip(sequence.blocks, kv.windows, strict=True)):
-            first = kv._first_seen(len(table) * BLOCK, window)
+            first = kv._first_visible(len(table) * BLOCK, window)
             assert table == [NULL_BLOCK if index < first else 1 + group * blocks + index for index in range(len(table))]
 
 

@@ -233,7 +233,7 @@ class FakeEngine:
             if position == self._hangs_at[request_id]:
                 await self.released.wait()
             await asyncio.sleep(0)
-            await until_async(lambda: not (self.waits_for_reader and stream._kept))
+            await until_async(lambda: not (self.waits_for_reader and stream._pending))
             for index in range(n):
                 stream.put(self._delta(request_id, prompt, params, answer, position, index))
             stream.wake()

@@ -40,7 +40,7 @@ class ScriptedEngine(FakeEngine):
             if hangs_at is not None and said >= hangs_at:
                 await self.released.wait()
             await asyncio.sleep(0)
-            await until_async(lambda: not (self.waits_for_reader and stream._kept))
+            await until_async(lambda: not (self.waits_for_reader and stream._pending))
             for index, answer in enumerate(answers):
                 if said <= len(answer):
                     stream.put(self._said(request_id, prompt, params, index, answer, said))

@@ -185,7 +185,7 @@ def test_an_engine_that_dies_while_the_other_is_loaded_again_waits_for_it(tiny_l
     with _engines(tiny_llama, tmp_path / "deaths") as mortal:
         whole, restarts = _whole(mortal), mortal.serving.service.restarts
         os.kill(mortal.llm.engines[1].process.pid, signal.SIGKILL)
-        wait_until(restarts[1]._begun.is_set)
+        wait_until(restarts[1]._under_way.is_set)
         os.kill(mortal.llm.engines[0].process.pid, signal.SIGKILL)
         wait_until(lambda: mortal.llm.engines[0].is_dead)
         assert _whole(mortal) == whole, "who comes meanwhile waits"

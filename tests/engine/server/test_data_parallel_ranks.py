@@ -22,7 +22,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker_engine.cli.lines import lines_as_they_come
+from stoker_engine.cli.lines import stream_lines
 
 from .test_rank_deaths import SECONDS, Served, serving
 
@@ -106,7 +106,7 @@ async def _ask(client: httpx.AsyncClient, prompt: list[int], started: asyncio.Se
     answer = Answer()
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
-        async for line in lines_as_they_come(response.aiter_bytes()):
+        async for line in stream_lines(response.aiter_bytes()):
             event = line.removeprefix("data: ")
             if event == "[DONE]":
                 answer.ended = True

@@ -17,7 +17,7 @@ import pytest
 
 from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError
 from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.cli.lines import lines_as_they_come
+from stoker_engine.cli.lines import stream_lines
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
@@ -95,7 +95,7 @@ async def _ask(
             if answer.status == 200:
                 answer.text, answer.ended = content["choices"][0]["text"], "whole"
             return answer
-        async for line in lines_as_they_come(response.aiter_bytes()):
+        async for line in stream_lines(response.aiter_bytes()):
             event = line.removeprefix("data: ")
             if event == "[DONE]":
                 answer.ended = "whole"

@@ -156,7 +156,7 @@ def test_what_is_quick_waits_for_nothing_slow(folder: Path) -> None:
 @pytest.mark.parametrize("lane", ["grammars", "slow"])
 def test_only_so_many_wait(folder: Path, lane: str) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
-        tokenizer._lanes[lane].most = 2
+        tokenizer._lanes[lane].max_jobs = 2
         waiting = [asyncio.create_task(tokenizer.compile_grammar(endless(number % 2))) for number in range(4)]
         waiting.append(asyncio.create_task(tokenizer.compile_grammar(endless(2))))
         done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -212,7 +212,7 @@ def test_thousands_of_hostile_constraints_are_answered(folder: Path, part_of: Ca
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_engine.tokens.grammar_cache._MOST", 1000)
+    monkeypatch.setattr("stoker_engine.tokens.grammar_cache._MAX_LENGTH", 1000)
     compiled = []
 
     async def compile_grammar(structured: StructuredOutputs) -> str:

@@ -187,7 +187,7 @@ class GuardedKVCachePool(KVCachePool):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.launched: deque[Snapshot] = deque()
         self._held: set[int] = set()
-        self._kept: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
+        self._cached_contents: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
         # Ranks that are threads make theirs at once: two patches that overlap would leave one behind.
         with _patching, pytest.MonkeyPatch.context() as patched:
             patched.setattr(kv_cache, "allocate", self._allocate)
@@ -201,15 +201,15 @@ class GuardedKVCachePool(KVCachePool):
         sources = [blocks.tensor[source].clone() for source, _ in copies]  # one that was given back since still counts
         for block in now.changed & self._held - held:
             if block in now.cached and block not in now.fresh:
-                self._kept[block] = blocks.tensor[block].clone()
+                self._cached_contents[block] = blocks.tensor[block].clone()
         blocks.forbid(now.changed & self._held - held)
         blocks.allow(held - self._held)
         for block in now.fresh:
-            self._kept.pop(block, None)
+            self._cached_contents.pop(block, None)
             if block in held:
                 blocks.tensor[block].fill_(_NAN)
         for block in held - self._held - now.fresh:
-            blocks.tensor[block] = self._kept.pop(block)
+            blocks.tensor[block] = self._cached_contents.pop(block)
         self._held = self._held - now.changed | held
         for content, (_, target) in zip(sources, copies, strict=True):
             blocks.tensor[target] = content

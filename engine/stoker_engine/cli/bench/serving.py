@@ -21,7 +21,7 @@ from stoker_common.errors import ArgumentError, StokerError
 from stoker_engine.cli import command_line
 from stoker_engine.cli.bench.datasets import DatasetArgs, Sample, load_dataset
 from stoker_engine.cli.bench.report import percents, print_table, summary, write_json
-from stoker_engine.cli.lines import lines_as_they_come
+from stoker_engine.cli.lines import stream_lines
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
@@ -171,7 +171,7 @@ async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, samp
             if response.status_code != 200:
                 answer.error = f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}"
                 return answer
-            async for line in lines_as_they_come(response.aiter_bytes()):
+            async for line in stream_lines(response.aiter_bytes()):
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 now = time.perf_counter()

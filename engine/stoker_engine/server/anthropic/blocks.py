@@ -127,7 +127,7 @@ def _text_or_blocks(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     return value if isinstance(value, str) else _BLOCKS.validate_python(_as_blocks(value))
 
 
-_WHOSE: Final = {
+_ROLES: Final = {
     "tool_use": ("assistant",),
     "thinking": ("assistant",),
     "redacted_thinking": ("assistant",),
@@ -143,12 +143,12 @@ class MessageParam(StrictModel):
 
     @field_validator("content", mode="after")
     @classmethod
-    def _are_its(cls, content: str | list[BlockParam], info: ValidationInfo) -> str | list[BlockParam]:
+    def _check_role(cls, content: str | list[BlockParam], info: ValidationInfo) -> str | list[BlockParam]:
         role = info.data.get("role")
         for block in content if isinstance(content, list) else ():
-            if role not in (None, *_WHOSE.get(block.type, (role,))):
-                context = {"kind": block.type, "whose": _WHOSE[block.type][0]}
-                raise PydanticCustomError("shape", "{kind} blocks belong into messages of the role {whose}", context)
+            if role not in (None, *_ROLES.get(block.type, (role,))):
+                context = {"kind": block.type, "role": _ROLES[block.type][0]}
+                raise PydanticCustomError("shape", "{kind} blocks belong into messages of the role {role}", context)
         return content
 
     @property

@@ -13,7 +13,7 @@ from stoker_engine.server.conversation.sampled_request import SampledRequest
 from stoker_engine.server.schema.field_types import Count, CountOrAll, StrictModel
 from stoker_engine.server.schema.messages import Message, Tool
 from stoker_engine.server.schema.tool_choice import AllowedToolChoice, ToolChoice, ToolUse
-from stoker_engine.server.schema.unsupported import UnbuiltChat
+from stoker_engine.server.schema.unsupported import UnsupportedChatFields
 
 #: Variables of a chat template that have a field of their own.
 _OWN_FIELDS = frozenset(
@@ -57,7 +57,7 @@ class ChatRendering(StrictModel):
         return not self.continue_final_message if generate is None else generate
 
 
-class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
+class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering):
     """A conversation to continue with, in OpenAI's words and vLLM's."""
 
     messages: Messages
@@ -98,7 +98,7 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
         return self
 
     @property
-    def told_tools(self) -> Sequence[Tool]:
+    def template_tools(self) -> Sequence[Tool]:
         """The tools that the model is told, also where it is to call none of them, or a certain one."""
         return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else self.tools or ()
 

@@ -28,7 +28,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
     Raises:
         RequestError: there are tools, and it is not known how this model calls them, or how to keep it to a schema.
     """
-    use, answer_format = body.tool_use, body.wanted_format
+    use, answer_format = body.tool_use, body.requested_format
     if parsers.forces_own_calls(use):
         forced = {"type": "structural_tag", "format": _of_parser(use, parsers, "forced_call")}
         return StructuredOutputs(structural_tag=forced, disable_any_whitespace=True)
@@ -46,7 +46,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
         return None
     if not hasattr(parsers.tools, "structural_tag"):
         if answer_format is None:
-            _say_not_strict(parsers.tools)
+            _warn_not_strict(parsers.tools)
             return None
         raise RequestError(
             "the answer must have a format, but what this model writes to call a tool cannot be kept to a schema while "
@@ -62,7 +62,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
 
 
 @functools.cache
-def _say_not_strict(parser: type[ToolParser]) -> None:
+def _warn_not_strict(parser: type[ToolParser]) -> None:
     """Agents' libraries make all tools strict: to refuse them would refuse every model whose calls are no JSON."""
     logger.warning(
         "tools that are strict are not kept to their schemas where the model decides whether it calls one: the calls "

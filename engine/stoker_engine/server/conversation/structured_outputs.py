@@ -107,11 +107,11 @@ class Formatted(BaseModel):
 
     @model_validator(mode="after")
     def _has_one_format(self) -> Formatted:
-        _ = self.wanted_format
+        _ = self.requested_format
         return self
 
     @property
-    def wanted_format(self) -> StructuredOutputs | None:
+    def requested_format(self) -> StructuredOutputs | None:
         """What an answer must look like, if it is said.
 
         Raises:

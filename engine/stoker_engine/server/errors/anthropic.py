@@ -55,7 +55,7 @@ class AnthropicErrorResponse(BaseModel):
     request_id: str | None = None
 
 
-def is_asked(scope: Mapping[str, Any]) -> bool:
+def is_anthropic(scope: Mapping[str, Any]) -> bool:
     """Whether a request is of this API, and wants its errors."""
     path = route_path(scope)
     return path == "/v1/messages" or path.startswith("/v1/messages/")

@@ -61,7 +61,7 @@ class CallText:
         self._begin = self._at = len(self._text) if self._ended else begins.started(self._text, at)
         return self._text[at : self._at], None
 
-    def give_back(self, content: int) -> str:
+    def rewind(self, content: int) -> str:
         """The first `content` characters of what was read and is not accepted; the rest is to be read again."""
         if self._earlier:
             self._text = "".join(self._earlier) + self._text[self._begin :]

@@ -110,8 +110,8 @@ class RequiredCalls:
     @property
     def is_within_call(self) -> bool:
         """Whether the last call is not complete."""
-        has_begun = self._awaited is not _PARAMETERS
-        return self._num_calls > 0 and not (has_begun and self._arguments.are_whole)
+        has_started = self._awaited is not _PARAMETERS
+        return self._num_calls > 0 and not (has_started and self._arguments.are_whole)
 
 
 class _Arguments:

@@ -237,7 +237,7 @@ def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
                 function = {"name": item.name, "arguments": item.arguments if arguments is None else arguments}
                 kind, fields = _CALL, {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
             case _:
-                chat.append(_others(item))
+                chat.append(_other_message(item))
                 joins = False
                 continue
         if joins and kind == last == _CALL:
@@ -253,7 +253,7 @@ def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     return chat
 
 
-def _others(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
+def _other_message(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
     if isinstance(item, FunctionCallOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _for_chat(item.output)}
     return {"role": item.role, "content": _for_chat(item.content)}

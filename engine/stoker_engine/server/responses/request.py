@@ -217,7 +217,7 @@ class ResponsesRequest(StrictModel):
                 return ChatCompletionRequest.model_validate(fields)
         except ValidationError as error:
             errors = error.errors(include_url=False, include_context=False, include_input=False)
-            raise RequestValidationError([{**each, "loc": _here(each["loc"])} for each in errors]) from error
+            raise RequestValidationError([{**each, "loc": _field_location(each["loc"])} for each in errors]) from error
 
     def _instructions(self) -> list[dict[str, Any]]:
         return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
@@ -265,7 +265,7 @@ def _response_format(text_format: TextFormat | JSONObjectFormat | JSONSchemaForm
     return {"type": "json_schema", "json_schema": {"name": "response", **schema}}
 
 
-def _here(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _field_location(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Where a field of a chat is in this body; what the items of a conversation became is not looked up again.
 
     Tools and formats have their fields one object less deep here.

@@ -20,9 +20,9 @@ from stoker_engine.server.conversation.sse import EventStream, Framing
 from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import DeletedResponse, ItemList, Response
-from stoker_engine.server.responses.answering import Answering
 from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest, check_include, error_names
+from stoker_engine.server.responses.response_run import ResponseRun
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.schema.field_types import REQUEST_ID
 
@@ -46,14 +46,14 @@ def routes(service: Service) -> APIRouter:
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
         run = await ChatRun.prepare(chat, service, request, _response_id(request, body), error_names(chat))
-        answering = Answering(
+        response_run = ResponseRun(
             body, history, run, service.model_name, service.logprobs(chat, chat.num_logprobs), store, owner
         )
         headers = {HEADER: base_id}
         if body.stream:
-            framing = Framing(named=True, last=b"", error=answering.error_event)
-            return EventStream(answering.events(), headers, run.usage, framing)
-        answer = await until_disconnect(request.receive, answering.whole())
+            framing = Framing(named=True, last=b"", error=response_run.error_event)
+            return EventStream(response_run.events(), headers, run.usage, framing)
+        answer = await until_disconnect(request.receive, response_run.whole())
         return HTTPResponse(answer, headers=headers, media_type="application/json")
 
     @router.get("/v1/responses/{response_id}", response_model=Response)
