@@ -20,11 +20,11 @@ from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
 from stoker_engine.sizing.kv_format import kv_format
 
 
-def graphs_of(most: int, num_blocks: int, max_model_len: int, **options: Any) -> DecodeGraphs:
+def graphs_of(max_seqs: int, num_blocks: int, max_model_len: int, **options: Any) -> DecodeGraphs:
     """Graphs that compute nothing."""
     plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048)
     model: Any = None
-    graphs = DecodeGraphs(model, TritonBackend(**options), plan, [], most, 1, torch.device("cpu"))
+    graphs = DecodeGraphs(model, TritonBackend(**options), plan, [], max_seqs, 1, torch.device("cpu"))
     graphs.capture(lambda compute: (torch.empty(0), lambda: None))
     return graphs
 

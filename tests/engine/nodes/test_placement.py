@@ -58,7 +58,7 @@ def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
         for rank in range(tensor * stages):
             found.setdefault(placement.node_of(engine, rank), []).append(placement.neighbours(engine, rank))
     on_each = tensor * stages * engines // nodes
-    assert found == {node: [(on_each, place) for place in range(on_each)] for node in range(nodes)}
+    assert found == {node: [(on_each, index) for index in range(on_each)] for node in range(nodes)}
 
 
 def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:

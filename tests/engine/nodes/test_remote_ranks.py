@@ -453,18 +453,18 @@ def test_what_only_the_head_schedules_by_may_differ(nodes: Nodes) -> None:
 
 
 def test_nodes_must_have_the_same_version_and_model(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = nodes.model.with_name("other")
-    other.mkdir()
-    (other / "config.json").write_text('{"x": 1}')
-    agent = nodes.agent(model=str(other))
+    other_model = nodes.model.with_name("other")
+    other_model.mkdir()
+    (other_model / "config.json").write_text('{"x": 1}')
+    agent = nodes.agent(model=str(other_model))
     with pytest.raises(ArgumentError, match="MODEL: the files on node 1"):
         nodes.executor()
     assert isinstance(agent.end(), ArgumentError)
-    ours = node_info.version("stoker")
-    versions = iter([ours, "0.0.1"])  # the head's is read first
+    own_version = node_info.version("stoker")
+    versions = iter([own_version, "0.0.1"])  # the head's is read first
     monkeypatch.setattr(node_info, "version", lambda _: next(versions))
     threading.Timer(0.5, nodes.agent).start()
-    with pytest.raises(ArgumentError, match=f"has Stoker 0.0.1, and node 0 has {ours}"):
+    with pytest.raises(ArgumentError, match=f"has Stoker 0.0.1, and node 0 has {own_version}"):
         nodes.executor()
 
 

@@ -58,8 +58,8 @@ def come_to(point: str) -> str | None:
     file = planned(point)
     if file is None:
         return None
-    how, _, rest = file.read_text().partition("\n")
-    file.write_text(rest) if rest else file.unlink()
+    how, _, later_points = file.read_text().partition("\n")
+    file.write_text(later_points) if later_points else file.unlink()
     if how.isdigit():
         os.kill(os.getpid(), int(how))
         return None

@@ -72,7 +72,7 @@ def test_copies_share_the_processors_time(
     engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""
-    here = frozenset(os.sched_getaffinity(0))
+    affinity = frozenset(os.sched_getaffinity(0))
     machine = Machine(frozenset(range(8)), quota=4)
     monkeypatch.setattr(Machine, "here", lambda: machine)
     monkeypatch.setattr(processors, "bind", lambda share: bound.append(share.processors))
@@ -88,4 +88,4 @@ def test_copies_share_the_processors_time(
         finally:
             torch.set_num_threads(before)
         assert bound == ([machine.allowed] if ranks == 1 else [])
-    assert os.sched_getaffinity(0) == here
+    assert os.sched_getaffinity(0) == affinity

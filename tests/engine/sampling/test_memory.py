@@ -29,19 +29,19 @@ def peak(run: Callable[[], object]) -> int:
     """The most bytes of tensors that `run` held at once."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    held = most = 0
+    held = highest = 0
     for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
             held += event.nbytes()
-            most = max(most, held)
-    return most
+            highest = max(highest, held)
+    return highest
 
 
 def sequence(row: int, num_samples: int = 1, **fields: Any) -> SamplingMetadata:
-    asked = EngineRequest(str(row), [1, 2, 3], SamplingParams(**fields), 16)
-    rules = LogitRules.of(asked)
+    request = EngineRequest(str(row), [1, 2, 3], SamplingParams(**fields), 16)
+    rules = LogitRules.of(request)
     counts = None if rules is None else rules.counts([1, 2, 3])
-    return SamplingMetadata(asked.params, row, [1, 2, 3], 3, num_samples, rules, counts)
+    return SamplingMetadata(request.params, row, [1, 2, 3], 3, num_samples, rules, counts)
 
 
 @pytest.mark.parametrize(

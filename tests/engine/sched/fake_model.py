@@ -189,14 +189,14 @@ class Pretend:
         batch = [self._rows[row] for row in step.rows]
         known = []  # of each, up to the last token that it computes
         shares = []
-        for place, (row, start, length) in enumerate(zip(batch, step.starts, step.lengths, strict=True)):
-            draft = drafts.get(place, [])
+        for batch_index, (row, start, length) in enumerate(zip(batch, step.starts, step.lengths, strict=True)):
+            draft = drafts.get(batch_index, [])
             known.append([*row.token_ids[: start + length - len(draft)], *draft])
             assert len(known[-1]) == start + length
-            sequence = scheduled.sequences[place]
-            if sequence.epoch == scheduled.epochs[place]:
-                both = min(len(sequence.token_ids), start + length - len(draft))
-                assert known[-1][:both] == sequence.token_ids[:both]
+            sequence = scheduled.sequences[batch_index]
+            if sequence.epoch == scheduled.epochs[batch_index]:
+                num_known = min(len(sequence.token_ids), start + length - len(draft))
+                assert known[-1][:num_known] == sequence.token_ids[:num_known]
             blocks = [list(table) for table in row.blocks]
             shares.append(Share(f"{row.spec.id}#{row.index}", start, known[-1][start:], blocks))
         self.batches.append(Batch(shares, step.num_tokens, step.copies))
@@ -205,29 +205,31 @@ class Pretend:
         copied = {(to, i): self._cache.get((from_, i)) for from_, to in step.copies for i in range(BLOCK)}
         self._cache.update(copied)
         spoiled = [row.spec.id in self.spoiled and step.num_samples[p] > 0 for p, row in enumerate(batch)]
-        for place, row in enumerate(batch):
-            self._write(row, step.starts[place], known[place], spoiled[place])
+        for batch_index, row in enumerate(batch):
+            self._write(row, step.starts[batch_index], known[batch_index], spoiled[batch_index])
         spreads = True
         while spreads:
             spreads = False
-            for place, row in enumerate(batch):
-                if not spoiled[place] and self._reads_poison(row, step.starts[place], known[place]):
-                    self._write(row, step.starts[place], known[place], True)
-                    spoiled[place] = spreads = True
+            for batch_index, row in enumerate(batch):
+                if not spoiled[batch_index] and self._reads_poison(row, step.starts[batch_index], known[batch_index]):
+                    self._write(row, step.starts[batch_index], known[batch_index], True)
+                    spoiled[batch_index] = spreads = True
 
         sampled = []
-        for place, row in enumerate(batch):
-            if step.num_samples[place]:
-                draft = drafts.get(place, [])
+        for batch_index, row in enumerate(batch):
+            if step.num_samples[batch_index]:
+                draft = drafts.get(batch_index, [])
                 if row.spec.id in self.spoiled:
                     sampled.append(Sampled([], is_corrupted=True))
                     if not self._is_pipeline:
-                        row.token_ids[len(known[place]) - len(draft) :] = [0]  # a step in flight may look at it
+                        row.token_ids[len(known[batch_index]) - len(draft) :] = [0]  # a step in flight may look at it
                     continue
-                drawn = self._sample(row, known[place], step.num_samples[place], draft, spoiled[place])
+                drawn = self._sample(
+                    row, known[batch_index], step.num_samples[batch_index], draft, spoiled[batch_index]
+                )
                 sampled.append(drawn)
                 if drawn.token_ids and not self._is_pipeline:
-                    row.token_ids[len(known[place]) - len(draft) :] = drawn.token_ids[0]
+                    row.token_ids[len(known[batch_index]) - len(draft) :] = drawn.token_ids[0]
         return StepResult(sampled)
 
     def _sample(self, row: Row, known: list[int], num_samples: int, draft: list[int], spoiled: bool) -> Sampled:
@@ -310,12 +312,12 @@ class Oracle:
     def expect(self, request: EngineRequest) -> None:
         self._asked.append(request)
 
-    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         known = list(token_ids)
         spec = [r for r in self._asked if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
         draft: list[int] = []
         seed = self._rng.choice(spec).seed + self._rng.randrange(2) if spec else 0
-        while len(draft) < self._rng.randrange(most + 1):
+        while len(draft) < self._rng.randrange(max_tokens + 1):
             right = next_token([*known, *draft], seed)
             draft.append(right if self._rng.random() < 0.8 else self._rng.randrange(VOCABULARY))
         return draft

@@ -95,7 +95,7 @@ def test_nobody_starves_and_one_alone_waits_for_nothing(stages: int) -> None:
     for number, batch in enumerate(pretend.batches):
         for share in batch.sequences:
             steps.setdefault(share.id, []).append(number)
-    assert max(b - a for its in steps.values() for a, b in itertools.pairwise(its)) <= 2 * stages
+    assert max(b - a for of_sequence in steps.values() for a, b in itertools.pairwise(of_sequence)) <= 2 * stages
     alone = pipeline(stages)
     alone.add(sampling("alone", [1], 20))
     alone.drain()

@@ -169,23 +169,23 @@ def test_more_sequences_than_places_wait_for_one() -> None:
 @pytest.mark.parametrize("num_blocks", [40, 200])
 def test_beams_are_those_of_the_plain_search(groups: tuple, early_stopping: object, num_blocks: int) -> None:
     pretend = Pretend(num_blocks=num_blocks, groups=groups)
-    asked = [beams(name, [3, 4, ord(name) % 40, 6, 7], 4, 12, early_stopping=early_stopping) for name in "abc"]
-    for request in asked:
+    submitted = [beams(name, [3, 4, ord(name) % 40, 6, 7], 4, 12, early_stopping=early_stopping) for name in "abc"]
+    for request in submitted:
         pretend.add(request)
     pretend.drain()
-    for request in asked:
+    for request in submitted:
         assert pretend.result(request.id) == expected(request)
 
 
 def test_a_window_releases_the_blocks_it_has_left() -> None:
     pretend = Pretend(num_blocks=64, groups=HYBRID, prefix=False)
     pretend.add(sampling("r", list(range(40)), max_tokens=20))
-    most = 0
+    most_used = 0
     while pretend.scheduler.has_work:
         pretend.step()
-        most = max(most, pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free)
+        most_used = max(most_used, pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free)
     full, wide, narrow = 15, 2 * (16 + 10) // BLOCK + 4, (16 + 3) // BLOCK + 2
-    assert most <= full + wide + narrow < 4 * full
+    assert most_used <= full + wide + narrow < 4 * full
 
 
 def test_a_prefix_of_a_window_hits_though_its_oldest_blocks_are_gone() -> None:
@@ -298,9 +298,9 @@ def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_f
         pretend.add(request)
     pretend.launch()
     if in_flight > 1:  # else the step has run
-        gone = {"nobody": "", "the first": "bad", "who shares": "b"}[ended]
-        pretend.scheduler.finish(gone, FinishReason.ABORT)
-        shares = [request for request in shares if request.id != gone]
+        aborted = {"nobody": "", "the first": "bad", "who shares": "b"}[ended]
+        pretend.scheduler.finish(aborted, FinishReason.ABORT)
+        shares = [request for request in shares if request.id != aborted]
     pretend.drain()
     pretend.add(sampling("later", [*range(30), *range(6), *range(20, 32), *range(8), 3], max_tokens=4))
     pretend.drain()
@@ -315,14 +315,14 @@ def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, 
     prompt = list(range(30)) + list(range(10))
     pretend.spoiled = {"bad"}
     pretend.add(sampling("bad", prompt, max_tokens=9))
-    asked = [sampling(str(index), [*prompt[:36], index], max_tokens=6, n=1 + index % 3) for index in range(3)]
-    asked.append(beams("beams", [*prompt[:24], 7], 2, 5))
-    for request in asked:
+    submitted = [sampling(str(index), [*prompt[:36], index], max_tokens=6, n=1 + index % 3) for index in range(3)]
+    submitted.append(beams("beams", [*prompt[:24], 7], 2, 5))
+    for request in submitted:
         pretend.add(request)
     pretend.launch()
     assert any(request.num_cached for request in pretend.scheduler.requests.values()), "nobody shared"
     pretend.drain()
-    for request in asked:
+    for request in submitted:
         assert pretend.result(request.id) == expected(request)
     assert pretend.scheduler.num_corrupted == 1
     pretend.spoiled = set()
@@ -339,15 +339,15 @@ def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, 
 def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
     """As after Ctrl-C: nothing of a prefix that was never computed is found, and everybody starts again."""
     pretend = Pretend(num_blocks=200, tokens=24, in_flight=in_flight, groups=HYBRID)
-    asked = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
-    for request in asked:
+    submitted = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
+    for request in submitted:
         pretend.add(request)
     for _ in range(9):
         pretend.launch()
         pretend.discard_in_flight()
         pretend.step()
     pretend.drain()
-    for request in asked:
+    for request in submitted:
         assert pretend.result(request.id) == expected(request)
 
 
@@ -376,22 +376,22 @@ def test_drafts_save_steps_and_change_nothing() -> None:
 
 @st.composite
 def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
-    own = st.lists(st.integers(0, 3), min_size=1, max_size=20)
+    suffix = st.lists(st.integers(0, 3), min_size=1, max_size=20)
     shared = draw(st.lists(st.integers(0, 3), max_size=24))
-    prompt = st.tuples(st.integers(0, 24), own).map(lambda drawn: [*shared[: drawn[0]], *drawn[1]])
-    asked: list[EngineRequest] = []
+    prompt = st.tuples(st.integers(0, 24), suffix).map(lambda drawn: [*shared[: drawn[0]], *drawn[1]])
+    submitted: list[EngineRequest] = []
     for index in range(draw(st.integers(1, 8))):
         length, tokens = draw(st.integers(1, 12)), draw(prompt)
         if draw(st.booleans()):
             width = draw(st.integers(1, 3))
-            asked.append(beams(str(index), tokens, width, length))
+            submitted.append(beams(str(index), tokens, width, length))
         else:
-            asked.append(
+            submitted.append(
                 sampling(str(index), tokens, length, draw(st.integers(1, 4)), priority=draw(st.integers(0, 2)))
             )
     groups, fewest = draw(st.sampled_from([(FULL, 40), (HYBRID, 90), (STATES, 60), (ONLY_STATES, 30)]))
     num_batches = draw(st.integers(1, 5))
-    return asked, {
+    return submitted, {
         "in_flight": draw(st.integers(1, 3)) if num_batches == 1 else num_batches,
         "num_batches": num_batches,
         "groups": groups,
@@ -410,12 +410,12 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
 def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
     workload: tuple[list[EngineRequest], dict[str, object]], drafts: bool, rng: random.Random
 ) -> None:
-    asked, options = workload
+    submitted, options = workload
     oracle = Oracle(rng)
     pretend = Pretend(proposer=oracle if drafts else None, **options)  # type: ignore[arg-type]
     pretend.takes = lambda scheduled: rng.choice([0.0, 1e-6, 1e-3 * scheduled.step.num_tokens, 0.1, 100.0])
     spoiled, stopped = set(), set()
-    for request in asked:
+    for request in submitted:
         pretend.add(request)
         if rng.random() < 0.8:
             oracle.expect(request)
@@ -424,7 +424,7 @@ def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
                 pretend.step()
         if rng.random() < 0.5:
             pretend.launch()
-        chance, victim = rng.random(), rng.choice(asked).id
+        chance, victim = rng.random(), rng.choice(submitted).id
         if chance < 0.1 and pretend.scheduler.finish(victim, FinishReason.ABORT):
             spoiled.add(victim)
         elif chance < 0.2:
@@ -436,6 +436,6 @@ def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
             pretend.discard_in_flight()
         pretend.scheduler.check()
     pretend.drain()
-    for request in asked:
+    for request in submitted:
         if request.id not in spoiled | stopped | pretend.spoiled:
             assert pretend.result(request.id) == expected(request)

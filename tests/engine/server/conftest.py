@@ -261,8 +261,8 @@ class FakeEngine:
             if params.logprobs is not None:
                 delta = replace(delta, logprobs=[fake_logprobs(token, params.logprobs)])
             if params.prompt_logprobs is not None and position == 0:
-                rest = [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]]
-                delta = replace(delta, prompt_logprobs=[None, *rest])
+                following = [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]]
+                delta = replace(delta, prompt_logprobs=[None, *following])
         if position == len(answer) - 1:
             reason = FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP
             delta = replace(delta, finish_reason=reason)

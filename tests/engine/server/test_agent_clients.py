@@ -121,9 +121,9 @@ def test_agents_sdk_with_an_output_type_and_tools() -> None:
 
         assert asyncio.run(run()).final_output == Weather(city="Oslo", unit="°C")
         assert ran == ["Oslo"]
-        asked = engine.asked[0][1].structured_outputs
-        assert asked.structural_tag["format"]["type"] == "or"
-        assert asked.begins_after
+        structured = engine.asked[0][1].structured_outputs
+        assert structured.structural_tag["format"]["type"] == "or"
+        assert structured.begins_after
 
 
 def test_agents_sdk_with_a_required_tool(address: str) -> None:

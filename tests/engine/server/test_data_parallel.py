@@ -87,30 +87,30 @@ def test_requests_are_spread_and_counted_by_engine(mortal: Mortal) -> None:
 def test_every_api_is_served_by_all_engines(mortal: Mortal) -> None:
     """Whichever has a request, its answer is the same; a stored answer is the server's, and so goes on elsewhere."""
     wait_until(lambda: _all_serve(mortal))
-    said = [{"role": "user", "content": "a"}]
-    asked = {
+    messages = [{"role": "user", "content": "a"}]
+    bodies = {
         "/v1/completions": {"prompt": ["a", "b", "a"], "n": 2, "max_tokens": 4, "ignore_eos": True},
-        "/v1/chat/completions": {"messages": said, "n": 2, "max_tokens": 4, "ignore_eos": True},
-        "/v1/messages": {"model": "tiny", "messages": said, "max_tokens": 4},
+        "/v1/chat/completions": {"messages": messages, "n": 2, "max_tokens": 4, "ignore_eos": True},
+        "/v1/messages": {"model": "tiny", "messages": messages, "max_tokens": 4},
         "/v1/responses": {"input": "a", "max_output_tokens": 16, "temperature": 0},
-        "/v1/messages/count_tokens": {"model": "tiny", "messages": said},
+        "/v1/messages/count_tokens": {"model": "tiny", "messages": messages},
         "/tokenize": {"prompt": "a"},
     }
-    told = {"id", "created", "created_at", "completed_at", "usage", "output"}
+    varying = {"id", "created", "created_at", "completed_at", "usage", "output"}
     with httpx.Client(base_url=mortal.serving.url, timeout=60) as client:
         before = _counted(mortal, "vllm:generation_tokens_total")
-        for path, body in asked.items():
+        for path, body in bodies.items():
             answers = [client.post(path, json=body) for _ in range(2 * ENGINES)]
             assert {answer.status_code for answer in answers} == {200}, (path, answers[0].text)
-            first, *others = ({k: v for k, v in answer.json().items() if k not in told} for answer in answers)
-            assert all(other == first for other in others), path
+            first, *other_answers = ({k: v for k, v in answer.json().items() if k not in varying} for answer in answers)
+            assert all(other == first for other in other_answers), path
         after = _counted(mortal, "vllm:generation_tokens_total")
         assert all(new > old for new, old in zip(after, before, strict=True))
-        stored = client.post("/v1/responses", json=asked["/v1/responses"]).json()["id"]
+        stored = client.post("/v1/responses", json=bodies["/v1/responses"]).json()["id"]
         for engine in mortal.llm.engines[1:]:
             os.kill(engine.process.pid, signal.SIGKILL)
         assert client.get(f"/v1/responses/{stored}").json()["id"] == stored
-        following = {**asked["/v1/responses"], "previous_response_id": stored}
+        following = {**bodies["/v1/responses"], "previous_response_id": stored}
         assert client.post("/v1/responses", json=following).status_code == 200
     wait_until(lambda: _all_serve(mortal) and _is_balanced(mortal))
 

@@ -74,10 +74,10 @@ def _samples(url: str) -> dict[str, float]:
 
 def _each(url: str, metric: str) -> list[float]:
     """What /metrics says of each engine."""
-    said = {
+    by_engine = {
         int(json.loads(n.split(" ", 1)[1])["engine"]): v for n, v in _samples(url).items() if n.split()[0] == metric
     }
-    return [said[engine] for engine in range(ENGINES)]
+    return [by_engine[engine] for engine in range(ENGINES)]
 
 
 def _engine(served: Served, engine: int) -> psutil.Process:
@@ -95,8 +95,8 @@ def _rank(served: Served, engine: int, rank: int) -> psutil.Process:
     for process in _engine(served, engine).children():
         words = process.cmdline()
         if "stoker_engine.exec.rank_main" in words:
-            place = words.index("stoker_engine.exec.rank_main") + 1
-            if words[place] == str(rank):
+            index = words.index("stoker_engine.exec.rank_main") + 1
+            if words[index] == str(rank):
                 return process
     raise AssertionError(f"there is no rank {rank} of engine {engine}")
 

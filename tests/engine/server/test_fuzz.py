@@ -446,17 +446,17 @@ def _body(rng: random.Random) -> tuple[str, bytes]:
 
 
 def _combination(rng: random.Random) -> tuple[str, bytes]:
-    path, own, limit = rng.choice(
+    path, own_fields, limit = rng.choice(
         [
             ("/v1/completions", COMPLETION, "max_tokens"),
             ("/v1/chat/completions", CHAT, "max_tokens"),
             ("/v1/responses", RESPONSES, "max_output_tokens"),
         ]
     )
-    subject = next(iter(own))
-    others = own if own is RESPONSES else {**VALID, **own}
-    names = {subject, limit, *rng.sample(list(others), rng.randint(0, 6))}
-    return path, json.dumps({name: rng.choice(others[name]) for name in sorted(names)}).encode()
+    subject = next(iter(own_fields))
+    all_fields = own_fields if own_fields is RESPONSES else {**VALID, **own_fields}
+    names = {subject, limit, *rng.sample(list(all_fields), rng.randint(0, 6))}
+    return path, json.dumps({name: rng.choice(all_fields[name]) for name in sorted(names)}).encode()
 
 
 def _raw(rng: random.Random) -> bytes:

@@ -106,12 +106,12 @@ def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> 
     client.get("/nowhere")
     client.get("/health")
     families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
-    told = {
+    reported = {
         (s.labels["method"], s.labels["status"], s.labels["handler"]): s.value
         for s in families["http_requests"].samples
         if s.name == "http_requests_total"
     }
-    assert told == {
+    assert reported == {
         ("POST", "2xx", "/v1/completions"): 1,
         ("POST", "4xx", "/v1/completions"): 1,
         ("GET", "4xx", "none"): 1,

@@ -146,8 +146,8 @@ def test_our_mistakes_are_logged_with_the_requests_id(
     engine.breaks_with = ZeroDivisionError("a mistake")
     client.post("/v1/completions", json={"prompt": "a", "stream": True}, headers={"x-request-id": "r-2"})
     lines = [json.loads(line) for line in capfd.readouterr().err.strip("\n").split("\n")]
-    (told,) = [line for line in lines if "a mistake" in line.get("exception", "")]
-    assert told["request_id"] == "r-2"
+    (logged,) = [line for line in lines if "a mistake" in line.get("exception", "")]
+    assert logged["request_id"] == "r-2"
 
 
 def test_probes_stay_out_of_the_access_log() -> None:

@@ -93,11 +93,11 @@ def test_reasoning_tokens_are_the_same_in_whatever_deltas_they_come(ends: Sequen
     for first in range(len(tokens) + 1):
         for second in range(first, len(tokens) + 1):
             counting = ReasoningTokens(ends, is_reasoning=True)
-            said = 0
+            num_tokens = 0
             for piece in (tokens[:first], tokens[first:second], tokens[second:]):
-                said += len(piece)
+                num_tokens += len(piece)
                 # The parser knows it late, as if its text still waited.
-                counting.add(piece, [Reasoning("x")] if piece else [], is_reasoning=said < len(tokens))
+                counting.add(piece, [Reasoning("x")] if piece else [], is_reasoning=num_tokens < len(tokens))
             assert counting.count == expected
     none = ReasoningTokens(ends, is_reasoning=True)
     none.add([1, 2], [Content("x")], is_reasoning=False)

@@ -290,9 +290,12 @@ def test_a_prompts_end_is_kept(client: TestClient, engine: FakeEngine) -> None:
     client.post("/v1/completions", json={"prompt": "x" * 100, "truncate_prompt_tokens": -1, "max_tokens": 4})
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "truncate_prompt_tokens": 3})
     assert [len(prompt) for prompt, _ in engine.asked] == [2, 60, 3]
-    for path, said in (("/v1/completions", {"prompt": "abcdef"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+    for path, prompt_fields in (
+        ("/v1/completions", {"prompt": "abcdef"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+    ):
         for side in ("left", "right"):
-            client.post(path, json={**said, "truncate_prompt_tokens": 3, "truncation_side": side})
+            client.post(path, json={**prompt_fields, "truncate_prompt_tokens": 3, "truncation_side": side})
     cut = ["".join(map(chr, prompt)) for prompt, _ in engine.asked[3:]]
     assert cut == ["def", "\x01ab", ">hi", "<us"]
 
@@ -357,9 +360,9 @@ def test_tools_and_their_messages_reach_the_template(make_client: MakeClient, en
         assert response.status_code == 200, response.text
         rendered = engine.tokenizer.rendered
         assert rendered["tools"] == [TOOL]
-    _, asked, answered = rendered["messages"]
-    assert asked["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
-    assert (asked["content"], asked["reasoning"]) == ("", "hm")
+    _, call_message, answered = rendered["messages"]
+    assert call_message["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert (call_message["content"], call_message["reasoning"]) == ("", "hm")
     assert answered == {"role": "tool", "content": "5 °C", "tool_call_id": "1"}
 
 
@@ -376,8 +379,8 @@ def test_a_call_that_is_no_object_leaves_the_conversation_served(
         body = {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, *MESSAGES]}
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
-    [told] = engine.tokenizer.rendered["messages"][1]["tool_calls"]
-    assert told["function"] == {"name": "f", "arguments": arguments}
+    [rendered_call] = engine.tokenizer.rendered["messages"][1]["tool_calls"]
+    assert rendered_call["function"] == {"name": "f", "arguments": arguments}
 
 
 def test_tools_may_be_left_out_when_none_is_to_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:
@@ -412,8 +415,10 @@ def test_how_a_chat_is_rendered(make_client: MakeClient, engine: FakeEngine) -> 
     thinking = {"enable_thinking": True, "style": 1, "reasoning_effort": "low"}
     assert rendered(reasoning_effort="low")["chat_template_kwargs"] == thinking
     assert rendered(reasoning_effort="none")["chat_template_kwargs"]["enable_thinking"] is False
-    own = rendered(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "reasoning_effort": 1})
-    assert own["chat_template_kwargs"] == {"enable_thinking": False, "style": 1, "reasoning_effort": "high"}
+    rendering = rendered(
+        reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "reasoning_effort": 1}
+    )
+    assert rendering["chat_template_kwargs"] == {"enable_thinking": False, "style": 1, "reasoning_effort": "high"}
     rendered(add_special_tokens=True)
     assert engine.asked[-1][0][0] == 1
     body = {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True}

@@ -96,12 +96,12 @@ def test_a_schema_is_not_changed_on_its_way() -> None:
     from stoker_engine.server.responses.request import ResponsesRequest, _response_format
 
     schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}, "x": {"schema_": None}}
-    given = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
-    body = ResponsesRequest.model_validate({"input": "a", "text": {"format": given}})
+    text_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    body = ResponsesRequest.model_validate({"input": "a", "text": {"format": text_format}})
     assert body.text is not None
     assert body.text.format is not None
-    asked = _response_format(body.text.format)
-    assert asked == {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    chat_format = _response_format(body.text.format)
+    assert chat_format == {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
     assert body.text.model_dump(by_alias=True, exclude_none=True)["format"]["schema"] == schema
 
 
@@ -194,8 +194,8 @@ def test_no_text_of_an_item_is_lost() -> None:
                 )
             )
         written = json.dumps(messages(from_json(json.dumps(items).encode())))
-        places = [written.index(text) for text in texts]
-        assert places == sorted(places)
+        positions = [written.index(text) for text in texts]
+        assert positions == sorted(positions)
         assert written.count("<") == len(texts)
 
 
@@ -203,13 +203,15 @@ def test_instructions_come_first_and_are_not_carried_over(client: TestClient, en
     first = ask(client, input="one", instructions="be brief")
     assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be brief"}, user("one")]
     second = ask(client, input=[user("two")], instructions="be long", previous_response_id=first["id"])
-    said = {"role": "assistant", "content": "hello world"}
-    asked = [user("one"), said, user("two")]
-    assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be long"}, *asked]
+    answer = {"role": "assistant", "content": "hello world"}
+    chat_format = [user("one"), answer, user("two")]
+    assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be long"}, *chat_format]
     assert second["previous_response_id"] == first["id"]
     client.delete(f"{PATH}/{first['id']}")
     ask(client, input="three", previous_response_id=second["id"])
-    assert engine.tokenizer.rendered["messages"] == [*asked, said, user("three")], "the whole conversation is kept"
+    assert engine.tokenizer.rendered["messages"] == [*chat_format, answer, user("three")], (
+        "the whole conversation is kept"
+    )
 
 
 def test_an_answer_given_back_as_it_came(client: TestClient, engine: FakeEngine) -> None:
@@ -495,7 +497,9 @@ def test_a_gateway_names_responses(client: TestClient) -> None:
         answer = client.post("/v1/responses", json=body, headers=headers)
         assert answer.json()["id"] == name and answer.headers["x-request-id"] == "shared"
         assert client.get(f"/v1/responses/{name}").status_code == 200
-    asked = client.post("/v1/responses", json=body | {"request_id": "mine"}, headers={"x-stoker-response-id": "resp_x"})
-    assert asked.json()["id"] == "mine"
+    chat_format = client.post(
+        "/v1/responses", json=body | {"request_id": "mine"}, headers={"x-stoker-response-id": "resp_x"}
+    )
+    assert chat_format.json()["id"] == "mine"
     odd = client.post("/v1/responses", json=body, headers={"x-stoker-response-id": "two words"})
     assert odd.json()["id"].startswith("resp_")

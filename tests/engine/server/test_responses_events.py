@@ -85,13 +85,13 @@ def pieces(rng: random.Random, parts: list[Part]) -> Iterator[list[Part]]:
     """The same in steps, texts cut anywhere."""
     step: list[Part] = []
     for part in parts:
-        rest = getattr(part, "text", None)
-        if rest is None:
+        remaining = getattr(part, "text", None)
+        if remaining is None:
             step.append(part)
-        while rest:
-            cut = rng.randint(1, len(rest))
-            step.append(replace(part, text=rest[:cut]))
-            rest = rest[cut:]
+        while remaining:
+            cut = rng.randint(1, len(remaining))
+            step.append(replace(part, text=remaining[:cut]))
+            remaining = remaining[cut:]
             if rng.random() < 0.5:
                 yield step
                 step = []
@@ -129,8 +129,8 @@ def test_streamed_is_whole(reason: FinishReason) -> None:
         streamed, events = write(list(pieces(rng, parts)), reason=reason)
         assert without_names(streamed) == without_names(whole)
         assert [event.sequence_number for event in events] == list(range(len(events)))
-        told = "".join(getattr(event, "delta", "") for event in events)
-        assert told == "".join(getattr(part, "text", "") for part in parts), "nothing is lost, in its order"
+        deltas = "".join(getattr(event, "delta", "") for event in events)
+        assert deltas == "".join(getattr(part, "text", "") for part in parts), "nothing is lost, in its order"
         for event in events:
             parsed = SDK_EVENT.validate_json(event.model_dump_json())
             assert parsed.type == event.type
@@ -219,8 +219,8 @@ def test_logprobs_go_to_the_text() -> None:
     response, events = write(steps, logprobs, reason=FinishReason.STOP)
     text: Any = response.output[1]
     assert [each.token for each in text.content[0].logprobs] == ["a", "b", "c1", "c2", "end"]
-    told = [each.token for event in events for each in getattr(event, "logprobs", []) if "delta" in event.type]
-    assert told == ["a", "b", "c1", "c2", "end"]
+    deltas = [each.token for event in events for each in getattr(event, "logprobs", []) if "delta" in event.type]
+    assert deltas == ["a", "b", "c1", "c2", "end"]
 
 
 @pytest.mark.parametrize("said", ["ab</think>hello", "<think>ab</think>\n\nhello", "ab"])
@@ -340,11 +340,11 @@ def test_a_call_that_was_cut_off_is_gone_on_with(
     [call] = answer["output"]
     assert (call["status"], call["arguments"]) == ("incomplete", engine.answer)
     question = [{"role": "user", "content": "and?"}]
-    given = {"previous_response_id": answer["id"]} if by_id else {}
-    again = client.post("/v1/responses", json={"input": question if by_id else [call, *question], **given})
+    continued = {"previous_response_id": answer["id"]} if by_id else {}
+    again = client.post("/v1/responses", json={"input": question if by_id else [call, *question], **continued})
     assert again.status_code == 200, again.text
-    told = engine.tokenizer.rendered["messages"][-2]["tool_calls"][0]["function"]["arguments"]
-    assert told == engine.answer
+    deltas = engine.tokenizer.rendered["messages"][-2]["tool_calls"][0]["function"]["arguments"]
+    assert deltas == engine.answer
     assert client.get(f"/v1/responses/{answer['id']}").json()["output"] == [call]
 
 

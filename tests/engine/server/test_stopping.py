@@ -206,15 +206,15 @@ def test_idle_it_sleeps(engine: FakeEngine) -> None:
     with serving(engine) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         due: list[float] = []
-        told = threading.Event()
+        collected = threading.Event()
 
         def look() -> None:
             loop: Any = server._loop
             due.extend(timer.when() - loop.time() for timer in loop._scheduled if not timer.cancelled())
-            told.set()
+            collected.set()
 
         server.call(look)
-        assert told.wait(60)
+        assert collected.wait(60)
     assert all(seconds > 10 for seconds in due), f"{due}"
 
 

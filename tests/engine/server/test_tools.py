@@ -165,8 +165,8 @@ def test_every_token_has_its_logprob_whatever_becomes_of_it() -> None:
     client = openai_client(ScriptedEngine(said, said))
     whole = ask(client, logprobs=True, extra_body={"return_token_ids": True})
     events = list(ask(client, logprobs=True, stream=True, extra_body={"return_token_ids": True}))
-    told = [event.choices[0].logprobs for event in events]
-    tokens = [token.token for logprobs in told if logprobs is not None for token in logprobs.content]
+    logprobs_of_events = [event.choices[0].logprobs for event in events]
+    tokens = [token.token for logprobs in logprobs_of_events if logprobs is not None for token in logprobs.content]
     assert "".join(tokens) == said
     assert "".join(token.token for token in whole.choices[0].logprobs.content) == said
     ids = [token for event in events for token in getattr(event.choices[0], "token_ids", None) or ()]

@@ -82,9 +82,11 @@ def template(body: str) -> str:
     return f"{MACROS}{{% for m in messages %}}[{{{{ m.role }}}}]{body}\n{{% endfor %}}"
 
 
-def text(backend: Backend, template: str, messages: list[dict[str, Any]], wanted: ContentFormat = "auto") -> str:
+def text(
+    backend: Backend, template: str, messages: list[dict[str, Any]], content_format: ContentFormat = "auto"
+) -> str:
     return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"}, template).chat_text(
-        messages, chat_template_content_format=wanted
+        messages, chat_template_content_format=content_format
     )
 
 
@@ -95,12 +97,12 @@ def part(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("body", BODIES)
 def test_no_text_of_any_role_is_dropped_or_spelled(byte_level: Backend, body: str) -> None:
     roles = ("system", "user", "assistant", "tool")
-    said = "Was ist das?"
-    for contents in itertools.product((said, [part(said)], [part(said), part("Na?")]), repeat=2):
+    question = "Was ist das?"
+    for contents in itertools.product((question, [part(question)], [part(question), part("Na?")]), repeat=2):
         before = [{"role": role, "content": content} for role, content in zip(roles, contents * 2, strict=True)]
         written = text(byte_level, template(BODIES[body]), before)
-        assert written.count(said) == 4
-        assert written.count("Na?") == 2 * sum(content is not said and len(content) == 2 for content in contents)
+        assert written.count(question) == 4
+        assert written.count("Na?") == 2 * sum(content is not question and len(content) == 2 for content in contents)
         assert "'type'" not in written and '"type"' not in written
 
 

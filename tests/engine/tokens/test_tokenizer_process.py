@@ -61,19 +61,19 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_it_says_what_the_tokenizer_says(folder: Path) -> None:
-    here = Tokenizer.load(folder, TEMPLATE)
+    reference = Tokenizer.load(folder, TEMPLATE)
 
     async def check(tokenizer: TokenizerProcess) -> None:
         texts = ["hello", "", "emoji 🎉<think>\u0000", LARGE]
         for special in (True, False):
-            assert await tokenizer.encode(texts, special) == [here.encode(text, special) for text in texts]
-        ids = here.encode(texts[2])
+            assert await tokenizer.encode(texts, special) == [reference.encode(text, special) for text in texts]
+        ids = reference.encode(texts[2])
         for skip in (True, False):
-            assert await tokenizer.decode(ids, skip) == here.decode(ids, skip)
-            assert tokenizer.vocabulary.decode(ids, skip) == here.decode(ids, skip)
-        assert tokenizer.vocabulary.tokens == here.tokens
+            assert await tokenizer.decode(ids, skip) == reference.decode(ids, skip)
+            assert tokenizer.vocabulary.decode(ids, skip) == reference.decode(ids, skip)
+        assert tokenizer.vocabulary.tokens == reference.tokens
         options = {"chat_template_kwargs": {"shout": "é\ud800"}}
-        assert await tokenizer.chat_text([USER], **options) == here.chat_text([USER], **options)
+        assert await tokenizer.chat_text([USER], **options) == reference.chat_text([USER], **options)
         with pytest.raises(RequestError, match="surrogate") as error:
             await tokenizer.encode(["\ud800"])
         assert error.value.param == "prompt"
@@ -107,7 +107,7 @@ def test_it_may_fork_and_needs_no_torch(folder: Path) -> None:
 
 def test_small_jobs_do_not_wait_for_large_ones(folder: Path) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
-        async with tokenizer._lanes["large"].turn, tokenizer._lanes["untrusted"].turn:
+        async with tokenizer._lanes["large"].lock, tokenizer._lanes["untrusted"].lock:
             large = [asyncio.create_task(tokenizer.encode([LARGE])) for _ in range(3)]
             own = asyncio.create_task(tokenizer.chat_text([USER], chat_template="{{ 1 }}"))
             assert len((await tokenizer.encode(["hello"]))[0]) < 10

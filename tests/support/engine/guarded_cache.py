@@ -235,11 +235,11 @@ def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> 
         assert not any(itertools.chain(*tables[count:])), "sequences that are nobody's"
         batch = zip(tables[:count], step.rows, step.starts, step.lengths, strict=True)
         for table, row, start, length in batch:
-            own = now.tables[row][group]
-            assert table == (own + [NULL_BLOCK] * len(table))[: len(table)]
+            blocks_of_row = now.tables[row][group]
+            assert table == (blocks_of_row + [NULL_BLOCK] * len(table))[: len(table)]
             first = 0 if window is None else max(0, start + 1 - window) // block_size
-            assert NULL_BLOCK not in own[first : -(-(start + length) // block_size)]
-            assert all(block == NULL_BLOCK or now.refs[block] for block in own)
+            assert NULL_BLOCK not in blocks_of_row[first : -(-(start + length) // block_size)]
+            assert all(block == NULL_BLOCK or now.refs[block] for block in blocks_of_row)
         slots = blocks.slot_mapping.tolist()
         assert set(slots[step.num_tokens :]) <= {-1}
         slots = slots[: step.num_tokens]

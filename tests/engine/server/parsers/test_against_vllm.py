@@ -150,11 +150,11 @@ def test_ours_beside_vllms() -> None:
     cases = [*known, *odd(known)]
     parsers = [*map(tool_parser, TOOL_PARSERS), *map(reasoning_parser, REASONING_PARSERS)]
     markers = sorted({marker for parser in parsers for marker in parser.markers})
-    asked = json.dumps({"markers": markers, "cases": [case[:4] for case in cases]})
+    request = json.dumps({"markers": markers, "cases": [case[:4] for case in cases]})
     assert PYTHON is not None
     run = subprocess.run(
         [PYTHON, str(Path(__file__).with_name("vllm_parsers.py"))],
-        input=asked,
+        input=request,
         capture_output=True,
         text=True,
         timeout=280,

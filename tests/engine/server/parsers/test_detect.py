@@ -184,9 +184,9 @@ def test_reasoning_is_told_from_the_answer_by_the_prompts_of_the_template(name: 
     if chosen in (None, "openai_gptoss", "kimi_k2"):
         return
     prompts = {}
-    for wanted in (None, True, False):
-        variables = {} if wanted is None else {"enable_thinking": wanted, "thinking": wanted}
-        prompts[wanted] = rendered(text, **variables).rstrip()
+    for thinking in (None, True, False):
+        variables = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        prompts[thinking] = rendered(text, **variables).rstrip()
     for prompt in prompts.values():
         is_reasoning = Reading(prompt, chosen).parser().is_reasoning
         assert is_reasoning != prompt.endswith("</think>")

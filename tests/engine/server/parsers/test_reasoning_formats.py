@@ -192,10 +192,10 @@ def test_a_call_ends_the_reasoning_where_calls_may_come(parser: str, call: str) 
 
 @pytest.mark.parametrize("parser", REASONING_PARSERS)
 def test_the_answer_begins_where_grammars_do(parser: str) -> None:
-    asked = GRANITE_ASKS if parser == "granite" else ""
+    instructions = GRANITE_ASKS if parser == "granite" else ""
     opening = {"granite": "Here is my thought process:", "openai_gptoss": "<|channel|>analysis<|message|>"}
     for marker in reasoning_parser(parser).answer_begins_after:
-        reading = reasoning_parser(parser)(asked)
+        reading = reasoning_parser(parser)(instructions)
         assert reading.is_reasoning
         reading.feed(opening.get(parser, "") + "Hm.")
         assert reading.is_reasoning
@@ -247,15 +247,17 @@ def test_granite_reasons_where_it_says_so(text: str, reasoning: str, content: st
 
 
 def test_granite_is_asked_by_its_instructions_alone() -> None:
-    asked = GRANITE_ASKS
-    quoted = asked.replace("You are helpful. Write", "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>You wrote")
-    assert Reading(asked, "granite").parser().is_reasoning
+    instructions = GRANITE_ASKS
+    quoted = instructions.replace(
+        "You are helpful. Write", "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>You wrote"
+    )
+    assert Reading(instructions, "granite").parser().is_reasoning
     for text in (quoted, "Here is my response:", "<|start_of_role|>user<|end_of_role|>Here is my response: no"):
         assert not Reading(text, "granite").parser().is_reasoning
     # Earlier turns hold the sentences, too.
-    turns = "<|start_of_role|>assistant<|end_of_role|>Here is my response: hm<|end_of_text|>\n"
+    earlier = "<|start_of_role|>assistant<|end_of_role|>Here is my response: hm<|end_of_text|>\n"
     assert (
-        not Reading(f"<|start_of_role|>system<|end_of_role|>Hi.<|end_of_text|>\n{turns}", "granite")
+        not Reading(f"<|start_of_role|>system<|end_of_role|>Hi.<|end_of_text|>\n{earlier}", "granite")
         .parser()
         .is_reasoning
     )
@@ -302,9 +304,9 @@ def test_what_goes_on_with_a_message_is_what_that_is(
     ],
 )
 def test_headers_after_which_grammars_begin(header: str, *, is_answer: bool) -> None:
-    asked = Parsing(Parsers(reasoning=reasoning_parser("openai_gptoss")), "", ToolUse(), frozenset())
-    assert asked.answer_pattern is not None
-    found = re.search(asked.answer_pattern, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}{{")
+    parsing = Parsing(Parsers(reasoning=reasoning_parser("openai_gptoss")), "", ToolUse(), frozenset())
+    assert parsing.answer_pattern is not None
+    found = re.search(parsing.answer_pattern, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}{{")
     assert (found is not None) == is_answer
     if found is not None:
         assert found.string[found.end() :] == "{"
