@@ -68,7 +68,7 @@ def missing() -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def make(deaths: Path, deaths_reported: list[StokerError], missing: list[tuple[int, ...]]) -> Iterator[Make]:
-    """Makes executors of pretended ranks; at the end none of their processes is left."""
+    """Makes executors of fake ranks; at the end none of their processes is left."""
     made: list[RankExecutor] = []
     before = set(psutil.Process().children(recursive=True))
     open_files = psutil.Process().num_fds()

@@ -103,7 +103,7 @@ def test_an_engine_that_is_stopped_while_it_loads_ends_loading(tiny_llama: Path)
 
 
 @pytest.mark.slow
-def test_copies_may_have_ranks(tiny_llama: Path) -> None:
+def test_engines_may_have_ranks(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), device="cpu", num_gpu_blocks_override=64, tensor_parallel_size=2, data_parallel_size=2)
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     assert [len(each.outputs[0].token_ids) for each in llm.generate([[5], [6], [7]], params)] == [4, 4, 4]

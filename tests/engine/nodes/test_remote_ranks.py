@@ -1,6 +1,6 @@
 """Ranks of another node die, stop, hang; so does its agent; strangers come: who waits is told what happened, and where.
 
-Real: the executor, the head, the agent, the processes, TCP on this machine. Pretended: the model, as in
+Real: the executor, the head, the agent, the processes, TCP on this machine. Faked: the model, as in
 `exec.crashing_rank`, of which two ranks are here and one there.
 """
 

@@ -156,7 +156,7 @@ def test_a_step_for_which_there_is_no_memory(make_llm: Any, error: str) -> None:
 
 
 def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's count is pretended here; a container with a limit is tested in a real cluster."""
+    """The kernel's count is faked here; a container with a limit is tested in a real cluster."""
     counts = iter([4, 5])
     monkeypatch.setattr("stoker_engine.processes.engine_process.oom_kills", lambda: next(counts))
 

@@ -1,4 +1,4 @@
-"""Which part of a machine each engine of the model has. Pretended: the machine's accelerators."""
+"""Which part of a machine each engine of the model has. Faked: the machine's accelerators."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_comes_after_a_number_that_is_none_is_not_shown(monkeypatch: pytest
 @pytest.mark.parametrize(
     "engines, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
 )
-def test_copies_share_the_processors_time(
+def test_engines_share_the_processors_time(
     engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""

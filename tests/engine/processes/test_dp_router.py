@@ -106,7 +106,7 @@ def test_a_prefix_that_all_share_spreads_with_the_load() -> None:
     assert max(loads) - min(loads) <= 1000 // SEQUENCE_TOKENS + 1
 
 
-def test_copies_without_room_come_last() -> None:
+def test_engines_without_room_come_last() -> None:
     router = DPRouter(2, 16, MANY, max_num_seqs=4)
     prompt = _prompt(("long", 5000))
     first = router.begin("0", prompt, 4, among=range(2))

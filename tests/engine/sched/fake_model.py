@@ -1,6 +1,6 @@
-"""A pretend model that checks the cache: what it reads must be what was written for those very tokens.
+"""A fake model that checks the cache: what it reads must be what was written for those very tokens.
 
-A real model's keys at a position depend on all tokens up to it, so the pretend cache holds a hash of them. Every
+A real model's keys at a position depend on all tokens up to it, so the fake cache holds a hash of them. Every
 step copies, writes and reads block by block as a runner would, and its next tokens depend on nothing but the tokens
 known and the seed: whatever the scheduler does, `expected` says what must come out.
 
@@ -60,7 +60,7 @@ class Batch:
 
 @dataclass
 class Row:
-    """What the pretend runner keeps of a sequence."""
+    """What the fake runner keeps of a sequence."""
 
     spec: EngineRequest
     index: int
@@ -102,8 +102,8 @@ def expected(request: EngineRequest) -> list[list[int]]:
     return sequences
 
 
-class Pretend:
-    """A scheduler and its pretend runner.
+class FakeModel:
+    """A scheduler and its fake runner.
 
     Attributes:
         spoiled: requests whose logits are no numbers.
@@ -307,14 +307,14 @@ class Oracle:
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._asked: list[EngineRequest] = []
+        self._added: list[EngineRequest] = []
 
     def expect(self, request: EngineRequest) -> None:
-        self._asked.append(request)
+        self._added.append(request)
 
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         known = list(token_ids)
-        spec = [r for r in self._asked if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
+        spec = [r for r in self._added if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
         draft: list[int] = []
         seed = self._rng.choice(spec).seed + self._rng.randrange(2) if spec else 0
         while len(draft) < self._rng.randrange(max_tokens + 1):

@@ -168,7 +168,7 @@ class FakeEngine:
         self.alive: set[str] = set()
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._hangs_at: dict[str, int | None] = {}
-        self.asked: list[tuple[list[int], SamplingParams]] = []
+        self.requests_seen: list[tuple[list[int], SamplingParams]] = []
         self.options: list[dict[str, Any]] = []
         self.names: list[str] = []
         self.loaded = asyncio.Event()
@@ -205,7 +205,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
     ) -> int:
-        self.asked.append((prompt, params))  # type: ignore[arg-type]
+        self.requests_seen.append((prompt, params))  # type: ignore[arg-type]
         self.options.append({"priority": priority, "cache_salt": cache_salt})
         self.names.append(request_id)
         if self.error is not None:

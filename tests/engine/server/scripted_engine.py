@@ -43,11 +43,11 @@ class ScriptedEngine(FakeEngine):
             await until_async(lambda: not (self.waits_for_reader and stream._pending))
             for index, answer in enumerate(answers):
                 if num_written <= len(answer):
-                    stream.put(self._said(request_id, prompt, params, index, answer, num_written))
+                    stream.put(self._next_delta(request_id, prompt, params, index, answer, num_written))
             stream.wake()
             num_written += self.piece
 
-    def _said(
+    def _next_delta(
         self, request_id: str, prompt: list[int], params: RequestParams, index: int, answer: str, num_written: int
     ) -> OutputDelta:
         text = answer[num_written : num_written + self.piece]

@@ -46,7 +46,7 @@ def test_every_path_wants_a_key_but_those_of_probes(make_client: MakeClient) -> 
 def test_other_keys_are_none(make_client: MakeClient, engine: FakeEngine, value: str) -> None:
     headers = {"authorization": value.encode()}
     assert make_client(api_key=("one",)).post("/v1/completions", json=BODY, headers=headers).status_code == 401
-    assert not engine.asked
+    assert not engine.requests_seen
 
 
 def test_a_key_is_checked_before_the_body_is_read(make_client: MakeClient) -> None:

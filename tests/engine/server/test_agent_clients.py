@@ -101,7 +101,7 @@ def test_agents_sdk(streamed: bool) -> None:
         result = asyncio.run(run())
         assert result.final_output.strip() == "Cold and warm."
         assert sorted(ran) == ["Oslo", "Rome"]
-        first, second = engine.asked
+        first, second = engine.requests_seen
         assert first[1].structured_outputs.structural_tag, "its tools are strict"
         messages = engine.tokenizer.rendered["messages"]
         assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "tool"]
@@ -121,7 +121,7 @@ def test_agents_sdk_with_an_output_type_and_tools() -> None:
 
         assert asyncio.run(run()).final_output == Weather(city="Oslo", unit="°C")
         assert ran == ["Oslo"]
-        structured = engine.asked[0][1].structured_outputs
+        structured = engine.requests_seen[0][1].structured_outputs
         assert structured.structural_tag["format"]["type"] == "or"
         assert structured.begins_after
 

@@ -50,12 +50,12 @@ def test_each_prompt_gets_a_choice(client: TestClient, engine: FakeEngine, promp
         (1, "hello", "length"),
     ]
     assert answer["usage"]["prompt_tokens"] == 5
-    assert [asked for asked, _ in engine.asked] == [[1, 97, 98], [1, 99]]
+    assert [asked for asked, _ in engine.requests_seen] == [[1, 97, 98], [1, 99]]
 
 
 def test_a_list_of_tokens_is_one_prompt(client: TestClient, engine: FakeEngine) -> None:
     client.post("/v1/completions", json={"prompt": [5, 6]})
-    assert [asked for asked, _ in engine.asked] == [[5, 6]]
+    assert [asked for asked, _ in engine.requests_seen] == [[5, 6]]
 
 
 def test_streams_of_several_prompts_are_merged(client: TestClient) -> None:
@@ -229,7 +229,7 @@ def test_echo_with_logprobs(client: TestClient, engine: FakeEngine) -> None:
     assert choice["logprobs"]["tokens"] == ["^", "a", "b", "h"]
     assert choice["logprobs"]["token_logprobs"] == [None, *[pytest.approx(math.log(1 / 3))] * 3]
     assert choice["logprobs"]["top_logprobs"][0] is None
-    assert engine.asked[0][1].prompt_logprobs == 1
+    assert engine.requests_seen[0][1].prompt_logprobs == 1
     (event,) = events(client, "/v1/completions", body)
     assert event["choices"][0]["logprobs"] == choice["logprobs"]
 
@@ -245,7 +245,7 @@ def test_scoring_a_prompt_tells_nothing_else(client: TestClient, engine: FakeEng
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
     assert choice["logprobs"]["tokens"] == ["^", "a", "b"]
-    assert engine.asked[0][1].max_tokens == 1
+    assert engine.requests_seen[0][1].max_tokens == 1
 
 
 @pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 400}])
@@ -255,8 +255,8 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context(
     limit = engine.info.max_model_len
     body = {"prompt": [99] * limit, "max_tokens": 0, "echo": True, "logprobs": 1, **more}
     assert client.post("/v1/completions", json=body).status_code == 200
-    assert engine.asked[0][1].only_scores
-    assert len(engine.asked[0][0]) == min(limit, 400 if more.get("truncate_prompt_tokens") == 400 else limit)
+    assert engine.requests_seen[0][1].only_scores
+    assert len(engine.requests_seen[0][0]) == min(limit, 400 if more.get("truncate_prompt_tokens") == 400 else limit)
     for refused in ({**body, "max_tokens": 1}, {**body, "prompt": [99] * (limit + 1)}):
         if not more:
             answer = client.post("/v1/completions", json=refused)

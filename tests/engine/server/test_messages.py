@@ -109,7 +109,7 @@ def test_a_message(client: Anthropic, engine: ScriptedEngine) -> None:
     assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hello world"}]
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
-    prompt, params = engine.asked[0]
+    prompt, params = engine.requests_seen[0]
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (len(prompt) - 2, 2, 11)
     assert usage.cache_creation_input_tokens == 0
@@ -193,7 +193,7 @@ def test_a_stop_sequence_is_named(client: Anthropic, engine: ScriptedEngine) -> 
     request: Any = {**HELLO, "stop_sequences": ["END", "FIN"]}
     message = client.messages.create(**request)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
-    assert engine.asked[0][1].stop == ("END", "FIN")
+    assert engine.requests_seen[0][1].stop == ("END", "FIN")
     with client.messages.stream(**request) as stream:
         assert stream.get_final_message().stop_sequence == "END"
     engine.script = [call("Oslo")]
@@ -205,7 +205,7 @@ def test_what_bounds_an_answer(client: Anthropic, engine: ScriptedEngine) -> Non
     assert client.messages.create(**{**HELLO, "max_tokens": 4}).stop_reason == "max_tokens"
     engine.info = replace(engine.info, max_model_len=20)
     message = client.messages.create(**{**HELLO, "max_tokens": 64_000})
-    assert engine.asked[-1][1].max_tokens == 20 - len(engine.asked[-1][0])
+    assert engine.requests_seen[-1][1].max_tokens == 20 - len(engine.requests_seen[-1][0])
     assert message.stop_reason == "end_turn"
     engine.answer = "a" * 100
     message = client.messages.create(**{**HELLO, "max_tokens": 64_000})
@@ -291,7 +291,7 @@ def test_tokens_are_counted_as_they_would_be_read(client: Anthropic, engine: Scr
     usage = client.messages.create(**request, max_tokens=2000).usage
     assert engine.tokenizer.rendered == counted
     assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    assert len(engine.asked) == 1, "to count asks the engine for nothing"
+    assert len(engine.requests_seen) == 1, "to count asks the engine for nothing"
     long: Any = {"model": "tiny", "messages": [{"role": "user", "content": "a" * 5000}]}
     assert client.messages.count_tokens(**long).input_tokens > 5000, "also what is too long for a message"
 

@@ -134,7 +134,7 @@ def test_a_conversation_is_the_chat_that_it_means(
 ) -> None:
     counted = rendered(client, engine, "/v1/messages", {"model": "tiny", "max_tokens": 2000, **anthropic})
     assert counted == rendered(client, engine, "/v1/chat/completions", openai)
-    assert engine.asked[0][0] == engine.asked[1][0]
+    assert engine.requests_seen[0][0] == engine.requests_seen[1][0]
 
 
 @pytest.mark.parametrize("anywhere", [True, False])
@@ -255,7 +255,7 @@ def test_what_is_refused_is_named(client: TestClient, engine: FakeEngine) -> Non
         for stream in (False, True):
             response = client.post("/v1/messages", json={**HELLO, "stream": stream, **fields})
             assert named in error_of(response, 400, "invalid_request_error"), fields
-    assert not engine.asked
+    assert not engine.requests_seen
 
 
 def test_threads_are_refused_by_the_code_that_clients_know(client: TestClient) -> None:

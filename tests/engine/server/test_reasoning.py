@@ -74,7 +74,7 @@ def test_forced_calls_come_after_the_reasoning(piece: int) -> None:
     choice = ask(client, tools=TOOLS, tool_choice="required").choices[0]
     assert choice.message.reasoning == "hm <tool_call>"
     assert [name for name, _ in calls_of(choice.message)] == ["weather", "time"]
-    structured = engine.asked[0][1].structured_outputs
+    structured = engine.requests_seen[0][1].structured_outputs
     assert structured is not None
     assert structured.begins_after == "</think>"
 
@@ -149,7 +149,7 @@ def test_what_continues_an_answer_is_no_reasoning(stream: bool) -> None:
     chat = {"messages": started, "continue_final_message": True, "structured_outputs": {"regex": "[a-z ]+"}}
     answer = client.post("/v1/chat/completions", json={**chat, "stream": stream})
     assert "reasoning_content" not in answer.text
-    assert engine.asked[-1][1].structured_outputs.begins_after is None, "its format holds at once"
+    assert engine.requests_seen[-1][1].structured_outputs.begins_after is None, "its format holds at once"
     answer = client.post("/v1/messages", json={"messages": started, "max_tokens": 9, "model": "tiny", "stream": stream})
     assert "thinking" not in answer.text.replace("thinking_tokens", "")
 

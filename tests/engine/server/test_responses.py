@@ -43,7 +43,7 @@ def user(text: str) -> dict[str, Any]:
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
 THOUGHT = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
-SAID = {
+ASSISTANT_MESSAGE = {
     "type": "message",
     "id": "m",
     "status": "completed",
@@ -120,12 +120,12 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         top_logprobs=3,
         cache_salt="s",
     )
-    _, params = engine.asked[-1]
+    _, params = engine.requests_seen[-1]
     assert (params.max_tokens, params.temperature, params.top_k, params.min_p, params.seed) == (7, 0.5, 3, 0.1, 4)
     assert (list(params.stop), params.repetition_penalty, params.logprobs) == (["x"], 1.5, 3)
     assert engine.options[-1]["cache_salt"] == "s"
     ask(client)
-    assert engine.asked[-1][1].logprobs is None
+    assert engine.requests_seen[-1][1].logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         ),
         ([{"role": "user", "content": []}], [user("")]),
         (
-            [THOUGHT, SAID, CALL, {**CALL, "call_id": "c2"}, RESULT],
+            [THOUGHT, ASSISTANT_MESSAGE, CALL, {**CALL, "call_id": "c2"}, RESULT],
             [
                 {
                     "role": "assistant",
@@ -152,7 +152,7 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         ([CALL], [{"role": "assistant", "tool_calls": [call_in_chat()]}]),
         ([THOUGHT, user("go on")], [{"role": "assistant", "reasoning": "hm", "content": ""}, user("go on")]),
         (
-            [SAID, SAID, CALL, THOUGHT, CALL],
+            [ASSISTANT_MESSAGE, ASSISTANT_MESSAGE, CALL, THOUGHT, CALL],
             [
                 {"role": "assistant", "content": "well, no"},
                 {"role": "assistant", "content": "well, no", "tool_calls": [call_in_chat()]},
@@ -161,7 +161,7 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         ),
         ([{"type": "reasoning", "summary": []}, user("a")], [user("a")]),
         (
-            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, SAID],
+            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, ASSISTANT_MESSAGE],
             [{"role": "assistant", "reasoning": "s", "content": "well, no"}],
         ),
         (
@@ -222,10 +222,10 @@ def test_an_answer_given_back_as_it_came(client: TestClient, engine: FakeEngine)
 
 
 def test_what_the_assistant_says_half_is_gone_on_with(client: TestClient, engine: FakeEngine) -> None:
-    half = {**SAID, "status": "incomplete"}
+    half = {**ASSISTANT_MESSAGE, "status": "incomplete"}
     ask(client, input=[user("hi"), half])
     assert engine.tokenizer.rendered["continue_final_message"] is True
-    for items in ([user("hi"), SAID], [half, user("hi")], [user("hi"), THOUGHT]):
+    for items in ([user("hi"), ASSISTANT_MESSAGE], [half, user("hi")], [user("hi"), THOUGHT]):
         ask(client, input=items)
         assert engine.tokenizer.rendered["continue_final_message"] is False
 
@@ -388,7 +388,7 @@ def test_answers_have_names_of_their_own(client: TestClient) -> None:
 
 
 def test_input_items_are_listed_in_pages(client: TestClient) -> None:
-    first = ask(client, input=[user("0"), {**SAID, "id": None}])
+    first = ask(client, input=[user("0"), {**ASSISTANT_MESSAGE, "id": None}])
     second = ask(client, input=[CALL, RESULT, user("4")], previous_response_id=first["id"])
     where = f"{PATH}/{second['id']}/input_items"
 

@@ -257,7 +257,7 @@ def test_what_cannot_be_strict_is_answered_all_the_same(caplog: pytest.LogCaptur
     message = ask(client, tools=[strict]).choices[0].message
     assert calls_of(message) == [("weather", {"city": "Oslo"})]
     ask(client, tools=[strict])
-    assert [params.structured_outputs for _, params in engine.asked] == [None, None]
+    assert [params.structured_outputs for _, params in engine.requests_seen] == [None, None]
     assert sum("not kept to their schemas" in record.message for record in caplog.records) <= 1
 
 
@@ -311,7 +311,7 @@ def test_gpt_oss_is_forced_to_call_in_its_own_words(reasoning: str | None, said:
     assert bool(message.content) == (reasoning is None and "analysis" in said)
     streamed = list(ask(client, tool_choice=choice, stream=True))
     assert sum(bool(event.choices[0].delta.tool_calls) for event in streamed) == 2
-    structured = engine.asked[-1][1].structured_outputs
+    structured = engine.requests_seen[-1][1].structured_outputs
     assert structured is not None
     assert structured.begins_after is None, "a model that is free to choose a channel may call none"
 
@@ -462,7 +462,7 @@ def test_what_the_engine_is_asked_for() -> None:
 
     def asked(**fields: Any) -> Any:
         ask(client, **fields)
-        return engine.asked[-1][1].structured_outputs
+        return engine.requests_seen[-1][1].structured_outputs
 
     assert asked() is None
     assert asked(tool_choice="none", tools=[strict]) is None

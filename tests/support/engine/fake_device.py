@@ -168,7 +168,7 @@ class DeviceTrace(HostFunctions):
         self.uploads = 0
         self.peak = self._held = 0
         self._storages: dict[int, int] = {}  # how many tensors each has
-        self._others: dict[int, StorageWeakRef] = {}  # that were there before
+        self._existing: dict[int, StorageWeakRef] = {}  # that were there before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -187,7 +187,7 @@ class DeviceTrace(HostFunctions):
             return func(*args, **(kwargs or {}))
         for each in arguments:
             if (key := _storage(each)) not in self._storages:
-                self._others[key] = StorageWeakRef(each.untyped_storage())
+                self._existing[key] = StorageWeakRef(each.untyped_storage())
         result = func(*args, **(kwargs or {}))
         made = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
         self._check(func, arguments, made)
@@ -218,7 +218,7 @@ class DeviceTrace(HostFunctions):
 
     def _hold(self, tensor: torch.Tensor) -> None:
         key, size = _storage(tensor), tensor.untyped_storage().nbytes()
-        if key in self._others and not self._others[key].expired():
+        if key in self._existing and not self._existing[key].expired():
             return
         if key not in self._storages:
             self._storages[key] = 0
