@@ -11,7 +11,8 @@ from stoker_engine.server.conversation.reasoning_tokens import ReasoningTokens
 from stoker_engine.server.parsers.parts import Content, Reasoning
 
 from .scripted_engine import ScriptedEngine
-from .test_tools import FORCED, MESSAGES, OSLO, TIME, WEATHER, calls_of, openai_client, serve
+from .test_forced_calls import FORCED
+from .test_tools import MESSAGES, OSLO, TIME, WEATHER, calls_of, openai_client, serve
 
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 TOOLS = [WEATHER, TIME]
