@@ -27,7 +27,9 @@ RETIRED = [
     "Judgement", "SeenWorkload", "told_args", "OwnLoop", "asked_endpoint", "_hopeless", "WaitingLine", "Decider",
     "stoker_engine.children", "stoker_engine.kernels.native", "stoker_engine.contract.errors",
     "stoker_engine.contract.sources", "stoker_gateway.picker", "stoker_gateway.picking", "stoker_operator.judge",
-    "stoker_operator.granting",
+    "stoker_operator.granting", "TurnDelta", "wanted_format", "told_tools", "UnbuiltChat", "UnbuiltCompletion",
+    "UnbuiltMessage", "StepMasksByPlace", "keep_to_own_part", "check_room", "is_waited_for", "take_copies",
+    "take_table_changes", "lines_as_they_come", "mortal_add",
 ]
 # fmt: on
 
