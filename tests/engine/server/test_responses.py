@@ -1,4 +1,4 @@
-"""/v1/responses: what it takes, and how that becomes a chat. The engine is faked."""
+"""/v1/responses: what it takes, how that becomes a chat, and what is kept of it. The engine is faked."""
 
 from __future__ import annotations
 
