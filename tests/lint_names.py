@@ -35,6 +35,9 @@ RETIRED = [
     "BlockProduct", "stoker_product", "stoker_angles", "CodedPanels", "TiledCodes",
     "TiledDigits", "TiledNumbers", "EightBits", "GroupPlace", "WORTH_SHARING", "shared_ranks", "turn_queries",
     "turn_scores", "gguf_numbers", "_over_keys", "_turn_and_store", "told_of_compiled", "each_level",
+    "TurnDelta", "wanted_format", "told_tools", "UnbuiltChat", "UnbuiltCompletion",
+    "UnbuiltMessage", "StepMasksByPlace", "keep_to_own_part", "check_room", "is_waited_for", "take_copies",
+    "take_table_changes", "lines_as_they_come", "mortal_add",
 ]
 # fmt: on
 

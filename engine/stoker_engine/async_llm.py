@@ -32,7 +32,7 @@ from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.processes.dp_engine import DEAD, DPEngine, resolve
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
-from stoker_engine.processes.memory_check import check_room
+from stoker_engine.processes.memory_check import check_memory
 from stoker_engine.tokens.bad_words import BadWords
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_stream import OutputStream
@@ -69,7 +69,7 @@ class AsyncLLM:
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        check_room(args)
+        check_memory(args)
         read_chat_template(chat_template)  # a wrong name is an error now, not once the model is loaded
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None
@@ -88,11 +88,11 @@ class AsyncLLM:
         self._telling = asyncio.Lock()
         several, ranks = args.data_parallel_size > 1, RankLayout.of(args).size
         try:
-            for number in range(args.data_parallel_size):
-                name = f"engine {number} (of {args.data_parallel_size})" if several else ""
-                start = partial(EngineProcess, log_format, program, step_timeout, number if several else None)
+            for engine_index in range(args.data_parallel_size):
+                name = f"engine {engine_index} (of {args.data_parallel_size})" if several else ""
+                start = partial(EngineProcess, log_format, program, step_timeout, engine_index if several else None)
                 self.engines.append(
-                    DPEngine(number, name, ranks, start, step_timeout, partial(self._on_outputs, number))
+                    DPEngine(engine_index, name, ranks, start, step_timeout, partial(self._on_outputs, engine_index))
                 )
         except BaseException:
             self.shutdown()
@@ -113,10 +113,10 @@ class AsyncLLM:
             EngineDeadError: it died while it loaded; or one of several cannot be loaded again, while others serve.
         """
         if engine is None:
-            numbers = [number for number, each in enumerate(self.engines) if not each.takes_requests]
+            engine_indices = [engine_index for engine_index, each in enumerate(self.engines) if not each.takes_requests]
         else:
-            numbers = [engine]
-        loads = [asyncio.create_task(self._load(number)) for number in numbers]
+            engine_indices = [engine]
+        loads = [asyncio.create_task(self._load(engine_index)) for engine_index in engine_indices]
         try:
             await asyncio.gather(*loads)
         except EngineDeadError:
@@ -129,15 +129,15 @@ class AsyncLLM:
                 load.cancel()
         return self.info
 
-    async def _load(self, number: int) -> None:
-        engine = self.engines[number]
+    async def _load(self, engine_index: int) -> None:
+        engine = self.engines[engine_index]
         try:
             loaded = engine.load(self._located())
             info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), self._token_table())
         except EngineDeadError:
             raise
         except StokerError as error:
-            if number not in self._infos or not any(each.is_ready for each in self.engines):
+            if engine_index not in self._infos or not any(each.is_ready for each in self.engines):
                 raise
             # Others serve, so this is no reason to end: it is tried again as long as it may.
             death = EngineDeadError(f"it cannot be loaded: {error}")
@@ -147,12 +147,12 @@ class AsyncLLM:
             raise EngineDeadError(DEAD)
         if self._router is None:
             self._router = DPRouter(len(self.engines), info.block_size, info.usable_blocks, info.max_num_seqs)
-        self._router.forget(number)
+        self._router.forget(engine_index)
         self._bad_words = self._bad_words or BadWords(tokenizer, info.vocab_size)
-        self._infos[number] = info
-        self._show(number)
+        self._infos[engine_index] = info
+        self._show(engine_index)
         if table is not None:
-            engine.tell(table)  # it reads it at once: later, streams would wait meanwhile
+            engine.send_token_table(table)  # it reads it at once: later, streams would wait meanwhile
         engine.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:
@@ -267,7 +267,7 @@ class AsyncLLM:
         )
         try:
             while unfinished:
-                for delta in await stream.take():
+                for delta in await stream.get():
                     unfinished -= delta.finish_reason is not None
                     yield delta
         finally:
@@ -294,13 +294,19 @@ class AsyncLLM:
         """
         self._check_serving()
         assert self._inputs is not None and self._bad_words is not None
-        words = await self._bad_words.encoded(params.bad_words) if params.kind == "generate" else ()
+        bad_word_tokens = await self._bad_words.encoded(params.bad_words) if params.kind == "generate" else ()
         grammar = await self._grammar(params)
         self._check_serving()  # it may have died meanwhile
         if self.has(request_id):
             raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
         request = self._inputs.of_prompt(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt, bad_words=words, grammar=grammar
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            bad_words=bad_word_tokens,
+            grammar=grammar,
         )
         engine = self._route(request_id, prompt, request.num_sequences, cache_salt)
         try:
@@ -318,7 +324,7 @@ class AsyncLLM:
         # Where none seems to run, one that is stopped may be going on in a moment; its watchdog looks.
         able = able or [n for n, engine in enumerate(self.engines) if engine.takes_requests]
         for engine in self.engines:
-            engine.look_after()
+            engine.watch_if_stopped()
         if not able:
             raise EngineDeadError(DEAD)
         assert self._router is not None
@@ -336,7 +342,7 @@ class AsyncLLM:
                 self._check_serving()
                 for engine in self.engines:
                     if engine.takes_requests and not engine.knows_vocabulary:
-                        engine.tell(table)
+                        engine.send_token_table(table)
         return Grammar(source, structured.begins_after)
 
     def has(self, request_id: str) -> bool:
@@ -407,7 +413,7 @@ class AsyncLLM:
     def _on_outputs(self, engine: int, deltas: Sequence[TokenDelta], report: StepReport | None) -> None:
         if self._router is not None and len(self.engines) > 1:
             for delta in deltas:
-                self._router.has_begun(delta.request_id)
+                self._router.mark_started(delta.request_id)
             if report is not None:
                 self._router.report(engine, report.stats)
         if report is not None and self.on_step is not None:

@@ -80,7 +80,7 @@ class Engine:
         plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
         stages = RankLayout.of(args).pipeline
-        most_in_flight = stages + args.async_scheduling
+        max_in_flight = stages + args.async_scheduling
         self.scheduler = Scheduler(
             kv,
             args.max_num_seqs,
@@ -90,7 +90,7 @@ class Engine:
             args.long_prefill_token_threshold,
             None if args.max_itl_ms is None else args.max_itl_ms / 1e3,
             proposer,
-            num_batches=most_in_flight if stages > 1 else 1,
+            num_batches=max_in_flight if stages > 1 else 1,
         )
         stored = stored_as(args, checkpoint, "cpu" if self.executor.on_cpu else "cuda")
         self.info = EngineInfo(
@@ -114,7 +114,7 @@ class Engine:
         )
         self._timelines = RequestTimelines()
         self._grammar_queue = GrammarQueue()
-        self._most_in_flight = most_in_flight
+        self._max_in_flight = max_in_flight
         self._in_flight: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step was
 
@@ -203,14 +203,14 @@ class Engine:
         if len(self._grammar_queue):
             if not self.scheduler.has_work:
                 self._grammar_queue.wait()
-            prepared, failed = self._grammar_queue.take()
+            prepared, failed = self._grammar_queue.pop_ready()
             for request in prepared:
                 failed += self._add_prepared(request)
             if failed:
                 return StepOutputs(failed, None)
             if not self.scheduler.has_work and not self._grammar_queue.has_news:
                 return StepOutputs([], None)
-        while len(self._in_flight) < self._most_in_flight and self._launch():
+        while len(self._in_flight) < self._max_in_flight and self._launch():
             pass
         if not self._in_flight:
             report = self._timelines.report(0, 0, [], self._stats(), StepTimes(), time.monotonic())

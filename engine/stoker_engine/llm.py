@@ -171,12 +171,16 @@ class LLM:
             encoded.append(self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt))
         return texts, encoded
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        if given is None or isinstance(given, SamplingParams):
-            return [given or self.get_default_sampling_params()] * count
-        if len(given) != count:
-            raise RequestError(f"{count} prompts but {len(given)} sampling_params; give one for all or one each")
-        return list(given)
+    def _params(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            return [sampling_params or self.get_default_sampling_params()] * count
+        if len(sampling_params) != count:
+            raise RequestError(
+                f"{count} prompts but {len(sampling_params)} sampling_params; give one for all or one each"
+            )
+        return list(sampling_params)
 
     def _run(
         self,
@@ -190,8 +194,10 @@ class LLM:
         if len(priorities) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(priorities)} priorities; give one each")
         requests = [
-            self._inputs.request(next(self._ids), prompt, asked, priority=place, grammar=self._grammar(asked))
-            for prompt, asked, place in zip(prompts, params, priorities, strict=True)
+            self._inputs.request(
+                next(self._ids), prompt, prompt_params, priority=request_priority, grammar=self._grammar(prompt_params)
+            )
+            for prompt, prompt_params, request_priority in zip(prompts, params, priorities, strict=True)
         ]
         outputs = {r.id: _empty(r, text) for r, text in zip(requests, texts, strict=True)}
         for request in requests:

@@ -311,14 +311,14 @@ class DPEngineMetrics:
             "num_gpu_blocks": info.num_blocks,
             "num_gpu_blocks_override": args.num_gpu_blocks_override,
         }
-        self._say("vllm:cache_config_info", "The KV cache's configuration.", labels)
+        self._set_info("vllm:cache_config_info", "The KV cache's configuration.", labels)
 
     def _show_model(self, info: EngineInfo) -> None:
         """What vLLM has no metric for: in which dtype the model is computed, and how it is stored."""
         labels = {**self._labels, "dtype": info.dtype, "weights": info.weights, "kv_cache_dtype": info.kv_cache_dtype}
-        self._say("stoker:model_info", "How the model is stored.", labels)
+        self._set_info("stoker:model_info", "How the model is stored.", labels)
 
-    def _say(self, name: str, help: str, labels: Mapping[str, object]) -> None:
+    def _set_info(self, name: str, help: str, labels: Mapping[str, object]) -> None:
         """Sets a gauge that says something by its labels; what this engine said by it before is taken back."""
         gauge = self._families.gauge(name, help, labels)
         values = tuple(map(str, labels.values()))

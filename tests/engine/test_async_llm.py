@@ -149,9 +149,9 @@ async def several_sequences(llm: AsyncLLM, reports: list[StepReport]) -> None:
     params = SamplingParams(n=5, seed=3, max_tokens=6, ignore_eos=True)
     deltas = [delta async for delta in llm.generate("five", [5, 6, 7], params)]
     for index in range(5):
-        own = [delta for delta in deltas if delta.index == index]
-        assert sum(len(delta.token_ids) for delta in own) == 6
-        assert [delta.finish_reason for delta in own].count(FinishReason.LENGTH) == 1
+        sequence_deltas = [delta for delta in deltas if delta.index == index]
+        assert sum(len(delta.token_ids) for delta in sequence_deltas) == 6
+        assert [delta.finish_reason for delta in sequence_deltas].count(FinishReason.LENGTH) == 1
     await until_free(reports)
 
 
@@ -211,8 +211,8 @@ async def bad_words_are_encoded_once_and_elsewhere(llm: AsyncLLM, reports: list[
         plain = [delta async for delta in llm.generate("plain", [5, 6, 7], SHORT)]
         # By tokens: a busy machine merges deltas.
         spoken = {token: llm.tokenizer.vocabulary.token_text(token) for delta in plain for token in delta.token_ids}
-        token, said = next((token, text) for token, text in spoken.items() if text.strip() and "\ufffd" not in text)
-        without = [delta async for delta in llm.generate("without", [5, 6, 7], params(said))]
+        token, bad_text = next((token, text) for token, text in spoken.items() if text.strip() and "\ufffd" not in text)
+        without = [delta async for delta in llm.generate("without", [5, 6, 7], params(bad_text))]
         assert token not in [each for delta in without for each in delta.token_ids]
         for _ in range(2):
             with pytest.raises(RequestError, match="bad_words"):

@@ -40,10 +40,10 @@ def test_a_prompt_that_is_only_scored_may_fill_context_and_cache(tiny_llama: Pat
             [output] = llm.generate([prompt], replace(params, only_scores=True), use_tqdm=False)
             assert output.outputs[0].finish_reason == "length"
             assert output.prompt_logprobs is not None and expected.prompt_logprobs is not None
-            for ours, theirs in zip(output.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
-                assert ours is not None and theirs is not None
-                known = {token: each.logprob for token, each in theirs.items()}
-                assert {token: each.logprob for token, each in ours.items()} == pytest.approx(known, abs=1e-4)
+            for found, wanted_position in zip(output.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+                assert found is not None and wanted_position is not None
+                known = {token: each.logprob for token, each in wanted_position.items()}
+                assert {token: each.logprob for token, each in found.items()} == pytest.approx(known, abs=1e-4)
         with pytest.raises(RequestError, match="maximum context length"):
             llm.generate([prompt], params, use_tqdm=False)
 
@@ -112,11 +112,11 @@ def test_a_seed_repeats_alone_and_in_a_batch_and_chunked(llm: LLM, tiny_llama: P
     seeded = {"temperature": 1.0, "top_p": 0.95, "top_k": 40, "seed": 7}
     alone = _one(llm, [9, 8, 7], **seeded).token_ids
     params = SamplingParams(max_tokens=24, ignore_eos=True, **seeded)
-    others = SamplingParams(max_tokens=24, ignore_eos=True)
+    other_params = SamplingParams(max_tokens=24, ignore_eos=True)
     batch = [[3] * 30, [9, 8, 7], [4] * 9]
     chunked = LLM(str(tiny_llama), max_num_batched_tokens=8)
     for engine in (llm, chunked):
-        outputs = engine.generate(batch, [others, params, others], use_tqdm=False)
+        outputs = engine.generate(batch, [other_params, params, other_params], use_tqdm=False)
         assert outputs[1].outputs[0].token_ids == alone
     assert _one(llm, [9, 8, 7], **{**seeded, "seed": 8}).token_ids != alone
 

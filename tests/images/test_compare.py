@@ -27,7 +27,7 @@ def archive(*members: tuple[str, bytes, dict[str, object]]) -> io.BytesIO:
     return stream
 
 
-def said(one: io.BytesIO, other: io.BytesIO) -> list[str]:
+def differences(one: io.BytesIO, other: io.BytesIO) -> list[str]:
     return list(compare.differences(compare.read(one), compare.read(other)))
 
 
@@ -41,14 +41,14 @@ def said(one: io.BytesIO, other: io.BytesIO) -> list[str]:
     ],
 )
 def test_attributes(change: dict[str, object], differs: bool) -> None:
-    lines = said(archive(("bin/stoker", b"x", {})), archive(("bin/stoker", b"x", change)))
+    lines = differences(archive(("bin/stoker", b"x", {})), archive(("bin/stoker", b"x", change)))
     assert [line.split(":")[0] for line in lines] == (["bin/stoker"] if differs else [])
 
 
 def test_contents_and_names() -> None:
     one = archive(("same", b"1", {}), ("edited", b"1", {}), ("gone", b"1", {}))
     other = archive(("new", b"1", {}), ("edited", b"2", {}), ("same", b"1", {}))
-    edited, gone, new = said(one, other)
+    edited, gone, new = differences(one, other)
     assert edited.startswith("edited: ")
     assert (gone, new) == ("only in the first: gone", "only in the second: new")
 
@@ -57,5 +57,5 @@ def test_links_go_somewhere() -> None:
     def link(target: str) -> io.BytesIO:
         return archive(("python", b"", {"type": tarfile.SYMTYPE, "linkname": target}))
 
-    assert not said(link("python3"), link("python3"))
-    assert len(said(link("python3"), link("python4"))) == 1
+    assert not differences(link("python3"), link("python3"))
+    assert len(differences(link("python3"), link("python4"))) == 1

@@ -15,7 +15,7 @@ settle = SimpleNamespace(**runpy.run_path(str(FOLDER / "settle_torch.py")))
 
 
 @pytest.mark.parametrize(
-    ("device", "cuda", "hip", "said"),
+    ("device", "cuda", "hip", "output"),
     [
         ("cpu", None, None, ""),
         ("cpu", "13.2", None, ""),
@@ -27,7 +27,7 @@ settle = SimpleNamespace(**runpy.run_path(str(FOLDER / "settle_torch.py")))
         ("tpu", None, None, "'tpu'; cpu, cuda and rocm are known"),
     ],
 )
-def test_torch_is_built_for_the_device(device: str, cuda: str | None, hip: str | None, said: str) -> None:
+def test_torch_is_built_for_the_device(device: str, cuda: str | None, hip: str | None, output: str) -> None:
     problem = settle.problem(device, cuda=cuda, hip=hip)
-    assert said in problem
-    assert bool(problem) == bool(said)
+    assert output in problem
+    assert bool(problem) == bool(output)

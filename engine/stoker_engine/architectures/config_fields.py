@@ -87,30 +87,30 @@ class Fields:
             raise ModelError(f"{self._file} has no {name!r}")
         return value
 
-    def integer(self, name: str, least: int = 1, most: int = _MOST) -> int:
+    def integer(self, name: str, lower: int = 1, upper: int = _MOST) -> int:
         """A number without fraction that must be there."""
-        value = self.number(name, least, most)
+        value = self.number(name, lower, upper)
         if value != int(value):
             raise self._wrong(name, "a whole number", value)
         return int(value)
 
-    def optional_integer(self, name: str, least: int = 0) -> int | None:
+    def optional_integer(self, name: str, lower: int = 0) -> int | None:
         """A number without fraction, or None."""
-        return None if self.get(name) is None else self.integer(name, least)
+        return None if self.get(name) is None else self.integer(name, lower)
 
-    def number(self, name: str, least: float = -math.inf, most: float = math.inf) -> float:
+    def number(self, name: str, lower: float = -math.inf, upper: float = math.inf) -> float:
         """A finite number that must be there."""
         value = self.required(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number", value)
-        if not least <= value <= most or not abs(value) <= _LARGEST:
-            span = f" from {least:g}" * math.isfinite(least) + f" to {most:g}" * math.isfinite(most)
+        if not lower <= value <= upper or not abs(value) <= _LARGEST:
+            span = f" from {lower:g}" * math.isfinite(lower) + f" to {upper:g}" * math.isfinite(upper)
             raise self._wrong(name, f"a number{span}", value)
         return float(value)
 
-    def optional(self, name: str, least: float = -math.inf) -> float | None:
+    def optional(self, name: str, lower: float = -math.inf) -> float | None:
         """A finite number, or None."""
-        return None if self.get(name) is None else self.number(name, least)
+        return None if self.get(name) is None else self.number(name, lower)
 
     def text(self, name: str) -> str:
         """A word that must be there."""

@@ -134,12 +134,12 @@ def _given(c: Fields, kind: str) -> Fields:
     return Fields(c.object("rope_scaling"), _DEFAULTS)
 
 
-def _either(parameters: Fields, c: Fields, name: str, otherwise: float, least: float, most: float = math.inf) -> float:
-    """A number that may stand in either, from `least` to `most`."""
+def _either(parameters: Fields, c: Fields, name: str, otherwise: float, lower: float, upper: float = math.inf) -> float:
+    """A number that may stand in either, from `lower` to `upper`."""
     inner = "rope_theta" if name == "rope_local_base_freq" else name
     if parameters.get(inner) is not None:
-        return parameters.number(inner, least, most)
-    return otherwise if c.get(name) is None else c.number(name, least, most)
+        return parameters.number(inner, lower, upper)
+    return otherwise if c.get(name) is None else c.number(name, lower, upper)
 
 
 def _attention_factor(parameters: Fields, rope_type: str, factor: float, original: int) -> float:

@@ -31,15 +31,15 @@ class BuildKernelsArgs:
     batch_invariant: bool = flag("whether a request must give the same bits in any batch, as served", False)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code (2: it cannot be done)."""
     try:
-        return command_line.run("stoker build-kernels", lambda: _main(words))
+        return command_line.run("stoker build-kernels", lambda: _main(arguments))
     except KeyboardInterrupt:
         return 130
 
 
-def _main(words: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     parser = argv.Parser(
         prog="stoker build-kernels",
         description="Compile the kernels that MODEL is computed with, for GPUs that need not be here.",
@@ -48,7 +48,7 @@ def _main(words: list[str]) -> int:
         allow_abbrev=False,
     )
     argv.add_arguments(parser, BuildKernelsArgs, "build-kernels")
-    args = argv.from_namespace(BuildKernelsArgs, command_line.parse(parser, command_line.with_model_flag(words)))
+    args = argv.from_namespace(BuildKernelsArgs, command_line.parse(parser, command_line.with_model_flag(arguments)))
     if not args.target:
         raise ArgumentError("--target", "is needed: which GPUs, such as sm_90 or gfx942")
     as_served = {name: getattr(args, name) for name in BuildKernelsArgs.__dataclass_fields__}

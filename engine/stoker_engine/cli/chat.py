@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker_common.errors import StokerError
 from stoker_engine.cli import command_line
-from stoker_engine.cli.chat_answer import ChatAnswer, check, say, stream
+from stoker_engine.cli.chat_answer import ChatAnswer, check, print_piece, stream
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 
@@ -42,19 +42,19 @@ class ChatArgs:
     )
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
     try:
-        return command_line.run("stoker chat", lambda: _main(words))
+        return command_line.run("stoker chat", lambda: _main(arguments))
     except (KeyboardInterrupt, EOFError):
         print()
         return 0
 
 
-def _main(words: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     parser = argv.Parser(prog="stoker chat", description="Talk to a served model.", allow_abbrev=False)
     argv.add_arguments(parser, ChatArgs, "chat")
-    args = argv.from_namespace(ChatArgs, command_line.parse(parser, words))
+    args = argv.from_namespace(ChatArgs, command_line.parse(parser, arguments))
     import httpx
 
     tools = None
@@ -66,7 +66,7 @@ def _main(words: list[str]) -> int:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=args.url.rstrip("/") + "/", headers=headers, timeout=None) as client:
         try:
-            return _Talk(client, args, args.model_name or _models(client)[0], tools).run()
+            return _Conversation(client, args, args.model_name or _models(client)[0], tools).run()
         except httpx.HTTPError as error:
             raise StokerError(f"{args.url} does not answer: {error}") from error
 
@@ -78,7 +78,7 @@ def _models(client: httpx.Client) -> list[str]:
 
 
 @dataclass
-class _Talk:
+class _Conversation:
     """One conversation."""
 
     client: httpx.Client
@@ -103,7 +103,7 @@ class _Talk:
             try:
                 self._ask(messages, question)
             except KeyboardInterrupt:  # what was said so far stands on the screen; the model forgets this turn
-                say("\n")
+                print_piece("\n")
                 del messages[before:]
             except StokerError as error:
                 print(f"stoker chat: {error}", file=sys.stderr)

@@ -71,29 +71,29 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
             for choice in event["choices"]:
                 delta = choice["delta"]
                 if thought := delta.get("reasoning"):
-                    whisper(thought)
+                    print_dimmed(thought)
                 if text := delta.get("content"):
                     if answer.reasoning and not answer.content:
-                        whisper("\n")
-                    say(text)
+                        print_dimmed("\n")
+                    print_piece(text)
                 answer.add(delta)
     if answer.content or not answer.calls:
-        say("\n")
+        print_piece("\n")
     elif answer.reasoning:
-        whisper("\n")
+        print_dimmed("\n")
     return answer
 
 
-def say(text: str) -> None:
+def print_piece(text: str) -> None:
     """Prints a piece of the answer."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def whisper(text: str) -> None:
+def print_dimmed(text: str) -> None:
     """Prints, dimmed, what is not the answer, where somebody looks on."""
     if sys.stdout.isatty():
-        say(text if os.environ.get("NO_COLOR") else f"{_DIM}{text}{_PLAIN}")
+        print_piece(text if os.environ.get("NO_COLOR") else f"{_DIM}{text}{_PLAIN}")
 
 
 def check(response: httpx.Response) -> None:

@@ -16,7 +16,7 @@ from pydantic import PydanticUserError, TypeAdapter, validate_call
 from pydantic_core import from_json
 
 from stoker_common.errors import ArgumentError
-from stoker_engine.cli.chat_answer import whisper
+from stoker_engine.cli.chat_answer import print_dimmed
 
 _HELPERS: Final = "begin the name of a function that is not for the model with an underscore"
 
@@ -74,9 +74,9 @@ class Tools:
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """Does what the model called for; the message that tells it what came out, or what went wrong."""
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        whisper(f"{name}({arguments})\n")
+        print_dimmed(f"{name}({arguments})\n")
         result = self._call(name, arguments)
-        whisper(f"→ {result}\n")
+        print_dimmed(f"→ {result}\n")
         return {"role": "tool", "tool_call_id": call["id"], "content": result}
 
     def _call(self, name: str, arguments: str) -> str:

@@ -14,25 +14,25 @@ from stoker_engine.cli.ignored_vllm_flags import FOREIGN_FLAGS
 from stoker_engine.contract.argv import Parser
 
 
-def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses `words`.
+def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses `arguments`.
 
     Raises:
         ArgumentError: a flag that does not exist, with what may have been meant; or a wrong value.
     """
-    check_flags(parser, words)
-    return parser.parse_args(list(words))
+    check_flags(parser, arguments)
+    return parser.parse_args(list(arguments))
 
 
-def check_flags(parser: Parser, words: Sequence[str]) -> None:
+def check_flags(parser: Parser, arguments: Sequence[str]) -> None:
     """Raises:
     ArgumentError: a flag that does not exist, with what may have been meant.
     """
     known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_help()))
-    for word in words:
-        if word == "--":
+    for argument in arguments:
+        if argument == "--":
             return
-        name = word.partition("=")[0]
+        name = argument.partition("=")[0]
         if not re.fullmatch(r"--?[A-Za-z][\w-]*", name) or name in known:
             continue
         spelled = name.replace("_", "-")
@@ -59,23 +59,23 @@ def run(command: str, action: Callable[[], int]) -> int:
         return 1
 
 
-def with_short_flags(words: Sequence[str], short: Mapping[str, str]) -> list[str]:
-    """`words` with ``-i FILE`` spelled ``--input-file FILE``."""
-    return [f"--{short[word]}-file" if word in short else word for word in words]
+def with_short_flags(arguments: Sequence[str], short: Mapping[str, str]) -> list[str]:
+    """`arguments` with ``-i FILE`` spelled ``--input-file FILE``."""
+    return [f"--{short[argument]}-file" if argument in short else argument for argument in arguments]
 
 
-def with_model_flag(words: Sequence[str]) -> list[str]:
-    """`words` with ``--model M`` moved where commands take MODEL: vLLM's offline commands have it as a flag."""
-    rest, model = [], []
-    items = iter(words)
-    for word in items:
-        if word == "--model":
+def with_model_flag(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with ``--model M`` moved where commands take MODEL: vLLM's offline commands have it as a flag."""
+    remaining, model = [], []
+    items = iter(arguments)
+    for argument in items:
+        if argument == "--model":
             model = [next(items, "")]
-        elif word.startswith("--model="):
-            model = [word.removeprefix("--model=")]
+        elif argument.startswith("--model="):
+            model = [argument.removeprefix("--model=")]
         else:
-            rest.append(word)
-    return [*model, *rest]
+            remaining.append(argument)
+    return [*model, *remaining]
 
 
 def api_key() -> str | None:

@@ -11,23 +11,23 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
     """The lines of bytes that come in pieces, without their ends; the last one may have none."""
-    rest = b""
+    partial_line = b""
     for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
+        *whole, partial_line = (partial_line + piece).split(b"\n")
         yield from map(_text, whole)
-    if rest:
-        yield _text(rest)
+    if partial_line:
+        yield _text(partial_line)
 
 
-async def lines_as_they_come(pieces: AsyncIterable[bytes]) -> AsyncIterator[str]:
+async def stream_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[str]:
     """`lines_of`, of pieces that are waited for."""
-    rest = b""
+    partial_line = b""
     async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
+        *whole, partial_line = (partial_line + piece).split(b"\n")
         for line in whole:
             yield _text(line)
-    if rest:
-        yield _text(rest)
+    if partial_line:
+        yield _text(partial_line)
 
 
 def _text(line: bytes) -> str:

@@ -34,12 +34,12 @@ class QuantizeArgs:
     revision: str | None = flag("branch, tag or commit of a hub model", None)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code (2: it cannot be done, 1: it failed)."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as a shell has it for what runs in the background
             signal.signal(signum, _end)
-    return command_line.run("stoker quantize", lambda: _main(words))
+    return command_line.run("stoker quantize", lambda: _main(arguments))
 
 
 def _end(signum: int, _: FrameType | None) -> None:
@@ -54,7 +54,7 @@ def _end(signum: int, _: FrameType | None) -> None:
         os._exit(128 + signum)
 
 
-def _main(words: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     parser = argv.Parser(
         prog="stoker quantize",
         description="Round a model's weights to fewer bits and write them down.",
@@ -63,7 +63,7 @@ def _main(words: list[str]) -> int:
         allow_abbrev=False,
     )
     argv.add_arguments(parser, QuantizeArgs, "quantize")
-    args = argv.from_namespace(QuantizeArgs, command_line.parse(parser, command_line.with_model_flag(words)))
+    args = argv.from_namespace(QuantizeArgs, command_line.parse(parser, command_line.with_model_flag(arguments)))
     for name, value in (("--to", args.to), ("--output", args.output)):
         if not value:
             raise ArgumentError(name, "is needed")

@@ -60,15 +60,15 @@ class BatchArgs:
                 raise ArgumentError(argv.flag_name(name), "is needed: a file's name, or -")
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code (1: the engine died or some line has no answer but an error)."""
     try:
-        return command_line.run("stoker run-batch", lambda: _main(words))
+        return command_line.run("stoker run-batch", lambda: _main(arguments))
     except KeyboardInterrupt:
         return 130
 
 
-def _main(words: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     parser = argv.Parser(
         prog="stoker run-batch",
         description="Answer an OpenAI batch file without a server. --model M is the same as MODEL, -i as --input-file, "
@@ -77,7 +77,7 @@ def _main(words: list[str]) -> int:
     )
     argv.add_arguments(parser, BatchArgs, "batch")
     argv.add_arguments(parser, EngineArgs, "engine")
-    spelled = command_line.with_model_flag(command_line.with_short_flags(words, {"-i": "input", "-o": "output"}))
+    spelled = command_line.with_model_flag(command_line.with_short_flags(arguments, {"-i": "input", "-o": "output"}))
     namespace = command_line.parse(parser, spelled)
     batch = argv.from_namespace(BatchArgs, namespace)
     args = ServeArgs(
@@ -125,19 +125,19 @@ def _refuse_doubled(source: IO[str], name: str) -> None:
     Raises:
         ArgumentError: two have the same ``custom_id``, by which answers are distinguished.
     """
-    seen: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     doubled: dict[str, list[int]] = {}
-    for number, line in enumerate(source, 1):
+    for line_number, line in enumerate(source, 1):
         with contextlib.suppress(ValueError, RecursionError, AttributeError):  # which is that line's answer
             custom_id = _parsed(line).get("custom_id")
-            if isinstance(custom_id, str) and (first := seen.setdefault(custom_id, number)) != number:
-                doubled.setdefault(custom_id, [first]).append(number)
+            if isinstance(custom_id, str) and (first := first_lines.setdefault(custom_id, line_number)) != line_number:
+                doubled.setdefault(custom_id, [first]).append(line_number)
     if doubled:
-        custom_id, numbers = next(iter(doubled.items()))
-        lines = ", ".join(map(str, numbers[:10])) + (" and more" if len(numbers) > 10 else "")
-        others = f"; {len(doubled) - 1} other ids are doubled, too" if len(doubled) > 1 else ""
+        custom_id, line_numbers = next(iter(doubled.items()))
+        lines = ", ".join(map(str, line_numbers[:10])) + (" and more" if len(line_numbers) > 10 else "")
+        further_ids = f"; {len(doubled) - 1} other ids are doubled, too" if len(doubled) > 1 else ""
         raise ArgumentError(
-            "--input-file", f"{name}: custom_id {custom_id[:100]!r} is on lines {lines}{others}; make each unique"
+            "--input-file", f"{name}: custom_id {custom_id[:100]!r} is on lines {lines}{further_ids}; make each unique"
         )
     source.seek(0)
 
@@ -156,7 +156,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
         app = create_app(service)
         service.on_loaded(await client.load())
         failed = 0
-        places = asyncio.Semaphore(_AHEAD * args.engine.max_num_seqs * args.engine.data_parallel_size)
+        capacity = asyncio.Semaphore(_AHEAD * args.engine.max_num_seqs * args.engine.data_parallel_size)
         with tqdm(desc="Answered", unit=" lines", disable=not show) as bar:
 
             async def answer(line: str) -> None:
@@ -164,7 +164,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
                 try:
                     result = await answered(app, line)
                 finally:
-                    places.release()
+                    capacity.release()
                 failed += result["error"] is not None or result["response"]["status_code"] != 200
                 sink.write(json.dumps(result) + "\n")
                 sink.flush()
@@ -172,7 +172,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
 
             async with asyncio.TaskGroup() as tasks:
                 for line in _lines(source):
-                    await places.acquire()
+                    await capacity.acquire()
                     tasks.create_task(answer(line))
         if failed:
             print(f"stoker run-batch: {failed} lines have errors, written to their output lines", file=sys.stderr)

@@ -23,12 +23,12 @@ def main(argv: list[str]) -> int:
     # served yet, the engine's process ends with this one, and an exception could be swallowed by what is imported.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        return command_line.run("stoker serve", lambda: _serve_or_say_why(argv))
+        return command_line.run("stoker serve", lambda: _serve_or_report(argv))
     except KeyboardInterrupt:
         return 0
 
 
-def _serve_or_say_why(argv: list[str]) -> int:
+def _serve_or_report(argv: list[str]) -> int:
     try:
         _serve(argv)
     except StokerError as error:
@@ -41,9 +41,9 @@ def _serve_or_say_why(argv: list[str]) -> int:
 
 
 def _serve(argv: list[str]) -> None:
-    words = command_line.with_model_flag(argv)
-    command_line.check_flags(ServeArgs.parser(), words)
-    args = ServeArgs.from_argv(words)
+    arguments = command_line.with_model_flag(argv)
+    command_line.check_flags(ServeArgs.parser(), arguments)
+    args = ServeArgs.from_argv(arguments)
     logs.configure(args.frontend.log_format)
     if args.frontend.headless:
         _run_ranks(args)

@@ -17,12 +17,12 @@ VARIABLE: Final = "STOKER_TERMINATION_LOG"
 _KUBERNETES: Final = "/dev/termination-log"
 
 
-def write(words: TerminationMessage) -> None:
-    """Writes `words`, where there is a file for them; never raises: the exit code still has to be returned."""
+def write(message: TerminationMessage) -> None:
+    """Writes `message`, where there is a file for it; never raises: the exit code still has to be returned."""
     file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
     if VARIABLE not in os.environ and not file.is_file():
         return
     try:
-        file.write_text(f"{words}\n")
+        file.write_text(f"{message}\n")
     except OSError as error:
         logger.warning("cannot write the termination message to %s: %s", file, error)

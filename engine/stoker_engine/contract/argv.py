@@ -122,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -
         if kind is bool:
             group.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, **options)
             continue
-        numbers = {int: human_int, float: number_or_infinity if meta.get("infinite") else number}
-        options["type"] = numbers.get(kind, kind)
+        number_parsers = {int: human_int, float: number_or_infinity if meta.get("infinite") else number}
+        options["type"] = number_parsers.get(kind, kind)
         if not meta["choices"]:
             options["metavar"] = field.name.rsplit("_", 1)[-1].upper()
         if many:

@@ -34,11 +34,11 @@ class EngineState:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, said: Any) -> EngineState | None:
+    def from_dict(cls, reported: Any) -> EngineState | None:
         """Reads what `to_dict` wrote; None where others did. Fields of later versions are left out."""
-        if not isinstance(said, Mapping):
+        if not isinstance(reported, Mapping):
             return None
-        fields = {field.name: said[field.name] for field in dataclasses.fields(cls) if field.name in said}
+        fields = {field.name: reported[field.name] for field in dataclasses.fields(cls) if field.name in reported}
         missing = fields.get("missing_ranks", ())
         if not isinstance(missing, list | tuple):
             return None

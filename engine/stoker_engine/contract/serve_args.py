@@ -48,13 +48,13 @@ class ServeArgs:
         return parser
 
     @classmethod
-    def from_argv(cls, words: Sequence[str]) -> ServeArgs:
+    def from_argv(cls, arguments: Sequence[str]) -> ServeArgs:
         """Parses the words after ``stoker serve``.
 
         Raises:
             ArgumentError: an unknown flag, or a value out of range.
         """
-        namespace = cls.parser().parse_args(list(words))
+        namespace = cls.parser().parse_args(list(arguments))
         return cls(
             engine=argv.from_namespace(EngineArgs, namespace),
             frontend=argv.from_namespace(FrontendArgs, namespace),

@@ -78,10 +78,10 @@ class TerminationMessage:
     @classmethod
     def parse(cls, text: str) -> TerminationMessage | None:
         """Reads what `str` wrote; None where others did."""
-        word, separator, message = text.strip().partition(": ")
-        if not separator or word not in list(Reason):
+        reason, separator, message = text.strip().partition(": ")
+        if not separator or reason not in list(Reason):
             return None
-        return cls(Reason(word), message)
+        return cls(Reason(reason), message)
 
     def __str__(self) -> str:
         """The termination message, at most `MAX_BYTES` of UTF-8."""

@@ -41,8 +41,8 @@ class BadWords:
         """Tokens that would complete a word in the output, the part of `known` behind the prompt."""
         found = list(self._root.last)
         node = self._root
-        for place in range(len(known) - 1, num_prompt_tokens - 1, -1):
-            following = node.before.get(known[place])
+        for index in range(len(known) - 1, num_prompt_tokens - 1, -1):
+            following = node.before.get(known[index])
             if following is None:
                 break
             node = following

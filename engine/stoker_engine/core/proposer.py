@@ -10,6 +10,6 @@ from typing import Protocol
 class Proposer(Protocol):
     """Proposes drafts. What it proposes changes how fast tokens come, never which."""
 
-    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens that may follow `token_ids`, prompt and output of one sequence; none is allowed."""
+    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """Up to `max_tokens` tokens that may follow `token_ids`, prompt and output of one sequence; none is allowed."""
         ...

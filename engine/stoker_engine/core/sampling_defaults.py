@@ -12,16 +12,16 @@ from typing import Any
 from stoker_engine.core.sampling_params import SamplingParams
 
 
-def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(requested: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters of a request.
 
     Args:
-        given: what the request says, by the names of `SamplingParams`; None is as good as absent, save for
+        requested: what the request says, by the names of `SamplingParams`; None is as good as absent, save for
             `max_tokens`, where a None that is given means the rest of the context.
         defaults: `EngineInfo.sampling_defaults`.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
-    said = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
-    return SamplingParams(**{**defaults, **said})
+    stated = {name: value for name, value in requested.items() if value is not None or name == "max_tokens"}
+    return SamplingParams(**{**defaults, **stated})

@@ -219,9 +219,9 @@ class BeamSearchParams:
 RequestParams = SamplingParams | BeamSearchParams
 
 
-def _token_ids(given: Sequence[int], name: str) -> TokenIds:
+def _token_ids(token_ids: Sequence[int], name: str) -> TokenIds:
     try:
-        return TokenIds(given)
+        return TokenIds(token_ids)
     except (TypeError, ValueError, OverflowError):
         raise RequestError(f"{name} must be a list of token ids", name) from None
 

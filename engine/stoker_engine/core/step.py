@@ -71,9 +71,9 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may come next, to be verified: those of the batch's sequence number `place`."""
+    """Tokens that may come next, to be verified: those of the batch's sequence number `batch_index`."""
 
-    place: int
+    batch_index: int
     token_ids: list[int]
 
 
@@ -141,7 +141,7 @@ class StepResult:
 
     Attributes:
         sampled: for each sequence of the batch with `num_samples`, in order.
-        prompt_logprobs: by place in the batch, of the prompt tokens that follow what it computed; None where they are
+        prompt_logprobs: by index in the batch, of the prompt tokens that follow what it computed; None where they are
             no numbers.
         prepare_time, model_time, sample_time: seconds.
     """

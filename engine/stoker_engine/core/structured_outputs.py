@@ -54,9 +54,9 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         if self.json_object is False:  # which asks for nothing
             object.__setattr__(self, "json_object", None)
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) != 1:
-            stated = f"{' and '.join(given)} are given" if given else "none is"
+        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(constraints) != 1:
+            stated = f"{' and '.join(constraints)} are given" if constraints else "none is"
             raise RequestError(f"structured_outputs takes exactly one of {', '.join(CONSTRAINTS)}; {stated}", _PARAM)
         self._check_types()
         for option in _JSON_OPTIONS:
@@ -71,10 +71,10 @@ class StructuredOutputs:
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
     def _check_types(self) -> None:
-        def check(name: str, types: tuple[type, ...], what: str) -> None:
+        def check(name: str, types: tuple[type, ...], expected: str) -> None:
             value = getattr(self, name)
             if value is not None and not isinstance(value, types):
-                raise RequestError(f"{name} must be {what}, got {type(value).__name__}", f"{_PARAM}.{name}")
+                raise RequestError(f"{name} must be {expected}, got {type(value).__name__}", f"{_PARAM}.{name}")
 
         check("json", (str, bool, Mapping), "a JSON Schema: an object, a boolean, or their text")
         for name in ("regex", "grammar", "whitespace_pattern", "begins_after"):

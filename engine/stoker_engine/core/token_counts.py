@@ -26,18 +26,18 @@ class TokenCounts:
     def __init__(self, prompt: Iterable[int]) -> None:
         self.tokens = array("q", dict.fromkeys(prompt))
         self.counts = array("q", bytes(8 * len(self.tokens)))
-        self._place = {token: place for place, token in enumerate(self.tokens)}
+        self._index = {token: index for index, token in enumerate(self.tokens)}
 
     def add(self, token_id: int) -> None:
         """Counts a new token of the output."""
-        place = self._place.setdefault(token_id, len(self.tokens))
-        if place == len(self.tokens):
+        index = self._index.setdefault(token_id, len(self.tokens))
+        if index == len(self.tokens):
             self.tokens.append(token_id)
             self.counts.append(0)
-        self.counts[place] += 1
+        self.counts[index] += 1
 
     def copy(self) -> TokenCounts:
         """The same, for a sequence that goes on from here."""
-        other = copy.copy(self)
-        other.tokens, other.counts, other._place = self.tokens[:], self.counts[:], self._place.copy()
-        return other
+        counts = copy.copy(self)
+        counts.tokens, counts.counts, counts._index = self.tokens[:], self.counts[:], self._index.copy()
+        return counts

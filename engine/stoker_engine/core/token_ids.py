@@ -33,11 +33,11 @@ class TokenIds(Sequence[int]):
         if isinstance(token_ids, TokenIds):
             self.array, self.num_given, self._mask = token_ids.array, token_ids.num_given, token_ids._mask
             return
-        given = list(token_ids)
-        if bool in set(map(type, given)):
+        as_list = list(token_ids)
+        if bool in set(map(type, as_list)):
             raise TypeError("token ids are integers")
-        self.array = array("q", sorted(set(array("q", given))))
-        self.num_given = len(given)
+        self.array = array("q", sorted(set(array("q", as_list))))
+        self.num_given = len(as_list)
         self._mask = None
 
     def mask(self, vocab_size: int) -> bytearray:
@@ -54,8 +54,8 @@ class TokenIds(Sequence[int]):
     def __contains__(self, token_id: object) -> bool:
         if not self.array or not isinstance(token_id, int):
             return False
-        place = bisect_left(self.array, token_id)
-        return place < len(self.array) and self.array[place] == token_id
+        index = bisect_left(self.array, token_id)
+        return index < len(self.array) and self.array[index] == token_id
 
     @overload
     def __getitem__(self, index: int) -> int: ...

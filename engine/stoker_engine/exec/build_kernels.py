@@ -108,7 +108,7 @@ def build_kernels(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with watch_compilations(lambda: None) as compiled, torch.no_grad(), fake, compile_only(target, on_launch):
         kernels = BATCH_INVARIANT if args.batch_invariant else TRITON
-        build = Build(dtype, TritonBackend(args.batch_invariant), kernels, _Pretended(args.tensor_parallel_size))
+        build = Build(dtype, TritonBackend(args.batch_invariant), kernels, _FakeCommunicator(args.tensor_parallel_size))
         build = replace(build, linear=with_formats(formats, build.linear), whole_experts=args.enable_expert_parallel)
         kv = kv_format(args.kv_cache_dtype, str(dtype))
         groups = memory.model_cache_groups(config, args.block_size, kv, args.tensor_parallel_size)
@@ -131,13 +131,13 @@ def build_kernels(
 
 def _sample(logits: torch.Tensor) -> None:
     rows = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-    words = -(-logits.shape[1] // 32)
-    TRITON.keep_allowed(logits, rows, torch.zeros((len(logits), words), dtype=torch.int32, device=logits.device))
+    num_words = -(-logits.shape[1] // 32)
+    TRITON.keep_allowed(logits, rows, torch.zeros((len(logits), num_words), dtype=torch.int32, device=logits.device))
     TRITON.logprobs(logits, TRITON.argmax(logits)[0])
     TRITON.select_token(logits, torch.zeros((len(logits), len(COLUMNS)), dtype=torch.float64, device=logits.device))
 
 
-class _Pretended:
+class _FakeCommunicator:
     """The first of so many ranks, of which the others do what it does."""
 
     rank = 0

@@ -42,8 +42,8 @@ def refuse_indivisible(args: EngineArgs, checkpoint: Checkpoint) -> None:
             "--pipeline-parallel-size": pipeline > 1,
             "--enable-expert-parallel": whole,
         }
-        flag, *others = (name for name, is_stated in stated.items() if is_stated)
-        remedy = " and ".join(["leave it out", *others])
+        flag, *more_flags = (name for name, is_stated in stated.items() if is_stated)
+        remedy = " and ".join(["leave it out", *more_flags])
     else:
         sizes = [str(size) for size in tensor_sizes(config, tensor, whole_experts=whole, formats=formats)]
         remedy = f"use {' or '.join(sizes)}"

@@ -31,8 +31,8 @@ def stored_as(args: EngineArgs, checkpoint: Checkpoint, device: torch.device | s
     device = torch.device(device)
     dtype = resolve_dtype(args, checkpoint, device)
     name = str(dtype).removeprefix("torch.")
-    kept = name if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
-    return StoredAs(name, checkpoint.weights_stored_as(dtype, device), kept)
+    kv_cache_dtype = name if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    return StoredAs(name, checkpoint.weights_stored_as(dtype, device), kv_cache_dtype)
 
 
 def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
@@ -42,10 +42,10 @@ def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device
     Raises:
         ModelError: the checkpoint's own is none that we compute in.
     """
-    own = checkpoint.config.dtype.removeprefix("torch.")
+    checkpoint_dtype = checkpoint.config.dtype.removeprefix("torch.")
     # It does not depend on the dtype which matrices of a folder are quantized.
-    quantized = own == "float16" and bool(checkpoint.weight_formats(torch.float16, device).names)
-    name = compute_dtype(args.dtype, own, quantized=quantized, on_cpu=device.type == "cpu")
+    quantized = checkpoint_dtype == "float16" and bool(checkpoint.weight_formats(torch.float16, device).names)
+    name = compute_dtype(args.dtype, checkpoint_dtype, quantized=quantized, on_cpu=device.type == "cpu")
     if why := why_not_computed(name):
         raise ModelError(why)
     dtype: torch.dtype = getattr(torch, name)

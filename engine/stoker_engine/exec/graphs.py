@@ -48,21 +48,21 @@ class GraphInputs:
     """Where all graphs read a step's inputs.
 
     Args:
-        most: sequences that there is room for.
+        max_seqs: sequences that there is room for.
         max_blocks: of each of them, in every group.
     """
 
-    def __init__(self, most: int, max_blocks: int, plan: KVCachePlan, device: torch.device) -> None:
+    def __init__(self, max_seqs: int, max_blocks: int, plan: KVCachePlan, device: torch.device) -> None:
         self._plan = plan
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.token_ids, self.positions = zeros(most), zeros(most)
-        self._seq_lens = zeros(most, dtype=torch.int32)
-        self._query_starts = torch.arange(most + 1, dtype=torch.int32, device=device)
-        self._tables = [zeros(most, max_blocks, dtype=torch.int32) for _ in plan.groups]
-        self._slots = [zeros(most) - 1 for _ in plan.groups]
+        self.token_ids, self.positions = zeros(max_seqs), zeros(max_seqs)
+        self._seq_lens = zeros(max_seqs, dtype=torch.int32)
+        self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
+        self._tables = [zeros(max_seqs, max_blocks, dtype=torch.int32) for _ in plan.groups]
+        self._slots = [zeros(max_seqs) - 1 for _ in plan.groups]
 
     def metadata(self, planned: np.ndarray) -> AttentionMetadata:
         """What attention knows of as many decodes as there are lengths."""
@@ -124,7 +124,7 @@ class DecodeGraphs:
     """All graphs of a model.
 
     Args:
-        most: sequences of a step.
+        max_seqs: sequences of a step.
         max_blocks: of a sequence.
 
     Attributes:
@@ -132,11 +132,11 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: Model, backend: GraphBackend, plan: KVCachePlan, caches: list[KVCache], most: int,
+        self, model: Model, backend: GraphBackend, plan: KVCachePlan, caches: list[KVCache], max_seqs: int,
         max_blocks: int, device: torch.device,
     ) -> None:  # fmt: skip
         self._model, self._backend, self._plan, self._caches = model, backend, plan, caches
-        self.captured: dict[int, list[DecodeGraph]] = {size: [] for size in _sizes(most)}
+        self.captured: dict[int, list[DecodeGraph]] = {size: [] for size in _sizes(max_seqs)}
         self._inputs = GraphInputs(max(self.captured), max_blocks, plan, device)
 
     def capture(self, capture: Capture, on_captured: Callable[[], None] = lambda: None) -> None:
@@ -190,7 +190,7 @@ def capture_all(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
 
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         with torch.cuda.stream(stream):
-            with _no_waiting():
+            with _forbid_sync():
                 compute()  # a library's kernels are loaded when they are first launched, which no capture may do
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -202,23 +202,23 @@ def capture_all(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
 
     try:
         graphs.capture(capture, on_progress)
-    except _WaitedError as error:
+    except _SyncError as error:
         logger.warning("decodes run without CUDA graphs, kernel by kernel: the model waits for the GPU (%s)", error)
         return False
     torch.cuda.current_stream().wait_stream(stream)
     count = sum(map(len, graphs.captured.values()))
-    taken = (free - torch.cuda.mem_get_info()[0]) / (1 << 20)
-    logger.info("captured %d CUDA graphs in %.1f s; they take %.0f MiB", count, time.monotonic() - started, taken)
+    mebibytes = (free - torch.cuda.mem_get_info()[0]) / (1 << 20)
+    logger.info("captured %d CUDA graphs in %.1f s; they take %.0f MiB", count, time.monotonic() - started, mebibytes)
     return True
 
 
-class _WaitedError(Exception):
+class _SyncError(Exception):
     """The host would have waited for the device."""
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Raises `_WaitedError` where the host would wait for the device."""
+def _forbid_sync() -> Iterator[None]:
+    """Raises `_SyncError` where the host would wait for the device."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that the mode does not yet find all that wait
@@ -228,11 +228,11 @@ def _no_waiting() -> Iterator[None]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        raise _WaitedError(str(error).partition("\n")[0]) from error
+        raise _SyncError(str(error).partition("\n")[0]) from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _sizes(most: int) -> list[int]:
-    """Numbers of sequences that there are graphs for; `most` is one of them, unless it is beyond the largest."""
-    return sorted({size for size in _SIZES if size < most} | {min(most, _SIZES[-1])})
+def _sizes(max_seqs: int) -> list[int]:
+    """Numbers of sequences that there are graphs for; `max_seqs` is one of them, unless it is beyond the largest."""
+    return sorted({size for size in _SIZES if size < max_seqs} | {min(max_seqs, _SIZES[-1])})

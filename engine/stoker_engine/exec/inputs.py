@@ -78,9 +78,9 @@ class InputBuilder:
         longest = -(-max(map(operator.add, step.starts, step.lengths)) // self.block_size)
         index, offset = np.divmod(positions, self.block_size)
         all_tables, mappings = [], []
-        for number, group in enumerate(self.groups):
+        for group_index, group in enumerate(self.groups):
             width = group.blocks_per_sequence if group.kind == "state" else longest
-            tables = rows.tables[number, row, :width]
+            tables = rows.tables[group_index, row, :width]
             all_tables.append(tables)
             slot_mapping = np.empty(0, dtype=np.int64)
             if group.kind == "tokens":
@@ -112,9 +112,9 @@ class InputBuilder:
         return Inputs(token_ids_, positions_, logit_rows_, metadata, query_starts[1:])
 
 
-def _padded(array: np.ndarray, size: int, number: int = 0) -> np.ndarray:
-    """With rows of `number` behind its own; `np.pad` takes several times as long."""
-    padded = np.full((size, *array.shape[1:]), number, dtype=array.dtype)
+def _padded(array: np.ndarray, size: int, fill_value: int = 0) -> np.ndarray:
+    """With rows of `fill_value` behind its own; `np.pad` takes several times as long."""
+    padded = np.full((size, *array.shape[1:]), fill_value, dtype=array.dtype)
     padded[: len(array)] = array
     return padded
 
@@ -127,7 +127,7 @@ def _logit_rows(step: Step, ends: np.ndarray) -> np.ndarray:
         return lasts
     counts = np.ones(len(step.rows), dtype=np.int64)
     for draft in step.drafts:
-        counts[draft.place] += len(draft.token_ids)
+        counts[draft.batch_index] += len(draft.token_ids)
     counts = counts[samples]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     rows: np.ndarray = np.repeat(lasts - counts + 1, counts) + within

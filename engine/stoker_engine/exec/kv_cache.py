@@ -94,19 +94,19 @@ def plan_kv_cache(
     block = memory.kv_block_bytes(memory.stage_cache_groups(cache_groups, layers, specs, kv), args.block_size)
     room = _num_blocks(args, config, dtype, device, layout, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([room])).min())
-    wanted = args.max_model_len or config.default_model_len
-    if wanted > config.longest_model_len:
-        raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.longest_model_len}")
+    model_len = args.max_model_len or config.default_model_len
+    if model_len > config.longest_model_len:
+        raise ModelError(f"--max-model-len {model_len} is beyond the model's own {config.longest_model_len}")
     usable = usable_blocks(num_blocks)
-    longest = memory.longest_sequence(cache_groups, usable, args.max_num_batched_tokens, args.block_size, wanted)
-    if longest < wanted and (args.max_model_len is not None or longest < 2):
+    longest = memory.longest_sequence(cache_groups, usable, args.max_num_batched_tokens, args.block_size, model_len)
+    if longest < model_len and (args.max_model_len is not None or longest < 2):
         shorter = f"lower --max-model-len to {longest} or " if longest > 1 else ""
         raise OutOfMemoryError(
-            f"the KV cache holds {longest} tokens, one sequence of --max-model-len {wanted} does not fit; "
+            f"the KV cache holds {longest} tokens, one sequence of --max-model-len {model_len} does not fit; "
             f"{shorter}give the cache more memory (--kv-cache-memory-bytes)"
         )
-    if longest < wanted:
-        logger.warning("max_model_len is lowered from %d to %d, the longest that fits the KV cache", wanted, longest)
+    if longest < model_len:
+        logger.warning("max_model_len is lowered from %d to %d, the longest that fits the KV cache", model_len, longest)
     if not args.enable_chunked_prefill and args.max_num_batched_tokens < longest:
         raise ArgumentError(
             "--no-enable-chunked-prefill",
@@ -160,8 +160,8 @@ class KVCachePool:
                 assert spec.kind == "tokens"
                 size = plan.kv.token_bytes(spec) * plan.block_size
                 part = self._pool[:, start : start + size]
-                own, heads_first = scales.get(layer), device.type == "cpu"
-                caches[layer] = layer_view(part, spec, plan.block_size, index, plan.kv, own, heads_first)
+                layer_scales, heads_first = scales.get(layer), device.type == "cpu"
+                caches[layer] = layer_view(part, spec, plan.block_size, index, plan.kv, layer_scales, heads_first)
                 start += size
         self.caches = [caches[layer] for layer in sorted(caches)]
 
@@ -180,15 +180,15 @@ def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, 
         dtype: of tensors that state none.
     """
     found = []
-    for spec, places in zip(specs, state_layout(specs, dtype.itemsize, pool.shape[1]), strict=True):
+    for spec, pieces_by_tensor in zip(specs, state_layout(specs, dtype.itemsize, pool.shape[1]), strict=True):
         tensors = {}
         for tensor in spec.tensors:
-            own: torch.dtype = dtype if tensor.dtype is None else getattr(torch, tensor.dtype)
+            tensor_dtype: torch.dtype = dtype if tensor.dtype is None else getattr(torch, tensor.dtype)
             pieces = (
-                Piece(piece.index, piece.start // own.itemsize, piece.stop // own.itemsize)
-                for piece in places[tensor.name]
+                Piece(piece.index, piece.start // tensor_dtype.itemsize, piece.stop // tensor_dtype.itemsize)
+                for piece in pieces_by_tensor[tensor.name]
             )
-            tensors[tensor.name] = PagedTensor(pool.view(own), tensor.shape, tuple(pieces))
+            tensors[tensor.name] = PagedTensor(pool.view(tensor_dtype), tensor.shape, tuple(pieces))
         found.append(StateCache(tensors, group))
     return found
 
@@ -212,19 +212,20 @@ def _num_blocks(
         formats=formats,
         fused=device.type == "cuda",
     )
-    ours = memory.Device(
+    usable_device = memory.Device(
         memory_bytes(device, layout.size * args.data_parallel_size // args.nnodes),
         args.gpu_memory_utilization,
         on_cpu=device.type == "cpu",
         sharding=layout.sharding,
     )
-    use = memory.memory_use(config, numbers, ours)
+    use = memory.memory_use(config, numbers, usable_device)
     # A size of the cache that is given takes nothing from what the weights need.
-    too_large = use.weights > ours.memory_bytes
+    too_large = use.weights > usable_device.memory_bytes
     if too_large or (use.usable_blocks < 1 and args.kv_cache_memory_bytes is None):
         raise OutOfMemoryError(
-            f"the model does not fit: {_gib(ours.memory_bytes)} of memory × {args.gpu_memory_utilization} is less than "
-            f"weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime {_gib(use.allowances)}; "
+            f"the model does not fit: {_gib(usable_device.memory_bytes)} of memory × {args.gpu_memory_utilization} is "
+            f"less than weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime "
+            f"{_gib(use.allowances)}; "
             "give more memory, lower --max-num-batched-tokens or --max-num-seqs, or set --dtype bfloat16"
         )
     return use.num_blocks

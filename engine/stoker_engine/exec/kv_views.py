@@ -23,7 +23,7 @@ def layer_view(
     block_size: int,
     group: int,
     kv: KVFormat,
-    own: LayerScales | None,
+    scales: LayerScales | None,
     heads_first: bool,
 ) -> KVCache:
     """A layer's view of the cache.
@@ -31,7 +31,7 @@ def layer_view(
     Args:
         part: uint8 [blocks, bytes], the layer's part of each block.
         group: of the block tables that it goes by.
-        own: its scales, where they are not each token's; None: 1.
+        scales: its scales, where they are not each token's; None: 1.
         heads_first: keys and values of a block lie head by head, not token by token.
     """
     shape = len(part), block_size, spec.num_kv_heads
@@ -50,13 +50,13 @@ def layer_view(
         key_scales, value_scales = each[:, 0], each[:, -1]  # a latent vector has one, which is both
     elif kv.is_quantized:
         one = torch.ones(1)
-        key_scales, value_scales = (scale.to(part.device).expand(shape) for scale in own or (one, one))
-    numbers = part[:, start : start + block_size * spec.numbers_per_token * kv.element_bytes]
-    numbers = numbers.view(getattr(torch, kv.dtype))
+        key_scales, value_scales = (scale.to(part.device).expand(shape) for scale in scales or (one, one))
+    elements = part[:, start : start + block_size * spec.numbers_per_token * kv.element_bytes]
+    elements = elements.view(getattr(torch, kv.dtype))
     keys = block_size * spec.num_kv_heads * spec.head_dim
-    key = by_token(numbers[:, :keys], spec.head_dim)
+    key = by_token(elements[:, :keys], spec.head_dim)
     if spec.latent:
         value, value_scales = key[..., : spec.value_head_dim], key_scales
     else:
-        value = by_token(numbers[:, keys:], spec.value_head_dim)
+        value = by_token(elements[:, keys:], spec.value_head_dim)
     return KVCache(key, value, group, key_scales, value_scales, scales_of_tokens=kv.scale_bytes > 0)

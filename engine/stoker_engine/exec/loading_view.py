@@ -25,7 +25,7 @@ class LoadingView:
     def __init__(self, on_progress: Callable[[], None]) -> None:
         self._on_progress = on_progress
         self._bar: tqdm[Any] | None = None
-        self._told = time.monotonic()
+        self._last_logged = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         """Loading has come this far."""
@@ -37,6 +37,6 @@ class LoadingView:
         self._bar.update(done - self._bar.n)
         if done >= total:
             self._bar.close()
-        if self._bar.disable and (now := time.monotonic()) >= self._told + _LOG_S:
-            self._told = now
+        if self._bar.disable and (now := time.monotonic()) >= self._last_logged + _LOG_S:
+            self._last_logged = now
             logger.info("loading: %.1f of %.1f GB of weights (%d%%)", done / 1e9, total / 1e9, 100 * done // total)

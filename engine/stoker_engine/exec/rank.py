@@ -112,14 +112,14 @@ class Rank(ABC):
     def cause(self) -> StokerError | None:
         """Why it ended, once it has, by itself; None where others were the reason."""
         with self._reading:
-            self._read_last_words()
+            self._read_last_message()
         if isinstance(self._last, LoadFailed):
             return self._last.error()
         if self.lost is not None or (self.was_killed and self._last is None):
             return None
         return self.cause_of_death(self._last)
 
-    def _read_last_words(self) -> None:
+    def _read_last_message(self) -> None:
         while self.lost is None and self._last is None and self.connection.poll():
             try:
                 self._receive()

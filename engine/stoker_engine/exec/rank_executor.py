@@ -113,7 +113,7 @@ class RankExecutor:
     ) -> None:
         layout = RankLayout.of(args)
         supervision = supervision or Supervision()
-        self._head, self._on_death, self._on_missing = head, supervision.on_death, supervision.on_missing
+        self._head, self._on_death, self._on_missing_ranks = head, supervision.on_death, supervision.on_missing_ranks
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
         self._patience_s = _EXECUTOR_WAITS * supervision.step_timeout
         self._stopped_s = min(_STOPPED_S, self._ranks_wait_s)
@@ -123,18 +123,18 @@ class RankExecutor:
         self._is_closing = False
         self._ranks: list[Rank] = []
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
-        self._grammar_queue: dict[int, Future[object]] = {}
-        self._numbers = itertools.count()
+        self._pending_grammars: dict[int, Future[object]] = {}
+        self._grammar_ids = itertools.count()
         with ExitStack() as undo:
             undo.callback(self._close)
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
-            undo.push(self._say_why)
+            undo.push(self._dismiss_nodes)
             starting = start_ranks(
                 args, self._ranks, self._ranks_wait_s, supervision, head, program, lambda: on_progress(0, 0)
             )
             with starting:
                 self._answering = self._ranks[layout.first_of_last_stage]
-                threading.Thread(target=self._look_after, name="ranks", daemon=True).start()
+                threading.Thread(target=self._watch_ranks, name="ranks", daemon=True).start()
                 self._wait_started(on_progress)
                 for rank in self._ranks:
                     self._send(replace(args, model=rank.model or str(checkpoint.path), revision=None), [rank])
@@ -168,8 +168,8 @@ class RankExecutor:
             except queue.Empty:
                 waited += _ran(began)
                 if waited >= self._patience_s:
-                    what = f"{self._answering.name} gave no result for {waited:.0f} s"
-                    raise self._end(EngineStuckError(what)) from None
+                    problem = f"{self._answering.name} gave no result for {waited:.0f} s"
+                    raise self._end(EngineStuckError(problem)) from None
                 continue
             if result is None:
                 raise self._end()
@@ -189,9 +189,9 @@ class RankExecutor:
     def prepare(self, grammar: Grammar) -> Future[object]:
         """See `Executor`. The future has nothing: what is compiled stays in the rank, which finds it by the grammar's
         source. Where ranks end it raises what ended them."""
-        number, ready = next(self._numbers), Future[object]()
-        self._grammar_queue[number] = ready
-        self._send(Prepare(number, grammar), [self._answering])
+        grammar_id, ready = next(self._grammar_ids), Future[object]()
+        self._pending_grammars[grammar_id] = ready
+        self._send(Prepare(grammar_id, grammar), [self._answering])
         return ready
 
     def shutdown(self) -> None:
@@ -200,7 +200,7 @@ class RankExecutor:
             self._head.dismiss()
         self._close()
 
-    def _say_why(self, _: object, error: BaseException | None, __: object) -> None:
+    def _dismiss_nodes(self, _: object, error: BaseException | None, __: object) -> None:
         """Lets other nodes go where no further attempt would fare better, or none follows."""
         if self._head is not None and isinstance(error, ArgumentError | ModelError):
             self._head.dismiss(str(error))
@@ -246,8 +246,8 @@ class RankExecutor:
         except (EOFError, OSError):
             raise self._end() from None
         except Exception as error:
-            what = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
-            raise self._end(EngineDeadError(what)) from error
+            problem = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
+            raise self._end(EngineDeadError(problem)) from error
         except BaseException:
             self._end(EngineDeadError("its ranks were interrupted"))
             raise
@@ -268,8 +268,8 @@ class RankExecutor:
             waited += _ran(began)
             on_progress(0, 0)
             if starting and waited >= max(self._patience_s, _START_S):
-                what = f"{_names(starting.values())} did not start within {waited:.0f} s"
-                raise self._end(EngineStuckError(what))
+                problem = f"{_names(starting.values())} did not start within {waited:.0f} s"
+                raise self._end(EngineStuckError(problem))
 
     def _loaded(self, on_progress: OnProgress) -> tuple[KVCachePlan, bool]:
         """Waits until all ranks have loaded, each of which must get on. Those that wait for another one say so in time
@@ -291,7 +291,9 @@ class RankExecutor:
                 silent_for[rank] = 0.0
                 if isinstance(message, Loaded):
                     del loading[connection]
-                    self._on_missing([number for number, each in enumerate(self._ranks) if each in loading.values()])
+                    self._on_missing_ranks(
+                        [rank_index for rank_index, each in enumerate(self._ranks) if each in loading.values()]
+                    )
                     found.append(message)
                 else:
                     assert isinstance(message, Progress), message
@@ -299,8 +301,8 @@ class RankExecutor:
                 on_progress(sum(each.done for each in weights.values()), _total(weights.values()))
             if silent := [rank for rank in loading.values() if silent_for[rank] >= self._patience_s]:
                 seconds = max(silent_for[rank] for rank in silent)
-                what = f"{_names(silent)} did not get on with loading for {seconds:.0f} s"
-                raise self._end(EngineStuckError(what))
+                problem = f"{_names(silent)} did not get on with loading for {seconds:.0f} s"
+                raise self._end(EngineStuckError(problem))
         if any(each != found[0] for each in found):
             raise self._end(EngineDeadError(f"its ranks disagree: {found}"))
         return found[0].plan, found[0].on_cpu
@@ -314,7 +316,7 @@ class RankExecutor:
                 poll.poll()
                 message = self._receive(self._answering)
                 if isinstance(message, Prepared):
-                    self._settle(message)
+                    self._resolve_prepared(message)
                 else:
                     assert isinstance(message, StepResult), message
                     self._results.put(message)
@@ -323,8 +325,8 @@ class RankExecutor:
         finally:
             self._results.put(None)
 
-    def _settle(self, prepared: Prepared) -> None:
-        ready = self._grammar_queue.pop(prepared.number, None)
+    def _resolve_prepared(self, prepared: Prepared) -> None:
+        ready = self._pending_grammars.pop(prepared.number, None)
         if ready is not None and ready.set_running_or_notify_cancel():
             if prepared.error is None:
                 ready.set_result(None)
@@ -332,13 +334,13 @@ class RankExecutor:
                 ready.set_exception(GrammarError(prepared.error))
 
     def _fail_preparing(self, error: StokerError | None) -> None:
-        while self._grammar_queue:
-            with suppress(KeyError):  # settled meanwhile
-                _, ready = self._grammar_queue.popitem()
+        while self._pending_grammars:
+            with suppress(KeyError):  # resolved meanwhile
+                _, ready = self._pending_grammars.popitem()
                 if ready.set_running_or_notify_cancel():
                     ready.set_exception(error)
 
-    def _look_after(self) -> None:
+    def _watch_ranks(self) -> None:
         """Ends all ranks when one has ended, or is stopped for too long. Time in which this process itself did not run
         counts against nobody."""
         sockets = [rank.connection.fileno() for rank in self._ranks]

@@ -143,10 +143,10 @@ def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) 
                 _send(connection, result)
 
 
-def _report_prepared(connection: Connection, number: int, prepared: Future[object]) -> None:
+def _report_prepared(connection: Connection, grammar_id: int, prepared: Future[object]) -> None:
     """In the thread that has compiled a grammar."""
     error = prepared.exception()
-    _send(connection, Prepared(number, None if error is None else str(error)))
+    _send(connection, Prepared(grammar_id, None if error is None else str(error)))
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[bytes | None]) -> None:

@@ -39,16 +39,16 @@ class RankProcess(Rank):
         self, setup: Setup, inherited: Sequence[int], log_format: str, program: Sequence[str] = PROGRAM
     ) -> None:
         self._oom_kills = oom_kills()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            words = (setup.rank, theirs.fileno(), log_format, parent_for_child())
+        executor_socket, rank_socket = socket.socketpair()
+        with rank_socket:
+            arguments = (setup.rank, rank_socket.fileno(), log_format, parent_for_child())
             self._process = subprocess.Popen(
-                [sys.executable, *program, *map(str, words)],
-                pass_fds=(theirs.fileno(), *inherited),
+                [sys.executable, *program, *map(str, arguments)],
+                pass_fds=(rank_socket.fileno(), *inherited),
                 process_group=0,  # Ctrl-C in a terminal is for whoever runs the ranks
             )
         self.pid: int = self._process.pid
-        super().__init__(f"rank {setup.rank} of {setup.layout.size}", ours, setup)
+        super().__init__(f"rank {setup.rank} of {setup.layout.size}", executor_socket, setup)
 
     @property
     def is_stopped(self) -> bool:

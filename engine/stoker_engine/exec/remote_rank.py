@@ -56,8 +56,8 @@ class RemoteRank(Rank):
         """See `Rank`."""
         if self._state.code is not None:
             return cause_of_death(self._state.code, last, self._state.killed_for_memory, self.name)
-        if self._node.gone is not None:
-            return EngineKilledError(f"{self.name} is gone with its node: {self._node.gone}")
+        if self._node.cause_of_loss is not None:
+            return EngineKilledError(f"{self.name} is gone with its node: {self._node.cause_of_loss}")
         return EngineDeadError(f"{self.name} ended, and its node does not say why")
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ from stoker_engine.exec.graphs import DecodeGraphs, capture_all
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
-from stoker_engine.exec.step_masks import StepMasks, StepMasksByPlace
+from stoker_engine.exec.step_masks import MasksByBatchIndex, StepMasks
 from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.masks import FREE
@@ -40,7 +40,7 @@ from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import greedy, sample
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
-from stoker_engine.sampling.vocab_parallel_argmax import likeliest
+from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
 from stoker_engine.sizing import activations, memory
 from stoker_engine.sizing.kv_format import kv_format
 
@@ -170,9 +170,9 @@ class Runner:
         of_tokens = all(group.kind == "tokens" for group in self.plan.groups)
         if not (alone and of_tokens and isinstance(self._backend, GraphBackend) and isinstance(self.model, Decoder)):
             return None
-        most = min(args.max_num_seqs, args.max_num_batched_tokens)
+        max_seqs = min(args.max_num_seqs, args.max_num_batched_tokens)
         blocks = self._batch.tables.shape[2]
-        graphs = DecodeGraphs(self.model, self._backend, self.plan, self._pool.caches, most, blocks, self.device)
+        graphs = DecodeGraphs(self.model, self._backend, self.plan, self._pool.caches, max_seqs, blocks, self.device)
         return graphs if capture_all(graphs, lambda: on_progress(0, 0)) else None
 
     def _constrain_nothing(self) -> None:
@@ -189,8 +189,8 @@ class Runner:
             started = time.monotonic()
             self._batch.apply(step)
             for draft in step.drafts:
-                end = step.starts[draft.place] + step.lengths[draft.place]
-                self._batch.token_ids[step.rows[draft.place], end - len(draft.token_ids) : end] = draft.token_ids
+                end = step.starts[draft.batch_index] + step.lengths[draft.batch_index]
+                self._batch.token_ids[step.rows[draft.batch_index], end - len(draft.token_ids) : end] = draft.token_ids
             self._pool.copy(step.copies)
             graph = self._graphs.find(step) if self._graphs is not None else None
             inputs = self._inputs.build(step, self._batch, graph.size if graph is not None else None)
@@ -200,19 +200,21 @@ class Runner:
             if graph is not None:
                 hidden = graph.run(inputs)[: len(step.rows)]
             else:
-                wanted = self._wanted(inputs, step)
-                hidden = self._forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches, wanted))
+                logit_rows = self._logit_rows(inputs, step)
+                hidden = self._forward(
+                    StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches, logit_rows)
+                )
             if not self._pipeline.stage.is_last:
                 self._pipeline.send(hidden)
                 return StepResult([], {}, prepared - started, time.monotonic() - prepared)
             # No copy where they are all of them.
             rows = hidden if len(inputs.logit_rows) == len(hidden) else hidden[inputs.logit_rows]
-            first, *others = self._parts(rows, step)
+            first, *more_parts = self._parts(rows, step)
             logits = self._logits(first) if len(rows) else None
             computed = time.monotonic()
-            by_place = masks.result() if masks is not None else {}
-            sampled = self._sample(logits, step, by_place) if logits is not None else []
-            for part in others:
+            masks_by_index = masks.result() if masks is not None else {}
+            sampled = self._sample(logits, step, masks_by_index) if logits is not None else []
+            for part in more_parts:
                 sampled += self._draw(self._logits(part), [None] * len(part))
             if logits is not None and self._pipeline.stage.count == 1:
                 self._keep_sampled(step, sampled)
@@ -227,7 +229,7 @@ class Runner:
         parts: Sequence[torch.Tensor] = rows.split(self._logits_at_once)
         return parts
 
-    def _wanted(self, inputs: Inputs, step: Step) -> torch.Tensor | None:
+    def _logit_rows(self, inputs: Inputs, step: Step) -> torch.Tensor | None:
         """`StepInputs.rows`: all where all have logits, or where others need them: the next stage, or a prompt's
         log-probabilities."""
         if len(inputs.logit_rows) == len(inputs.token_ids) or not self._pipeline.stage.is_last:
@@ -246,31 +248,33 @@ class Runner:
         logits = self.model.logits(rows)
         return logits if self._kernels.narrow_logits and logits.dtype == torch.bfloat16 else logits.float()
 
-    def _sample(self, logits: torch.Tensor, step: Step, masks: StepMasksByPlace) -> list[Sampled]:
-        """Of each sequence that samples: what was drawn, drafts judged. Of ranks that share the vocabulary, each knows
-        the likeliest tokens, and the one that samples all others."""
-        drafts = {draft.place: draft.token_ids for draft in step.drafts}
+    def _sample(self, logits: torch.Tensor, step: Step, masks: MasksByBatchIndex) -> list[Sampled]:
+        """Of each sequence that samples: what was drawn, drafts verified. Of ranks that share the vocabulary, each
+        knows the likeliest tokens, and the one that samples all others."""
+        drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
         if self._is_plain(step):
             return self._draw(logits, [None] * len(logits))
         choices: list[SamplingMetadata | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
-        for place, (row, start, length, num_samples) in enumerate(shares):
+        for batch_index, (row, start, length, num_samples) in enumerate(shares):
             if num_samples:
-                draft = drafts.get(place, [])
+                draft = drafts.get(batch_index, [])
                 position = start + length - len(draft)
-                of_place = masks.get(place, [FREE] * (1 + len(draft)))
+                sequence_masks = masks.get(batch_index, [FREE] * (1 + len(draft)))
                 choices += [
                     self._batch.choice(row, position + held, num_samples, draft[:held], mask)
-                    for held, mask in enumerate(of_place)
+                    for held, mask in enumerate(sequence_masks)
                 ]
         drawn = iter(self._draw(logits, choices))
-        places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
-        judged = []
-        for place in places:
-            draft = drafts.get(place, [])
-            of_place = masks.get(place, [FREE] * (1 + len(draft)))
-            judged.append(_judged([next(drawn) for _ in of_place], draft, [mask.error for mask in of_place]))
-        return judged
+        sampling_indices = [batch_index for batch_index, num_samples in enumerate(step.num_samples) if num_samples]
+        verified = []
+        for batch_index in sampling_indices:
+            draft = drafts.get(batch_index, [])
+            sequence_masks = masks.get(batch_index, [FREE] * (1 + len(draft)))
+            verified.append(
+                _verified([next(drawn) for _ in sequence_masks], draft, [mask.error for mask in sequence_masks])
+            )
+        return verified
 
     def _is_plain(self, step: Step) -> bool:
         """Whether each sequence that samples wants its likeliest token, and nothing else."""
@@ -286,38 +290,47 @@ class Runner:
         asked of than the likeliest token."""
         if self._ranks.size == 1:
             return sample(logits, choices, self._rows_at_once, self._kernels)
-        drawn = greedy(*likeliest(logits, self._vocabulary.start, self._ranks, self._kernels.argmax))
+        drawn = greedy(*vocab_parallel_argmax(logits, self._vocabulary.start, self._ranks, self._kernels.argmax))
         asking = [row for row, choice in enumerate(choices) if choice is not None]
         if asking:
             rows = logits if len(asking) == len(choices) else logits[to_device(asking, self.device)]
-            rows, theirs = self._ranks.all_gather(rows.float(), self._widths), [choices[row] for row in asking]
+            rows, row_choices = self._ranks.all_gather(rows.float(), self._widths), [choices[row] for row in asking]
             if self._groups.samples:
-                for row, its in zip(asking, sample(rows, theirs, self._rows_at_once, self._kernels), strict=True):
-                    drawn[row] = its
+                for row, sampled in zip(
+                    asking, sample(rows, row_choices, self._rows_at_once, self._kernels), strict=True
+                ):
+                    drawn[row] = sampled
         return drawn
 
     def _keep_sampled(self, step: Step, sampled: list[Sampled]) -> None:
         """Writes the tokens of each first child into its row."""
-        places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
+        sampling_indices = [batch_index for batch_index, num_samples in enumerate(step.num_samples) if num_samples]
         tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
         if self._ranks.size > 1:
-            tokens = self._from_first_rank(tokens, places, step)
+            tokens = self._from_first_rank(tokens, sampling_indices, step)
         if step.drafts:
-            drafted = {draft.place: len(draft.token_ids) for draft in step.drafts}
-            for place, its in zip(places, tokens, strict=True):
-                end = step.starts[place] + step.lengths[place] - drafted.get(place, 0)
-                self._batch.append(step.rows[place], end, its)
+            drafted = {draft.batch_index: len(draft.token_ids) for draft in step.drafts}
+            for batch_index, row_tokens in zip(sampling_indices, tokens, strict=True):
+                end = step.starts[batch_index] + step.lengths[batch_index] - drafted.get(batch_index, 0)
+                self._batch.append(step.rows[batch_index], end, row_tokens)
             return
-        kept = [(place, its[0]) for place, its in zip(places, tokens, strict=True) if its]
-        rows = [step.rows[place] for place, _ in kept]
-        self._batch.append_one(rows, [step.starts[p] + step.lengths[p] for p, _ in kept], [token for _, token in kept])
+        first_tokens = [
+            (batch_index, row_tokens[0])
+            for batch_index, row_tokens in zip(sampling_indices, tokens, strict=True)
+            if row_tokens
+        ]
+        rows = [step.rows[batch_index] for batch_index, _ in first_tokens]
+        self._batch.append_one(
+            rows, [step.starts[p] + step.lengths[p] for p, _ in first_tokens], [token for _, token in first_tokens]
+        )
 
-    def _from_first_rank(self, tokens: list[list[int]], places: list[int], step: Step) -> list[list[int]]:
-        """The tokens of the sequences at `places`; those that are more than likeliest are known to the first rank."""
+    def _from_first_rank(self, tokens: list[list[int]], batch_indices: list[int], step: Step) -> list[list[int]]:
+        """The tokens of the sequences at `batch_indices`; those that are more than likeliest are known to the first
+        rank."""
         asking = [
             index
-            for index, place in enumerate(places)
-            if step.num_samples[place] > 1 or step.rows[place] in self._batch.asking
+            for index, batch_index in enumerate(batch_indices)
+            if step.num_samples[batch_index] > 1 or step.rows[batch_index] in self._batch.asking
         ]
         if not asking:
             return tokens
@@ -326,22 +339,22 @@ class Runner:
         for row, index in zip(padded, asking, strict=True):
             row[: len(tokens[index])] = tokens[index]
         received = to_host(self._ranks.broadcast(to_device(padded, self.device)))
-        for index, its in zip(asking, received, strict=True):
-            tokens[index] = [token for token in its if token >= 0]
+        for index, row_tokens in zip(asking, received, strict=True):
+            tokens[index] = [token for token in row_tokens if token >= 0]
         return tokens
 
     def _all_prompt_logprobs(
         self, hidden: torch.Tensor, inputs: Inputs, step: Step
     ) -> dict[int, list[TokenLogprobs] | None]:
-        """By place in the batch, of those that ask for it."""
+        """By index in the batch, of those that ask for it."""
         found: dict[int, list[TokenLogprobs] | None] = {}
         if self._batch.wants_prompt_logprobs.isdisjoint(step.rows):
             return found
-        for place, (row, start, length) in enumerate(zip(step.rows, step.starts, step.lengths, strict=True)):
+        for batch_index, (row, start, length) in enumerate(zip(step.rows, step.starts, step.lengths, strict=True)):
             positions = self._batch.prompt_positions(row, start, start + length)
             if positions:
-                first = int(inputs.ends[place]) - length - start
-                found[place] = self._prompt_logprobs(hidden, first, row, positions)
+                first = int(inputs.ends[batch_index]) - length - start
+                found[batch_index] = self._prompt_logprobs(hidden, first, row, positions)
                 self._batch.states[row].num_prompt_logprobs = positions.stop
         return found
 
@@ -366,7 +379,7 @@ class Runner:
         return found if is_finite else None
 
 
-def _judged(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
+def _verified(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
     """What the sequence gets of a draft: the tokens that the model drew as well, and the one that it drew after them.
 
     Each row was sampled as if the draft before it held. Since a draw depends on nothing but seed and position, what
@@ -381,15 +394,15 @@ def _judged(drawn: list[Sampled], draft: list[int], errors: list[str | None]) ->
         return drawn[0]
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    for its, drafted, error in zip(drawn, [*draft, None], errors, strict=True):
+    for sampled, drafted, error in zip(drawn, [*draft, None], errors, strict=True):
         if error is not None:
             break  # which the next step finds, too
-        if its.is_corrupted:
-            return its
-        [[token]] = its.token_ids
+        if sampled.is_corrupted:
+            return sampled
+        [[token]] = sampled.token_ids
         tokens.append(token)
-        if its.logprobs is not None:
-            logprobs += its.logprobs[0]
+        if sampled.logprobs is not None:
+            logprobs += sampled.logprobs[0]
         if token != drafted:
             break
     return Sampled([tokens], [logprobs] if logprobs else None)

@@ -45,15 +45,15 @@ def start_ranks(
         OSError: the system has no process or memory left.
     """
     if head is None:
-        with _here(args, ranks, timeout_s, supervision, program):
+        with _start_local_ranks(args, ranks, timeout_s, supervision, program):
             yield
     else:
-        with _on_nodes(args, ranks, timeout_s, supervision, head, program, on_wait):
+        with _start_ranks_on_nodes(args, ranks, timeout_s, supervision, head, program, on_wait):
             yield
 
 
 @contextmanager
-def _here(
+def _start_local_ranks(
     args: EngineArgs, ranks: list[Rank], timeout_s: float, supervision: Supervision, program: Sequence[str]
 ) -> Iterator[None]:
     """On CPUs, those of a stage share memory."""
@@ -68,25 +68,25 @@ def _here(
     with ExitStack() as files:
         rendezvous = files.enter_context(_memory()).fileno()
         regions = [files.enter_context(_memory()).fileno() for _ in range(layout.pipeline)]
-        for number in range(layout.size):
-            region = regions[layout.stage_of(number).index]
+        for rank_index in range(layout.size):
+            region = regions[layout.stage_of(rank_index).index]
             setup = Setup(
-                number,
+                rank_index,
                 layout,
                 f"file:///proc/self/fd/{rendezvous}",
                 timeout_s,
-                placement.neighbours(supervision.engine or 0, number),
+                placement.neighbours(supervision.engine or 0, rank_index),
                 on_cpu,
                 region if on_cpu else None,
                 supervision.labels,
-                device=number,
+                device=rank_index,
             )
             ranks.append(RankProcess(setup, [rendezvous, region], supervision.log_format, program))
         yield
 
 
 @contextmanager
-def _on_nodes(
+def _start_ranks_on_nodes(
     args: EngineArgs,
     ranks: list[Rank],
     timeout_s: float,
@@ -100,29 +100,29 @@ def _on_nodes(
     from stoker_engine.parallel.rendezvous import rendezvous_at
 
     layout, placement, device = RankLayout.of(args), head.placement, resolve_device(args)
-    ours = placement.ranks_on(0, head.engine)
-    if ours:
-        check_devices(device, len(ours))
+    local_ranks = placement.ranks_on(0, head.engine)
+    if local_ranks:
+        check_devices(device, len(local_ranks))
     on_cpu = device.type == "cpu"
     with rendezvous_at(head.address) as rendezvous:
         nodes = head.nodes(on_wait)
-        for number in range(layout.size):
+        for rank_index in range(layout.size):
             on_wait()
-            neighbours = placement.neighbours(head.engine, number)
+            neighbours = placement.neighbours(head.engine, rank_index)
             setup = Setup(
-                number,
+                rank_index,
                 layout,
                 rendezvous,
                 timeout_s,
                 neighbours,
                 on_cpu,
                 labels=supervision.labels,
-                device=ours.index(number) if number in ours else neighbours[1],
+                device=local_ranks.index(rank_index) if rank_index in local_ranks else neighbours[1],
             )
-            if number in ours:
+            if rank_index in local_ranks:
                 ranks.append(RankProcess(setup, (), supervision.log_format, program))
             else:
-                ranks.append(RemoteRank(setup, nodes[placement.node_of(head.engine, number)]))
+                ranks.append(RemoteRank(setup, nodes[placement.node_of(head.engine, rank_index)]))
         yield
 
 

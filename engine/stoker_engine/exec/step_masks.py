@@ -16,7 +16,7 @@ from stoker_engine.grammar.matcher import GrammarError, Matcher
 
 #: Of the sequences that sample, by place in the batch: a mask for the next token, and one behind each token of the
 #: draft. Those without a grammar are not there.
-StepMasksByPlace = dict[int, list[Mask]]
+MasksByBatchIndex = dict[int, list[Mask]]
 
 
 class StepMasks:
@@ -31,48 +31,52 @@ class StepMasks:
         self._masks = Masks(grammars.vocab_size, grammars.eos_token_ids)
         self._thread: ThreadPoolExecutor | None = None
 
-    def launch(self, step: Step, rows: InputBatch) -> Future[StepMasksByPlace] | None:
+    def launch(self, step: Step, rows: InputBatch) -> Future[MasksByBatchIndex] | None:
         """Begins with the masks of a step, whose changes `rows` have taken in; None: nothing in it has a grammar. Until
         they are there, nobody may write into the rows."""
-        places = (
-            [place for place, row in enumerate(step.rows) if row in rows.constrained and step.num_samples[place] > 0]
+        batch_indices = (
+            [
+                batch_index
+                for batch_index, row in enumerate(step.rows)
+                if row in rows.constrained and step.num_samples[batch_index] > 0
+            ]
             if rows.constrained
             else []
         )
-        if not places:
+        if not batch_indices:
             return None
         self._thread = self._thread or ThreadPoolExecutor(1, "masks")
-        return self._thread.submit(self._find, step, rows, places)
+        return self._thread.submit(self._find, step, rows, batch_indices)
 
-    def _find(self, step: Step, rows: InputBatch, places: list[int]) -> StepMasksByPlace:
-        drafts = {draft.place: draft.token_ids for draft in step.drafts}
-        found: StepMasksByPlace = {}
+    def _find(self, step: Step, rows: InputBatch, batch_indices: list[int]) -> MasksByBatchIndex:
+        drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
+        found: MasksByBatchIndex = {}
         matchers: list[Matcher] = []
         ignores_eos: list[bool] = []
-        at: list[tuple[int, int]] = []  # place, and how much of the draft holds
-        for place in places:
-            row, draft = step.rows[place], drafts.get(place, [])
+        matched: list[tuple[int, int]] = []  # place, and how much of the draft holds
+        for batch_index in batch_indices:
+            row, draft = step.rows[batch_index], drafts.get(batch_index, [])
             params = rows.states[row].new.spec.params
-            found[place] = [FREE] * (1 + len(draft))
+            found[batch_index] = [FREE] * (1 + len(draft))
             try:
-                matcher = self._matcher(rows, row, step.starts[place] + step.lengths[place] - len(draft))
+                matcher = self._matcher(rows, row, step.starts[batch_index] + step.lengths[batch_index] - len(draft))
             except GrammarError as error:
-                found[place] = [Mask(error=str(error))] * (1 + len(draft))
+                found[batch_index] = [Mask(error=str(error))] * (1 + len(draft))
                 continue
             for held in range(1 + len(draft)):
                 matchers.append(matcher)
                 ignores_eos.append(params.ignore_eos)
-                at.append((place, held))
+                matched.append((batch_index, held))
                 if held < len(draft):
                     matcher = matcher.copy()
-                    matcher.take([draft[held]])
+                    matcher.consume([draft[held]])
                     if matcher.error is not None and not matcher.is_worn:  # the draft does not hold here, nor behind
                         break
         masks = self._masks.compute(matchers, ignores_eos)
-        for (place, held), matcher, mask in zip(at, matchers, masks, strict=True):
+        for (batch_index, held), matcher, mask in zip(matched, matchers, masks, strict=True):
             if mask.error is not None and matcher.is_worn:
-                mask = self._find_again(rows, step.rows[place], matcher, drafts.get(place, [])[:held])
-            found[place][held] = mask
+                mask = self._find_again(rows, step.rows[batch_index], matcher, drafts.get(batch_index, [])[:held])
+            found[batch_index][held] = mask
         return found
 
     def _find_again(self, rows: InputBatch, row: int, worn: Matcher, drafted: list[int]) -> Mask:
@@ -82,15 +86,15 @@ class StepMasks:
         assert spec.grammar is not None and matcher is not None
         if matcher.shared is not None:
             start = state.num_prompt_tokens
-            known = rows.token_ids[row, start : start + matcher.num_taken]
+            known = rows.token_ids[row, start : start + matcher.num_consumed]
             try:
                 matcher = state.matcher = self._grammars.begin_again(spec.grammar, worn)
             except GrammarError as error:
                 return Mask(error=str(error))
-            matcher.take(known.tolist())
+            matcher.consume(known.tolist())
         if drafted:
             matcher = matcher.copy()
-            matcher.take(drafted)
+            matcher.consume(drafted)
         return self._masks.compute([matcher], [spec.params.ignore_eos])[0]
 
     def _matcher(self, rows: InputBatch, row: int, position: int) -> Matcher:
@@ -98,6 +102,6 @@ class StepMasks:
         state = rows.states[row]
         assert state.new.spec.grammar is not None
         matcher = state.matcher = state.matcher or self._grammars.begin(state.new.spec.grammar)
-        known = rows.token_ids[row, state.num_prompt_tokens + matcher.num_taken : position]
-        matcher.take(known.tolist())
+        known = rows.token_ids[row, state.num_prompt_tokens + matcher.num_consumed : position]
+        matcher.consume(known.tolist())
         return matcher

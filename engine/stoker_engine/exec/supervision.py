@@ -17,14 +17,14 @@ class Supervision:
         log_format: of the ranks' logs; see `logs.configure`.
         engine: which of the data-parallel engines this is; None: the only one.
         on_death: called in a thread of its own with what ended the ranks, also while no step runs.
-        on_missing: called while ranks load, whenever one has, with those that have not.
+        on_missing_ranks: called while ranks load, whenever one has, with those that have not.
     """
 
     step_timeout: float = 300.0
     log_format: str = "text"
     engine: int | None = None
     on_death: Callable[[StokerError], None] = lambda _: None
-    on_missing: Callable[[Sequence[int]], None] = lambda _: None
+    on_missing_ranks: Callable[[Sequence[int]], None] = lambda _: None
 
     @property
     def labels(self) -> dict[str, int]:

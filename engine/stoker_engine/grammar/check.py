@@ -40,11 +40,11 @@ def check_grammar(grammars: Grammars, source: str, param: str) -> None:
             raise RequestError(_sentence(matcher.get_error()), param)
         if matcher.is_stopped():
             return
-        places = [match.start() for match in _ANY.finditer(mask)]
-        if not places:
+        byte_indices = [match.start() for match in _ANY.finditer(mask)]
+        if not byte_indices:
             raise RequestError("no output keeps to this: something in it is contradictory", param)
-        place = rng.choice(places)
-        token_id = 8 * place + rng.choice([bit for bit in range(8) if mask[place] >> bit & 1])
+        byte_index = rng.choice(byte_indices)
+        token_id = 8 * byte_index + rng.choice([bit for bit in range(8) if mask[byte_index] >> bit & 1])
         if not matcher.consume_token(token_id):
             raise RequestError(_sentence(matcher.get_error()), param)
 

@@ -56,7 +56,7 @@ class GrammarQueue:
         """Waits for the first, a moment at most."""
         wait([ready for _, ready in self._requests.values()], _WAIT_S, FIRST_COMPLETED)
 
-    def take(self) -> tuple[list[EngineRequest], list[TokenDelta]]:
+    def pop_ready(self) -> tuple[list[EngineRequest], list[TokenDelta]]:
         """Those that are ready, and the ends of those whose grammars cannot be compiled.
 
         Raises:

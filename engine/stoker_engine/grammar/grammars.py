@@ -74,7 +74,7 @@ class Grammars:
         """Compiles a grammar in a thread, if it is not compiled already. The
         future has its `Grammar.compiled`, or raises `GrammarError` where it cannot be compiled."""
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "grammars")
-        return self._threads.submit(self._kept, grammar.source)
+        return self._threads.submit(self._cached, grammar.source)
 
     def begin(self, grammar: Grammar) -> Matcher:
         """The beginning of an output.
@@ -84,7 +84,7 @@ class Grammars:
         """
         compiled = grammar.compiled
         if not isinstance(compiled, Compiled) or compiled.is_worn:
-            compiled = self._kept(grammar.source)
+            compiled = self._cached(grammar.source)
         return Matcher(compiled.matcher.deep_copy(), self._beginning(grammar), compiled)
 
     def begin_again(self, grammar: Grammar, worn: Matcher) -> Matcher:
@@ -104,7 +104,7 @@ class Grammars:
         assert self._tokenizer is not None, "it is compiled"
         return Beginning(grammar.begins_after, self._tokenizer)
 
-    def _kept(self, source: str) -> Compiled:
+    def _cached(self, source: str) -> Compiled:
         with self._lock:
             if (compiled := self._compiled.get(source)) is not None and not compiled.is_worn:
                 self._compiled.move_to_end(source)
@@ -133,21 +133,21 @@ class Grammars:
         assert self._table is not None, "a grammar came before the token table"
         if not self.eos_token_ids:
             raise GrammarError(NO_END)
-        words: Any = _Words(self._table, self.vocab_size, self.eos_token_ids)
-        tokenizer = LLTokenizer(words, eos_token=self.eos_token_ids)
+        vocabulary: Any = _TokenizerWrapper(self._table, self.vocab_size, self.eos_token_ids)
+        tokenizer = LLTokenizer(vocabulary, eos_token=self.eos_token_ids)
         self._table = None
         return tokenizer
 
 
-class _Words:
+class _TokenizerWrapper:
     """The vocabulary in the form that llguidance reads: its ``TokenizerWrapper``."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
-        words, special = table.unpack()
-        self.tokens = words[:vocab_size] + [b""] * (vocab_size - len(words))
+        token_bytes, special = table.unpack()
+        self.tokens = token_bytes[:vocab_size] + [b""] * (vocab_size - len(token_bytes))
         self.special_token_ids = sorted({*special, *eos_token_ids})
         self.eos_token_id = eos_token_ids[0]
 

@@ -52,18 +52,18 @@ _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperti
 _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 
 
-def prepare_schema(given: Any, param: str, closed: bool = False) -> Any:
+def prepare_schema(source: Any, param: str, closed: bool = False) -> Any:
     """A schema that says the same and that llguidance compiles to the whole of what it says, or not at all.
 
     Args:
-        given: the schema: an object, a boolean, or their text.
+        source: the schema: an object, a boolean, or their text.
         param: the field that it came in.
         closed: objects have only the properties that they name, unless they say something of others.
 
     Raises:
         RequestError: it is no schema, too large, or asks for what cannot be kept; the sentence names the keyword.
     """
-    schema = _parse(given, param)
+    schema = _parse(source, param)
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
@@ -72,16 +72,16 @@ def prepare_schema(given: Any, param: str, closed: bool = False) -> Any:
     return _Preparation(schema, param, closed).done()
 
 
-def _parse(given: Any, param: str) -> Any:
-    if not isinstance(given, str):
+def _parse(source: Any, param: str) -> Any:
+    if not isinstance(source, str):
         try:
-            given = json.dumps(given, allow_nan=False)
+            source = json.dumps(source, allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:
             raise RequestError(f"this is no JSON Schema: {error}", param) from None
-    if len(given) > MAX_LENGTH:
-        raise RequestError(f"the schema has {len(given)} characters; at most {MAX_LENGTH} are taken", param)
+    if len(source) > MAX_LENGTH:
+        raise RequestError(f"the schema has {len(source)} characters; at most {MAX_LENGTH} are taken", param)
     try:
-        return json.loads(given, parse_constant=_no_constant)
+        return json.loads(source, parse_constant=_no_constant)
     except RecursionError:
         raise _too_deep(param) from None
     except ValueError as error:
@@ -135,90 +135,90 @@ class _Preparation:
             self._refuse("#", f"$schema names {str(draft)[:100]!r}; use JSON Schema's drafts 4 to 2020-12")
         self._walk(root, "#")
         while self._refs:
-            schema, place = self._refs.pop()
-            self._resolve(schema, place)
+            schema, pointer = self._refs.pop()
+            self._resolve(schema, pointer)
         return root
 
-    def _refuse(self, place: str, sentence: str) -> NoReturn:
-        raise RequestError(f"{sentence} (at {place[:200]})", self._param)
+    def _refuse(self, pointer: str, sentence: str) -> NoReturn:
+        raise RequestError(f"{sentence} (at {pointer[:200]})", self._param)
 
-    def _unsupported(self, keyword: str, place: str) -> NoReturn:
-        self._refuse(place, f"the keyword {keyword} is not supported: no grammar expresses it. Leave it out")
+    def _unsupported(self, keyword: str, pointer: str) -> NoReturn:
+        self._refuse(pointer, f"the keyword {keyword} is not supported: no grammar expresses it. Leave it out")
 
-    def _walk(self, schema: Any, place: str) -> None:
+    def _walk(self, schema: Any, pointer: str) -> None:
         if not isinstance(schema, dict) or id(schema) in self._seen:
             return
         self._seen.add(id(schema))
-        self._check_keywords(schema, place)
+        self._check_keywords(schema, pointer)
         for name in ("$anchor", "$dynamicAnchor"):
             if isinstance(anchor := schema.pop(name, None), str):
-                self._anchors[anchor] = place
+                self._anchors[anchor] = pointer
         if "$ref" in schema:
-            self._refs.append((schema, place))
-        for inner, where in _subschemas(schema, place):
-            self._walk(inner, where)
+            self._refs.append((schema, pointer))
+        for inner, inner_pointer in _subschemas(schema, pointer):
+            self._walk(inner, inner_pointer)
         names = any(isinstance(schema.get(name), dict) for name in ("properties", "patternProperties"))
         if self._closed and names:
             schema.setdefault("additionalProperties", False)
 
-    def _check_keywords(self, schema: dict[str, Any], place: str) -> None:
-        if place != "#":
+    def _check_keywords(self, schema: dict[str, Any], pointer: str) -> None:
+        if pointer != "#":
             schema.pop("$schema", None)
             if isinstance(schema.get("$id"), str) or (self._is_draft4 and isinstance(schema.get("id"), str)):
-                self._refuse(place, "$id within a schema is not supported: it would change what $ref refers to")
+                self._refuse(pointer, "$id within a schema is not supported: it would change what $ref refers to")
         if schema.get("unevaluatedProperties") is False and not any(name in schema for name in _IN_PLACE):
             del schema["unevaluatedProperties"]
             schema.setdefault("additionalProperties", False)
         for name, neutral in _UNSUPPORTED.items():
             if name in schema:
-                given = schema.pop(name)
-                if not any(_same(given, value) for value in neutral):
-                    self._unsupported(name, place)
+                stated = schema.pop(name)
+                if not any(_same(stated, value) for value in neutral):
+                    self._unsupported(name, pointer)
         if "if" in schema and not schema.keys().isdisjoint(("then", "else")):
-            self._unsupported("if", place)
+            self._unsupported("if", pointer)
         for name in _DEPENDENT:
             schema.pop(name, None)
         if "additionalItems" in schema and not schema.keys().isdisjoint((*_IN_PLACE, "const", "enum", "prefixItems")):
-            self._refuse(place, "additionalItems is not supported beside other keywords; use prefixItems and items")
-        self._check_values(schema, place)
+            self._refuse(pointer, "additionalItems is not supported beside other keywords; use prefixItems and items")
+        self._check_values(schema, pointer)
 
-    def _check_values(self, schema: dict[str, Any], place: str) -> None:
+    def _check_values(self, schema: dict[str, Any], pointer: str) -> None:
         for name in _COUNTS:
             if isinstance(count := schema.get(name), float) and count.is_integer():
                 schema[name] = int(count)
         for name in _NUMBERS:
             for number in _numbers(schema.get(name)):
                 if isinstance(number, int) and not _is_exact(number):
-                    self._refuse(place, f"{name}: integers are kept up to 2**53; {str(number)[:40]} is beyond that")
+                    self._refuse(pointer, f"{name}: integers are kept up to 2**53; {str(number)[:40]} is beyond that")
         if isinstance(schema.get("pattern"), str):
-            schema["pattern"] = self._pattern(schema["pattern"], place)
+            schema["pattern"] = self._pattern(schema["pattern"], pointer)
         if isinstance(patterns := schema.get("patternProperties"), dict):
-            schema["patternProperties"] = self._patterns(patterns, place)
-        self._check_format(schema, place)
-        self._check_min_properties(schema, place)
+            schema["patternProperties"] = self._patterns(patterns, pointer)
+        self._check_format(schema, pointer)
+        self._check_min_properties(schema, pointer)
 
-    def _patterns(self, patterns: dict[str, Any], place: str) -> dict[str, Any]:
+    def _patterns(self, patterns: dict[str, Any], pointer: str) -> dict[str, Any]:
         read: dict[str, Any] = {}
         for pattern, schema in patterns.items():
-            same = self._pattern(pattern, place)
+            same = self._pattern(pattern, pointer)
             read[same] = {"allOf": [read[same], schema]} if same in read else schema
         return read
 
-    def _pattern(self, pattern: str, place: str) -> str:
+    def _pattern(self, pattern: str, pointer: str) -> str:
         try:
             return in_dialect(pattern)
         except ValueError as error:
-            self._refuse(place, f"pattern {pattern[:100]!r}: {error}")
+            self._refuse(pointer, f"pattern {pattern[:100]!r}: {error}")
 
-    def _check_format(self, schema: dict[str, Any], place: str) -> None:
+    def _check_format(self, schema: dict[str, Any], pointer: str) -> None:
         """Formats of numbers say nothing of their text."""
         kind = schema.get("type", "string")
         is_string = "string" in (kind if isinstance(kind, list) else [kind])
         if is_string and schema.get("format", "date") not in _FORMATS:
             name = str(schema["format"])[:100]
-            self._refuse(place, f"the format {name!r} is not supported; leave it out, or use {', '.join(_FORMATS)}")
+            self._refuse(pointer, f"the format {name!r} is not supported; leave it out, or use {', '.join(_FORMATS)}")
 
-    def _check_min_properties(self, schema: dict[str, Any], place: str) -> None:
+    def _check_min_properties(self, schema: dict[str, Any], pointer: str) -> None:
         """Objects whose properties are not named may hold one twice, which then counts once."""
         least = schema.get("minProperties")
         required = schema.get("required")
@@ -226,23 +226,25 @@ class _Preparation:
         closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
         if isinstance(least, int) and least > len(named) + 1 and not closed:
             self._refuse(
-                place,
+                pointer,
                 f"minProperties: {least} is not supported where properties are not named; name them in required, "
                 "or set additionalProperties to false",
             )
 
-    def _resolve(self, schema: dict[str, Any], place: str) -> None:
+    def _resolve(self, schema: dict[str, Any], schema_pointer: str) -> None:
         """Has a reference be a pointer into this schema, and walks over what it refers to."""
-        given = schema["$ref"]
-        if not isinstance(given, str):
-            self._refuse(place, "$ref must be a string")
-        ref = given.removeprefix(self._uri) if self._uri and given.startswith(f"{self._uri}#") else given
+        reference = schema["$ref"]
+        if not isinstance(reference, str):
+            self._refuse(schema_pointer, "$ref must be a string")
+        ref = reference.removeprefix(self._uri) if self._uri and reference.startswith(f"{self._uri}#") else reference
         if not ref.startswith("#"):
-            self._refuse(place, f"$ref: {given[:100]!r} is outside this schema; put what it refers to into $defs")
+            self._refuse(
+                schema_pointer, f"$ref: {reference[:100]!r} is outside this schema; put what it refers to into $defs"
+            )
         pointer = unquote(ref[1:])
         if pointer and not pointer.startswith("/"):
             if pointer not in self._anchors:
-                self._refuse(place, f"$ref: there is no $anchor {pointer[:100]!r}")
+                self._refuse(schema_pointer, f"$ref: there is no $anchor {pointer[:100]!r}")
             schema["$ref"] = quote(self._anchors[pointer], safe="#/$~")
             return
         schema["$ref"] = ref
@@ -254,24 +256,24 @@ class _Preparation:
             elif isinstance(target, list) and re.fullmatch("[0-9]{1,9}", key) and int(key) < len(target):
                 target = target[int(key)]
             else:
-                self._refuse(place, f"$ref: there is nothing at {given[:100]!r}")
+                self._refuse(schema_pointer, f"$ref: there is nothing at {reference[:100]!r}")
         if not isinstance(target, dict | bool):
-            self._refuse(place, f"$ref: what is at {given[:100]!r} is no schema")
+            self._refuse(schema_pointer, f"$ref: what is at {reference[:100]!r} is no schema")
         self._walk(target, ref)
 
 
-def _subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
+def _subschemas(schema: dict[str, Any], pointer: str) -> Iterator[tuple[Any, str]]:
     for name in _SCHEMA:
         if isinstance(schema.get(name), dict):
-            yield schema[name], f"{place}/{name}"
+            yield schema[name], f"{pointer}/{name}"
     for name in _SCHEMAS:
         if isinstance(schema.get(name), list):
             for index, inner in enumerate(schema[name]):
-                yield inner, f"{place}/{name}/{index}"
+                yield inner, f"{pointer}/{name}/{index}"
     for name in _NAMED_SCHEMAS:
         if isinstance(schema.get(name), dict):
             for key, inner in schema[name].items():
-                yield inner, f"{place}/{name}/{key.replace('~', '~0').replace('/', '~1')}"
+                yield inner, f"{pointer}/{name}/{key.replace('~', '~0').replace('/', '~1')}"
 
 
 def _numbers(value: Any) -> Iterator[int | float]:

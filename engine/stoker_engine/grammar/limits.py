@@ -26,8 +26,8 @@ COMPILE_TIMEOUT_S: Final = 20.0
 QUICK_S: Final = 0.5
 
 #: Most that wait to be compiled, and most of those that were not quick.
-MOST_WAITING: Final = 64
-MOST_SLOW: Final = 8
+MAX_WAITING: Final = 64
+MAX_SLOW: Final = 8
 
 #: Steps that are tried of a grammar before it is taken.
 TRIED_STEPS: Final = 24

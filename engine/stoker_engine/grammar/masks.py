@@ -41,8 +41,8 @@ class Masks:
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._words = -(-vocab_size // 32)
-        self._no_eos = _bits(range(vocab_size), self._words) & ~_bits(eos_token_ids, self._words)
+        self._num_words = -(-vocab_size // 32)
+        self._no_eos = _bits(range(vocab_size), self._num_words) & ~_bits(eos_token_ids, self._num_words)
         self._executor: LLExecutor | None = None
 
     def compute(self, matchers: Sequence[Matcher], ignores_eos: Sequence[bool]) -> list[Mask]:
@@ -52,14 +52,14 @@ class Masks:
             matchers: a different one for each.
             ignores_eos: whether it does not end before nothing else can come.
         """
-        started = [matcher for matcher in matchers if matcher.has_begun]
-        allowed = np.zeros((len(started), self._words), dtype=np.int32)
+        started = [matcher for matcher in matchers if matcher.has_started]
+        allowed = np.zeros((len(started), self._num_words), dtype=np.int32)
         if started:
-            pairs = [(matcher.matcher, place) for place, matcher in enumerate(started)]
-            self._threads().unsafe_compute_mask_ptr(pairs, allowed.ctypes.data, self._words * 4, len(started))
-        of_begun = iter(allowed)
+            pairs = [(matcher.matcher, index) for index, matcher in enumerate(started)]
+            self._threads().unsafe_compute_mask_ptr(pairs, allowed.ctypes.data, self._num_words * 4, len(started))
+        of_started = iter(allowed)
         return [
-            self._mask(matcher, next(of_begun) if matcher.has_begun else None, ignores)
+            self._mask(matcher, next(of_started) if matcher.has_started else None, ignores)
             for matcher, ignores in zip(matchers, ignores_eos, strict=True)
         ]
 
@@ -68,8 +68,8 @@ class Masks:
             return Mask(self._no_eos) if ignores_eos else FREE
         if (error := matcher.error) is not None:
             return Mask(error=error)
-        if ignores_eos and (others := allowed & self._no_eos).any():
-            return Mask(others)
+        if ignores_eos and (without_eos := allowed & self._no_eos).any():
+            return Mask(without_eos)
         return Mask(allowed)
 
     def _threads(self) -> LLExecutor:
@@ -79,9 +79,9 @@ class Masks:
         return self._executor
 
 
-def _bits(token_ids: Iterable[int], words: int) -> np.ndarray:
+def _bits(token_ids: Iterable[int], num_words: int) -> np.ndarray:
     """int32 [words] with a bit for each of the tokens."""
-    bits = np.zeros(words * 32, dtype=bool)
+    bits = np.zeros(num_words * 32, dtype=bool)
     bits[list(token_ids)] = True
     return np.packbits(bits, bitorder="little").view(np.int32)
 

@@ -53,41 +53,41 @@ class Matcher:
         shared: what other outputs share with this one; None: nothing.
 
     Attributes:
-        num_taken: tokens of the output that are taken in.
+        num_consumed: tokens of the output that are taken in.
         matcher: llguidance's.
-        has_begun: whether the grammar has started; before, any token may come.
+        has_started: whether the grammar has started; before, any token may come.
     """
 
     def __init__(self, matcher: LLMatcher, beginning: Beginning | None = None, shared: object = None) -> None:
         self.matcher = matcher
         self.shared = shared
-        self.num_taken = 0
-        self.has_begun = beginning is None
+        self.num_consumed = 0
+        self.has_started = beginning is None
         self._beginning = beginning
         self._before = b""  # the end of the text before it has started
 
-    def take(self, token_ids: Sequence[int]) -> None:
+    def consume(self, token_ids: Sequence[int]) -> None:
         """Takes in the tokens that come next. One that may not come puts it in error.
 
         A token may hold the end of what the grammar begins after, and more: whitespace is free then as well, anything
         else is the grammar's.
         """
-        self.num_taken += len(token_ids)
-        for place, token_id in enumerate(token_ids):
-            if self._beginning is None or self.has_begun:
-                self.matcher.consume_tokens(list(token_ids[place:]))
+        self.num_consumed += len(token_ids)
+        for index, token_id in enumerate(token_ids):
+            if self._beginning is None or self.has_started:
+                self.matcher.consume_tokens(list(token_ids[index:]))
                 return
             self._before, after = self._beginning.add(self._before, token_id)
             if after is not None:
-                self.has_begun = True
+                self.has_started = True
                 if after := after.lstrip():
                     self.matcher.consume_tokens(self._beginning.tokens(after))
 
     def copy(self) -> Matcher:
         """The same, to go on from here in another way."""
-        other = Matcher(self.matcher.deep_copy(), self._beginning, self.shared)
-        other.num_taken, other.has_begun, other._before = self.num_taken, self.has_begun, self._before
-        return other
+        copied = Matcher(self.matcher.deep_copy(), self._beginning, self.shared)
+        copied.num_consumed, copied.has_started, copied._before = self.num_consumed, self.has_started, self._before
+        return copied
 
     @property
     def is_worn(self) -> bool:
@@ -99,7 +99,7 @@ class Matcher:
         """Why it cannot go on; None: it can, or has come to its end."""
         if not self.matcher.is_error():
             return None
-        return f"the grammar cannot go on after {self.num_taken} tokens: {first_line(self.matcher.get_error())}"
+        return f"the grammar cannot go on after {self.num_consumed} tokens: {first_line(self.matcher.get_error())}"
 
 
 def first_line(error: str) -> str:

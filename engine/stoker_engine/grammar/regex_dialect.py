@@ -41,13 +41,13 @@ def in_dialect(pattern: str) -> str:
         ValueError: set operations within a class (``[a&&b]``, ``[[a]b]``), or possessive quantifiers (``a++``).
     """
     is_ascii, is_negated = not _UNICODE.search(pattern), False
-    in_class, place, last, parts, done = False, 0, "", list[str](), 0
-    while place < len(pattern):
-        char = pattern[place]
+    in_class, index, last, parts, done = False, 0, "", list[str](), 0
+    while index < len(pattern):
+        char = pattern[index]
         if char == "\\":
-            if is_ascii and pattern[place + 1 : place + 2] in _CLASSES:
-                content = (_NEGATED if in_class and is_negated else _CLASSES)[pattern[place + 1]]
-                begin, end = place, place + 2
+            if is_ascii and pattern[index + 1 : index + 2] in _CLASSES:
+                content = (_NEGATED if in_class and is_negated else _CLASSES)[pattern[index + 1]]
+                begin, end = index, index + 2
                 if not in_class:
                     content = content if content.startswith("[") else f"[{content}]"
                 else:  # it begins and ends no range: a hyphen beside it is one
@@ -55,26 +55,26 @@ def in_dialect(pattern: str) -> str:
                     if pattern[end : end + 1] == "-" and pattern[end + 1 : end + 2] != "-":
                         end, content = end + 1, rf"{content}\-"
                 parts += [pattern[done:begin], content]
-                done = place = end
+                done = index = end
                 last = ""
                 continue
-            place = pattern.find("}", place) + 1 if _BRACED.match(pattern, place) else place + 2
+            index = pattern.find("}", index) + 1 if _BRACED.match(pattern, index) else index + 2
             last = ""
             continue
         if in_class:
             if char == "[":
                 raise ValueError(r"a bracket within a class has no one meaning; write \[")
-            if pattern[place : place + 2] in ("&&", "--", "~~"):
+            if pattern[index : index + 2] in ("&&", "--", "~~"):
                 raise ValueError(f"{char * 2} within a class has no one meaning; write \\{char}")
             in_class = char != "]"
         elif char == "[":
-            in_class, is_negated = True, pattern.startswith("[^", place)
-            place += 2 if is_negated else 1
-            place += pattern.startswith("]", place)  # a bracket that comes first is one of the class
+            in_class, is_negated = True, pattern.startswith("[^", index)
+            index += 2 if is_negated else 1
+            index += pattern.startswith("]", index)  # a bracket that comes first is one of the class
             last = ""
             continue
         elif char == "+" and last in ("+", "*", "?", "}"):
             raise ValueError("possessive quantifiers are not supported; write a group around what is repeated")
         last = char
-        place += 1
+        index += 1
     return "".join((*parts, pattern[done:]))

@@ -53,13 +53,13 @@ class StructuralTags:
         self._depth = 0
         self._tokens: re.Pattern[str] | None = None  # the special tokens that it names
 
-    def grammars(self, given: Any) -> list[dict[str, Any]]:
+    def grammars(self, source: Any) -> list[dict[str, Any]]:
         """llguidance's list of grammars, the first of which is the whole.
 
         Raises:
             RequestError: the tag is malformed, or holds what cannot be constrained.
         """
-        tag = self._parse(given)
+        tag = self._parse(source)
         text = json.dumps(tag, ensure_ascii=False)
         if present := sorted((token for token in self._special if token and token in text), key=len, reverse=True):
             self._tokens = re.compile(f"({'|'.join(map(re.escape, present))})")
@@ -70,23 +70,23 @@ class StructuralTags:
     def _refuse(self, sentence: str) -> NoReturn:
         raise RequestError(f"structural_tag: {sentence}", self._param)
 
-    def _parse(self, given: Any) -> dict[str, Any]:
-        if isinstance(given, str):
-            if len(given) > MAX_LENGTH:
-                self._refuse(f"it has {len(given)} characters; at most {MAX_LENGTH} are taken")
+    def _parse(self, source: Any) -> dict[str, Any]:
+        if isinstance(source, str):
+            if len(source) > MAX_LENGTH:
+                self._refuse(f"it has {len(source)} characters; at most {MAX_LENGTH} are taken")
             try:
-                given = json.loads(given)
+                source = json.loads(source)
             except (ValueError, RecursionError) as error:
                 self._refuse(f"it is no JSON: {error}")
-        if not isinstance(given, Mapping):
+        if not isinstance(source, Mapping):
             self._refuse("it must be an object, or the text of one")
-        return dict(given)
+        return dict(source)
 
     def _get(self, tag: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
         value = tag.get(name, default)
         if not isinstance(value, kind):
-            word = {"str": "a string", "list": "a list", "dict": "an object", "bool": "true or false"}
-            self._refuse(f"{name} must be {word.get(kind.__name__, 'a number')}")
+            type_names = {"str": "a string", "list": "a list", "dict": "an object", "bool": "true or false"}
+            self._refuse(f"{name} must be {type_names.get(kind.__name__, 'a number')}")
         return value
 
     def _of_structures(self, tag: Mapping[str, Any]) -> str:
@@ -101,11 +101,11 @@ class StructuralTags:
         ]
         return self._triggered_tags({"triggers": tag.get("triggers"), "tags": structures})
 
-    def _format(self, given: Any) -> str:
+    def _format(self, source: Any) -> str:
         """The expression of a format."""
-        if not isinstance(given, dict):
+        if not isinstance(source, dict):
             self._refuse("a format must be an object with a type")
-        kind = given.get("type")
+        kind = source.get("type")
         makers: dict[Any, Callable[[Mapping[str, Any]], str]] = {
             "const_string": lambda one: self._text(self._get(one, "value", str)),
             "any_text": lambda one: self._any_text(one),
@@ -128,7 +128,7 @@ class StructuralTags:
         self._depth += 1
         if self._depth > MAX_NESTING:
             self._refuse(f"it nests more than {MAX_NESTING} formats")
-        rule = self._rule(makers[kind](given))
+        rule = self._rule(makers[kind](source))
         self._depth -= 1
         return rule
 
@@ -152,8 +152,8 @@ class StructuralTags:
         token_id = self._special.get(piece)
         return json.dumps(piece, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
 
-    def _any_text(self, one: Mapping[str, Any]) -> str:
-        if one.get("excludes"):
+    def _any_text(self, spec: Mapping[str, Any]) -> str:
+        if spec.get("excludes"):
             self._refuse("any_text with excludes is not supported; use triggered_tags")
         return "ANY_TEXT"
 
@@ -179,28 +179,33 @@ class StructuralTags:
     def _regex(self, pattern: str) -> str:
         return self._side_grammar(regex_grammar(pattern, self._param)["lark_grammar"])
 
-    def _all(self, one: Mapping[str, Any], joint: str) -> str:
-        elements = self._get(one, "elements", list)
+    def _all(self, spec: Mapping[str, Any], joint: str) -> str:
+        elements = self._get(spec, "elements", list)
         if not elements:
             self._refuse("elements must not be empty")
         return joint.join(self._format(element) for element in elements)
 
-    def _repeat(self, one: Mapping[str, Any]) -> str:
-        least, most = self._get(one, "min", int), self._get(one, "max", int, -1)
-        if isinstance(one["min"], bool) or least < 0 or (most != -1 and most < least) or max(least, most) > 10_000:
+    def _repeat(self, spec: Mapping[str, Any]) -> str:
+        minimum, maximum = self._get(spec, "min", int), self._get(spec, "max", int, -1)
+        if (
+            isinstance(spec["min"], bool)
+            or minimum < 0
+            or (maximum != -1 and maximum < minimum)
+            or max(minimum, maximum) > 10_000
+        ):
             self._refuse("repeat takes min and max, 0 to 10000, or -1 as max")
-        return f"({self._format(one.get('content'))}){{{least},{'' if most == -1 else most}}}"
+        return f"({self._format(spec.get('content'))}){{{minimum},{'' if maximum == -1 else maximum}}}"
 
-    def _tag(self, one: Any, begin: str | None = None) -> str:
+    def _tag(self, spec: Any, begin: str | None = None) -> str:
         """A tag, of which `begin` is still to come."""
-        if not isinstance(one, dict):
+        if not isinstance(spec, dict):
             self._refuse("a tag must be an object with begin, content and end")
-        begin = self._get(one, "begin", str) if begin is None else begin
-        ends = one.get("end")
+        begin = self._get(spec, "begin", str) if begin is None else begin
+        ends = spec.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or not ends or not all(isinstance(end, str) for end in ends):
             self._refuse("end must be a string, or a list of some")
-        content = one.get("content")
+        content = spec.get("content")
         if isinstance(content, dict) and content.get("type") == "any_text":
             if not all(ends):
                 self._refuse("a tag of any text needs an end")
@@ -221,30 +226,30 @@ class StructuralTags:
             return self._rule(f"ANY_TEXT {self._text(text)}")
         return " ".join([self._rule(f"ANY_TEXT {self._literal(first)}", "[lazy]"), *map(self._literal, rest)])
 
-    def _triggered_tags(self, one: Mapping[str, Any]) -> str:
-        triggers, tags = self._get(one, "triggers", list), self._get(one, "tags", list)
+    def _triggered_tags(self, spec: Mapping[str, Any]) -> str:
+        triggers, tags = self._get(spec, "triggers", list), self._get(spec, "tags", list)
         if not triggers or not all(isinstance(trigger, str) and trigger for trigger in triggers):
             self._refuse("triggers must be some strings, none of them empty")
         if not tags:
             self._refuse("it has no tags")
         alternatives = [self._triggered(tag, triggers) for tag in tags]
         every = f"({' | '.join(alternatives)})"
-        if self._get(one, "stop_after_first", bool, False):
-            return every if self._get(one, "at_least_one", bool, False) else f"({every} | ANY_TEXT)"
-        return f"{every}{'+' if self._get(one, 'at_least_one', bool, False) else '*'} ANY_TEXT"
+        if self._get(spec, "stop_after_first", bool, False):
+            return every if self._get(spec, "at_least_one", bool, False) else f"({every} | ANY_TEXT)"
+        return f"{every}{'+' if self._get(spec, 'at_least_one', bool, False) else '*'} ANY_TEXT"
 
     def _triggered(self, tag: Any, triggers: list[str]) -> str:
         begin = self._get(tag, "begin", str) if isinstance(tag, dict) else self._refuse("a tag must be an object")
         trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if trigger is None:
             self._refuse(f"no trigger begins the tag {begin[:100]!r}")
-        rest = self._tag(tag, begin[len(trigger) :])
-        return self._rule(f"{self._up_to(trigger)} {rest}")
+        tag_rule = self._tag(tag, begin[len(trigger) :])
+        return self._rule(f"{self._up_to(trigger)} {tag_rule}")
 
-    def _tags_with_separator(self, one: Mapping[str, Any]) -> str:
-        tags = [self._rule(self._tag(tag)) for tag in self._get(one, "tags", list)]
+    def _tags_with_separator(self, spec: Mapping[str, Any]) -> str:
+        tags = [self._rule(self._tag(tag)) for tag in self._get(spec, "tags", list)]
         if not tags:
             self._refuse("it has no tags")
-        every, separator = f"({' | '.join(tags)})", self._text(self._get(one, "separator", str))
-        more = "" if self._get(one, "stop_after_first", bool, False) else f" ({separator} {every})*"
-        return f"({every}{more})" if self._get(one, "at_least_one", bool, False) else f"({every}{more})?"
+        every, separator = f"({' | '.join(tags)})", self._text(self._get(spec, "separator", str))
+        more = "" if self._get(spec, "stop_after_first", bool, False) else f" ({separator} {every})*"
+        return f"({every}{more})" if self._get(spec, "at_least_one", bool, False) else f"({every}{more})?"

@@ -12,7 +12,7 @@ from typing import Final
 _SPECIAL: Final = 1 << 31
 
 #: Most bytes of a token that a grammar can be spelled by: as many as llguidance's trie is deep.
-_MOST_BYTES: Final = 1000
+_MAX_BYTES: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class TokenTable:
         Args:
             special: ids of tokens that are no text: those are never chosen as such.
         """
-        words = [token if len(token) <= _MOST_BYTES else b"" for token in tokens]
-        lengths = array("I", map(len, words))
+        token_bytes = [token if len(token) <= _MAX_BYTES else b"" for token in tokens]
+        lengths = array("I", map(len, token_bytes))
         for token_id in special:
             if token_id < len(lengths):
                 lengths[token_id] |= _SPECIAL
-        return cls(array("I", [len(words)]).tobytes() + lengths.tobytes() + b"".join(words))
+        return cls(array("I", [len(token_bytes)]).tobytes() + lengths.tobytes() + b"".join(token_bytes))
 
     def unpack(self) -> tuple[list[bytes], list[int]]:
         """The bytes of all tokens, and the ids of the special ones."""
-        numbers = array("I")
-        width = numbers.itemsize
+        header = array("I")
+        width = header.itemsize
         [count] = array("I", self.data[:width])
-        numbers.frombytes(self.data[width : width * (1 + count)])
-        lengths = [length & ~_SPECIAL for length in numbers]
-        places = pairwise(accumulate(lengths, initial=width * (1 + count)))
-        special = [token_id for token_id, length in enumerate(numbers) if length & _SPECIAL]
-        return [self.data[start:end] for start, end in places], special
+        header.frombytes(self.data[width : width * (1 + count)])
+        lengths = [length & ~_SPECIAL for length in header]
+        spans = pairwise(accumulate(lengths, initial=width * (1 + count)))
+        special = [token_id for token_id, length in enumerate(header) if length & _SPECIAL]
+        return [self.data[start:end] for start, end in spans], special

@@ -174,8 +174,8 @@ class LayerRun:
     whole: WholeLayers | None = None
 
     @property
-    def places(self) -> slice:
-        """The layers' places among those that are here."""
+    def layer_slice(self) -> slice:
+        """Which layers these are among those that are here."""
         return slice(self.start, self.start + len(self.layers))
 
 
@@ -273,12 +273,12 @@ class Decoder(nn.Module):
         stream = ResidualStream(self._embedded(inputs) if hidden is None else hidden)
         rotations = self.rotary.at(inputs.positions)
         for run in self.runs:
-            caches, rows = inputs.caches[run.places], inputs.rows if run is self.runs[-1] else None
+            caches, rows = inputs.caches[run.layer_slice], inputs.rows if run is self.runs[-1] else None
             if run.whole is not None:
                 x = stream.x if stream.added is None else stream.x + stream.added
                 stream = ResidualStream(run.whole(x, rotations, inputs.attention, caches, rows))
                 continue
-            for layer, cos_sin, cache in zip(run.layers, self._angles[run.places], caches, strict=True):
+            for layer, cos_sin, cache in zip(run.layers, self._angles[run.layer_slice], caches, strict=True):
                 rotation = None if cos_sin is None else rotations[cos_sin]
                 rows_of_layer = rows if layer is run.layers[-1] else None
                 stream = layer(stream, rotation, inputs.attention, cache, rows_of_layer)

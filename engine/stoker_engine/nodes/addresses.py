@@ -43,13 +43,13 @@ def interface_towards(host: str) -> str:
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as sock:
         sock.connect(address)  # sends nothing
-        ours = sock.getsockname()[0]
+        local_address = sock.getsockname()[0]
         for _, name in socket.if_nameindex():
-            if ours in (_ipv6_addresses(name) if family == socket.AF_INET6 else _ipv4_addresses(name, sock)):
+            if local_address in (_ipv6_addresses(name) if family == socket.AF_INET6 else _ipv4_addresses(name, sock)):
                 return name
-    if ours.startswith("127."):
+    if local_address.startswith("127."):
         return "lo"
-    raise OSError(errno.EADDRNOTAVAIL, f"no network interface has the address {ours}; set GLOO_SOCKET_IFNAME")
+    raise OSError(errno.EADDRNOTAVAIL, f"no network interface has the address {local_address}; set GLOO_SOCKET_IFNAME")
 
 
 def _ipv4_addresses(name: str, sock: socket.socket) -> list[str]:

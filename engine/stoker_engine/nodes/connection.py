@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 #: Most bytes of a message.
-_MOST_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 
 #: Seconds after which a node that does not answer on the network counts as gone. Its kernel answers, so a busy node or
 #: one whose processes are stopped does.
@@ -53,7 +53,7 @@ class NodeConnection:
         """Raises:
         EOFError, OSError: the other end is gone, or sends what is too long.
         """
-        return self._connection.recv_bytes(_MOST_BYTES)
+        return self._connection.recv_bytes(_MAX_BYTES)
 
     def send(self, **message: Any) -> None:
         """Raises:

@@ -44,16 +44,16 @@ def greet_node(connection: NodeConnection, key: bytes) -> None:
         WrongKeyError, NoNodeError: the connection is of no use.
         EOFError, OSError: it has ended.
     """
-    ours = os.urandom(_NUMBER_BYTES)
-    connection.send_bytes(_GREETING + ours)
+    head_nonce = os.urandom(_NUMBER_BYTES)
+    connection.send_bytes(_GREETING + head_nonce)
     answer = connection.receive_bytes()
-    theirs, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
+    node_nonce, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
     if len(answer) != _NUMBER_BYTES + 32:
         raise NoNodeError("it does not answer as a node does")
-    if not hmac.compare_digest(proof, _proof(key, b"node", ours + theirs)):
+    if not hmac.compare_digest(proof, _proof(key, b"node", head_nonce + node_nonce)):
         connection.send_bytes(_WRONG)
         raise WrongKeyError
-    connection.send_bytes(_proof(key, b"head", ours + theirs))
+    connection.send_bytes(_proof(key, b"head", head_nonce + node_nonce))
 
 
 def greet_head(connection: NodeConnection, key: bytes) -> None:
@@ -61,11 +61,11 @@ def greet_head(connection: NodeConnection, key: bytes) -> None:
     greeting = connection.receive_bytes()
     if not greeting.startswith(_GREETING) or len(greeting) != len(_GREETING) + _NUMBER_BYTES:
         raise NoNodeError("it does not greet as a head does")
-    theirs, ours = greeting.removeprefix(_GREETING), os.urandom(_NUMBER_BYTES)
-    connection.send_bytes(ours + _proof(key, b"node", theirs + ours))
-    if not hmac.compare_digest(connection.receive_bytes(), _proof(key, b"head", theirs + ours)):
+    head_nonce, node_nonce = greeting.removeprefix(_GREETING), os.urandom(_NUMBER_BYTES)
+    connection.send_bytes(node_nonce + _proof(key, b"node", head_nonce + node_nonce))
+    if not hmac.compare_digest(connection.receive_bytes(), _proof(key, b"head", head_nonce + node_nonce)):
         raise WrongKeyError
 
 
-def _proof(key: bytes, role: bytes, numbers: bytes) -> bytes:
-    return hmac.digest(key, role + numbers, "sha256")
+def _proof(key: bytes, role: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(key, role + nonces, "sha256")

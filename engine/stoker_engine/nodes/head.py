@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a connection has to say who it is, and how many may be at that.
 _GREETING_S: Final = 10.0
-_MOST_GREETINGS: Final = 64
+_MAX_GREETINGS: Final = 64
 
 #: Seconds between two lines on who is missing.
-_SAY_S: Final = 5.0
+_LOG_INTERVAL_S: Final = 5.0
 
 #: Seconds in which the port of an engine that has just died becomes free.
 _PORT_S: Final = 10.0
@@ -113,32 +113,34 @@ class Head:
             ArgumentError: one of them cannot be taken in.
             EngineDeadError: some did not come in time.
         """
-        began = said = time.monotonic()
+        began = last_logged = time.monotonic()
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + min(self._timeout_s, _LONGEST_S)))
-        told = ""
+        reported = ""
         with self._news:
             while missing := self._missing():
                 if self._refused is not None:
                     raise self._refused
-                words = f"{_names(missing)} of {self.placement.nodes}"
+                missing_nodes = f"{_names(missing)} of {self.placement.nodes}"
                 now = time.monotonic()
                 if now > began + self._timeout_s:
                     raise EngineDeadError(
-                        f"{words} did not come to {self._listens_at} within {self._timeout_s} s "
+                        f"{missing_nodes} did not come to {self._listens_at} within {self._timeout_s} s "
                         "(--distributed-timeout-seconds); look at what `stoker serve … --headless` says there"
                     )
-                waiting = f"waiting for {words} at {self._listens_at}, until {until} (--distributed-timeout-seconds)"
-                if waiting != told:
-                    told = waiting
+                waiting = (
+                    f"waiting for {missing_nodes} at {self._listens_at}, until {until} (--distributed-timeout-seconds)"
+                )
+                if waiting != reported:
+                    reported = waiting
                     self._on_waiting(waiting)
-                if now > said + _SAY_S:
-                    said = now
+                if now > last_logged + _LOG_INTERVAL_S:
+                    last_logged = now
                     logger.info("%s", waiting)
                 self._news.wait(1.0)
                 on_progress()
             self._complete = True
             nodes = dict(self._nodes)
-        if told:
+        if reported:
             self._on_waiting("")
         return nodes
 
@@ -164,7 +166,9 @@ class Head:
 
     def _missing(self) -> list[int]:
         """Nodes that have not come, or are gone again."""
-        return [node for node in self._expected if node not in self._nodes or self._nodes[node].gone is not None]
+        return [
+            node for node in self._expected if node not in self._nodes or self._nodes[node].cause_of_loss is not None
+        ]
 
     def _accept(self) -> None:
         """Takes connections in, each of which gets a thread."""
@@ -185,17 +189,17 @@ class Head:
                 continue
             with self._greeting:
                 self._greetings[sock] = time.monotonic() + _GREETING_S
-            self._end_greetings(most=_MOST_GREETINGS)
+            self._end_greetings(max_greetings=_MAX_GREETINGS)
             threading.Thread(target=self._greet, args=(sock,), name="node", daemon=True).start()
         self._listening.close()
         self._wake_end.close()
 
-    def _end_greetings(self, before: float = 0.0, most: int = _MOST_GREETINGS) -> bool:
-        """Hangs up on those that were to get on `before` then, and on the oldest of more than `most`; their threads
-        close them. Whether there are others."""
+    def _end_greetings(self, before: float = 0.0, max_greetings: int = _MAX_GREETINGS) -> bool:
+        """Hangs up on those that were to get on `before` then, and on the oldest of more than `max_greetings`; their
+        threads close them. Whether there are others."""
         with self._greeting:
             for sock, until in list(self._greetings.items()):
-                if until < before or len(self._greetings) > most:
+                if until < before or len(self._greetings) > max_greetings:
                     del self._greetings[sock]
                     with contextlib.suppress(OSError):
                         sock.shutdown(socket.SHUT_RDWR)
@@ -211,9 +215,9 @@ class Head:
             info = connection.receive()
             self._has_greeted(sock)
             if "rank" in info:
-                self._take_rank(connection, int(info["node"]), int(info["rank"]))
+                self._admit_rank(connection, int(info["node"]), int(info["rank"]))
             else:
-                self._take_node(connection, int(info["node"]), str(info.get("path")), NodeInfo.read(info))
+                self._admit_node(connection, int(info["node"]), str(info.get("path")), NodeInfo.read(info))
         except WrongKeyError:
             assert connection is not None
             logger.warning("%s has another key, and is not taken in; set the same %s", connection.address, VARIABLE)
@@ -231,27 +235,27 @@ class Head:
         with self._greeting:
             self._greetings.pop(sock, None)
 
-    def _take_node(self, connection: NodeConnection, number: int, model: str, info: NodeInfo) -> None:
-        name = f"node {number} ({connection.address})"
+    def _admit_node(self, connection: NodeConnection, node_index: int, model: str, info: NodeInfo) -> None:
+        name = f"node {node_index} ({connection.address})"
         refusal = self._hello.refusal(info, name)
-        if refusal is None and number not in self._expected:
+        if refusal is None and node_index not in self._expected:
             refusal = ArgumentError("--node-rank", f"{name} has no ranks of engine {self.engine}")
         if refusal is not None:
             self._refuse(connection, name, refusal)
             return
-        node = Node(number, connection, model)
+        node = Node(node_index, connection, model)
         with self._news:
             if self._closed:  # nobody would end it any more
                 connection.close()
                 return
-            there = self._nodes.get(number)
-            if there is not None and (self._complete or there.gone is None):
-                connection.send(later=f"{there.name} is there already")
+            known_node = self._nodes.get(node_index)
+            if known_node is not None and (self._complete or known_node.cause_of_loss is None):
+                connection.send(later=f"{known_node.name} is there already")
                 connection.close()
                 return
             connection.send(welcome=True)  # before whoever waits for the node sends it orders
             connection.wait_at_most(0)
-            self._nodes[number] = node
+            self._nodes[node_index] = node
             self._news.notify_all()
         logger.info("%s is there", name)
         node.listen()
@@ -265,10 +269,10 @@ class Head:
             self._refused = refusal
             self._news.notify_all()
 
-    def _take_rank(self, connection: NodeConnection, number: int, rank: int) -> None:
-        node = self._nodes.get(number)
+    def _admit_rank(self, connection: NodeConnection, node_index: int, rank: int) -> None:
+        node = self._nodes.get(node_index)
         if node is None or not node.awaits(rank):
-            connection.send(refused=f"nobody waits for rank {rank} of node {number}", argument="")
+            connection.send(refused=f"nobody waits for rank {rank} of node {node_index}", argument="")
             connection.close()
             return
         connection.send(welcome=True)

@@ -44,19 +44,19 @@ class Node:
     """A node that has been taken in.
 
     Args:
-        number: its own.
+        node_index: its own.
         connection: to it.
         model: where it has the model's files.
 
     Attributes:
         name: "node 1 (10.0.0.2)".
-        gone: why it is not there any more.
+        cause_of_loss: why it is not there any more.
     """
 
-    def __init__(self, number: int, connection: NodeConnection, model: str) -> None:
-        self.name, self.model = f"node {number} ({connection.address})", model
-        self.gone: str | None = None
-        self._line = connection
+    def __init__(self, node_index: int, connection: NodeConnection, model: str) -> None:
+        self.name, self.model = f"node {node_index} ({connection.address})", model
+        self.cause_of_loss: str | None = None
+        self._connection = connection
         self._ranks: dict[int, RankState] = {}
         self._news = threading.Condition()
 
@@ -70,27 +70,27 @@ class Node:
             EngineDeadError: it cannot.
         """
         state = self._ranks[rank] = RankState()
-        self._tell(start=rank)
+        self._send(start=rank)
         self.wait(lambda: state.pipe is not None or state.has_ended, timeout_s)
         with self._news:
             pipe, state.pipe = state.pipe, None
         if pipe is None:
-            why = state.error or self.gone or f"it did not come within {timeout_s:.0f} s"
+            why = state.error or self.cause_of_loss or f"it did not come within {timeout_s:.0f} s"
             raise EngineDeadError(f"{self.name} could not start rank {rank}: {why}")
         return state, pipe
 
     def kill(self, rank: int) -> None:
         """Has the node end a rank, whatever it does."""
-        self._tell(kill=rank)
+        self._send(kill=rank)
 
     def dismiss(self, because: str) -> None:
         """Lets the node go: the head comes back no more; `because` says why it could not serve."""
-        self._tell(farewell=because)
+        self._send(farewell=because)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Waits until news of the node make `condition` true, or it is gone; whether either is so."""
         with self._news:
-            return self._news.wait_for(lambda: condition() or self.gone is not None, max(0.0, timeout_s))
+            return self._news.wait_for(lambda: condition() or self.cause_of_loss is not None, max(0.0, timeout_s))
 
     def awaits(self, rank: int) -> bool:
         """Whether somebody waits for the connection of a rank."""
@@ -107,29 +107,29 @@ class Node:
         """Takes in what the node says, for as long as it is there."""
         try:
             while True:
-                self._hear(self._line.receive())
+                self._on_message(self._connection.receive())
         except TimeoutError:
-            gone = f"it did not answer for {UNREACHABLE_S} s: the network, or the machine"
+            cause = f"it did not answer for {UNREACHABLE_S} s: the network, or the machine"
         except (EOFError, ConnectionResetError):
-            gone = "its `stoker serve … --headless` has ended"
+            cause = "its `stoker serve … --headless` has ended"
         except Exception as error:  # whatever it may say
-            gone = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
         with self._news:
-            self.gone = self.gone or gone
+            self.cause_of_loss = self.cause_of_loss or cause
             self._news.notify_all()
-        self._line.close()
-        logger.info("%s is gone: %s", self.name, self.gone)
+        self._connection.close()
+        logger.info("%s is gone: %s", self.name, self.cause_of_loss)
 
     def close(self) -> None:
         """Ends the connection."""
         with self._news:
-            self.gone = self.gone or "its connection was closed here"
-        self._line.close()
+            self.cause_of_loss = self.cause_of_loss or "its connection was closed here"
+        self._connection.close()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         with self._news:
             if "leaving" in message:
-                self.gone = f"it was asked to end ({message['leaving']})"
+                self.cause_of_loss = f"it was asked to end ({message['leaving']})"
             else:
                 state = self._ranks[int(message["rank"])]
                 if "stopped" in message:
@@ -140,6 +140,6 @@ class Node:
                     state.code, state.killed_for_memory = int(message["code"]), bool(message["killed_for_memory"])
             self._news.notify_all()
 
-    def _tell(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # it is gone, of which `listen` hears
-            self._line.send(**message)
+            self._connection.send(**message)

@@ -71,11 +71,11 @@ class NodeInfo:
             versions = f"{name} has Stoker {other.version or 'of no version'}, and node 0 has {self.version}"
             return ArgumentError("--nnodes", f"{versions}; run the same version on all nodes")
         for field in sorted(self.arguments.keys() | other.arguments.keys()):
-            here, there = self.arguments.get(field), other.arguments.get(field)
-            if here != there:
+            own_value, other_value = self.arguments.get(field), other.arguments.get(field)
+            if own_value != other_value:
                 return ArgumentError(
                     flag_name(field),
-                    f"{here} on node 0, but {there} on {name}; start all nodes with the same arguments",
+                    f"{own_value} on node 0, but {other_value} on {name}; start all nodes with the same arguments",
                 )
         if other.model != self.model:
             return ArgumentError("MODEL", f"the files on {name} are not those on node 0; give all nodes the same model")

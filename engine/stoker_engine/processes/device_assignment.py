@@ -17,7 +17,7 @@ from stoker_engine.parallel.processors import take_share
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-def keep_to_own_part(args: EngineArgs, engine: int) -> None:
+def assign_devices(args: EngineArgs, engine: int) -> None:
     """Hides other engines' accelerators from this process, or limits it to its share of the processors.
 
     To be called before CUDA, or threads that compute, start.
@@ -26,8 +26,8 @@ def keep_to_own_part(args: EngineArgs, engine: int) -> None:
         ArgumentError: there are accelerators, and fewer than all engines together need.
     """
     placement = RankPlacement.of(args)
-    here = placement.engines_on(0)
-    if len(here) == 1 or engine not in here:
+    local_engines = placement.engines_on(0)
+    if len(local_engines) == 1 or engine not in local_engines:
         return
     visible = [] if args.device == "cpu" else visible_devices()
     if not visible:  # the engines compute on the CPU, or are refused for want of a device
@@ -40,8 +40,8 @@ def keep_to_own_part(args: EngineArgs, engine: int) -> None:
     if len(visible) < needed:
         raise ArgumentError(
             "--data-parallel-size",
-            f"the {needed} ranks here of {len(here)} engines need {needed} devices and {len(visible)} are visible; "
-            f"ask for fewer engines or make more devices visible",
+            f"the {needed} ranks here of {len(local_engines)} engines need {needed} devices and {len(visible)} are "
+            f"visible; ask for fewer engines or make more devices visible",
         )
     # The last engine's other ranks may be on the next node.
     os.environ[VISIBLE] = ",".join(visible[first : first + len(placement.ranks_on(0, engine))])
@@ -60,4 +60,4 @@ def visible_devices(system: Path = Path("/")) -> list[str]:
     found = [path.name.removeprefix("nvidia") for path in (system / "dev").glob("nvidia[0-9]*")]
     nodes = (system / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
     found = found or [path.parent.name for path in nodes if path.read_text().strip() != "0"]
-    return [str(number) for number in range(len(found))]
+    return [str(device) for device in range(len(found))]

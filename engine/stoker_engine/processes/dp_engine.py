@@ -24,8 +24,8 @@ from stoker_engine.core.outputs import OutputDelta, StepOutputs, TokenDelta
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.engine_process import EngineProcess
-from stoker_engine.processes.heartbeat import PHASE_WORDS
-from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
+from stoker_engine.processes.heartbeat import PHASE_LABELS
+from stoker_engine.processes.messages import Abort, MissingRanks, Stop, WaitingForNodes
 from stoker_engine.processes.watchdog import Watchdog
 from stoker_engine.tokens.output_processor import OutputProcessor, TokenTexts
 from stoker_engine.tokens.output_stream import OutputStream
@@ -64,7 +64,7 @@ class DPEngine:
         on_step: Callable[[Sequence[TokenDelta], StepReport | None], None],
     ) -> None:
         self.number, self.name, self.ranks = number, name, ranks
-        self.watchdog = Watchdog(step_timeout, self._is_waited_for, self._die)
+        self.watchdog = Watchdog(step_timeout, self._has_waiters, self._die)
         self.process = start()
         self.streams: dict[str, OutputStream] = {}
         self.outputs: OutputProcessor | None = None
@@ -73,7 +73,7 @@ class DPEngine:
         self._serving = False
         self._missing = tuple(range(ranks))
         self._info: EngineInfo | None = None
-        self._told: EngineProcess | None = None  # which process has the vocabulary as bytes
+        self._token_table_sent_to: EngineProcess | None = None  # which process has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
         self._died_of: EngineDeadError | None = None  # the one before, until this one serves
         self._waiting = ""  # for whom, while it loads
@@ -159,14 +159,14 @@ class DPEngine:
             return "the engine's process is stopped or gone"
         if (standstill := self._standstill) is not None:
             return f"the engine is stuck: {standstill}"
-        words = PHASE_WORDS[self.process.status.phase]
+        phase = PHASE_LABELS[self.process.status.phase]
         if self._serving:
-            return words
-        words = words if words.startswith("loading") else "loading: reading the tokenizer"
-        words = f"loading: {self._waiting}" if self._waiting else words
+            return phase
+        phase = phase if phase.startswith("loading") else "loading: reading the tokenizer"
+        phase = f"loading: {self._waiting}" if self._waiting else phase
         if self._died_of is None:
-            return words
-        return f"loading again after: {self._died_of} (now {words.removeprefix('loading: ')})"
+            return phase
+        return f"loading again after: {self._died_of} (now {phase.removeprefix('loading: ')})"
 
     @property
     def state(self) -> EngineState:
@@ -197,7 +197,7 @@ class DPEngine:
         self.process.kill(cause)
         self._die(self.process, cause)
 
-    def look_after(self) -> None:
+    def watch_if_stopped(self) -> None:
         """Has it killed if it stays stopped, also where nobody waits for it: others get its requests."""
         if self.takes_requests and self.process.is_stopped:
             self.watchdog.watch(self.process, self._death)
@@ -240,12 +240,12 @@ class DPEngine:
     @property
     def knows_vocabulary(self) -> bool:
         """Whether the process has the vocabulary as bytes, as it must before the first request with a grammar."""
-        return self._told is self.process
+        return self._token_table_sent_to is self.process
 
-    def tell(self, table: TokenTable) -> None:
+    def send_token_table(self, table: TokenTable) -> None:
         """Gives it the vocabulary as bytes."""
         self.process.send(table)
-        self._told = self.process
+        self._token_table_sent_to = self.process
 
     def check_serving(self) -> None:
         """Raises:
@@ -260,10 +260,10 @@ class DPEngine:
             return  # it was given up, though it cannot be killed
         if isinstance(message, StepOutputs):
             self._call(self._on_outputs, self._put(process, message.deltas), message)
-        elif isinstance(message, Waiting):
-            self._call(self._wait_for, process, message.words)
-        elif isinstance(message, Missing):
-            self._call(self._on_missing, process, message)
+        elif isinstance(message, WaitingForNodes):
+            self._call(self._wait_for, process, message.reason)
+        elif isinstance(message, MissingRanks):
+            self._call(self._on_missing_ranks, process, message)
         elif isinstance(message, LoadFailed):
             self._call(self._resolve_loaded, process, message.error())
         elif isinstance(message, EngineInfo):
@@ -299,11 +299,11 @@ class DPEngine:
             stream.wake()
         self._on_step(outputs.deltas, outputs.report)
 
-    def _wait_for(self, process: EngineProcess, words: str) -> None:
+    def _wait_for(self, process: EngineProcess, reason: str) -> None:
         if process is self.process:
-            self._waiting = words
+            self._waiting = reason
 
-    def _on_missing(self, process: EngineProcess, missing: Missing) -> None:
+    def _on_missing_ranks(self, process: EngineProcess, missing: MissingRanks) -> None:
         if process is self.process and self._dead_of is None:
             self._missing = missing.ranks
 
@@ -331,7 +331,7 @@ class DPEngine:
         for stream in streams.values():
             stream.fail(kind(message))
 
-    def _is_waited_for(self) -> bool:
+    def _has_waiters(self) -> bool:
         return not self._serving or bool(self.streams) or self.process.is_stopped
 
     @property

@@ -23,9 +23,9 @@ from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
-from stoker_engine.processes.memory_check import check_room
-from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
-from stoker_engine.processes.watchdog import INTERVAL_S, Looks
+from stoker_engine.processes.memory_check import check_memory
+from stoker_engine.processes.messages import Abort, MissingRanks, Stop, WaitingForNodes
+from stoker_engine.processes.watchdog import INTERVAL_S, StuckDetector
 
 #: Seconds after which a step, or loading that does not get on, counts as stuck.
 STEP_TIMEOUT_S: Final = 300.0
@@ -51,20 +51,20 @@ class DPEngines:
     """
 
     def __init__(self, args: EngineArgs, program: Sequence[str] = PROGRAM) -> None:
-        check_room(args)
+        check_memory(args)
         self._news: _News = queue.SimpleQueue()
         self._processes: list[EngineProcess] = []
         self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their engine, and which sequences run
         self._dead_of: EngineDeadError | None = None
-        self._looks: dict[int, Looks] = {}  # at engines that are waited for
-        self._look_at = 0.0
+        self._detectors: dict[int, StuckDetector] = {}  # at engines that are waited for
+        self._next_check = 0.0
         self._end = weakref.finalize(self, _end, self._processes)
         try:
             for engine in range(args.data_parallel_size):
                 process = EngineProcess(program=program, engine=engine)
                 self._processes.append(process)
-                hear = partial(_hear, self._news, engine)
-                process.listen(hear, hear)
+                on_message = partial(_put_message, self._news, engine)
+                process.listen(on_message, on_message)
                 process.send(args)
             self.info = self._loaded()
         except BaseException:
@@ -77,7 +77,7 @@ class DPEngines:
         infos = dict[int, EngineInfo]()
         while len(infos) < len(self._processes):
             engine, message = self._next(lambda: set(range(len(self._processes))) - infos.keys())
-            if isinstance(message, Waiting | Missing):
+            if isinstance(message, WaitingForNodes | MissingRanks):
                 continue  # of which the log tells
             if isinstance(message, LoadFailed):
                 raise message.error()
@@ -95,20 +95,20 @@ class DPEngines:
         """The next message of any engine. Meanwhile those that are waited for are looked at: one that is stopped, or
         gets no further, is killed, so that its death is the message."""
         while True:
-            if (now := time.monotonic()) >= self._look_at:
-                self._look_at = now + INTERVAL_S
-                self._look(waited_for())
+            if (now := time.monotonic()) >= self._next_check:
+                self._next_check = now + INTERVAL_S
+                self._check_stuck(waited_for())
             try:
                 return self._news.get(timeout=INTERVAL_S)
             except queue.Empty:
                 continue
 
-    def _look(self, engines: Collection[int]) -> None:
-        known = self._looks
-        self._looks = {engine: known.get(engine) or Looks(self._processes[engine]) for engine in engines}
-        for looks in self._looks.values():
-            if (cause := looks.look(STEP_TIMEOUT_S)) is not None:
-                looks.process.kill(cause)
+    def _check_stuck(self, engines: Collection[int]) -> None:
+        known = self._detectors
+        self._detectors = {engine: known.get(engine) or StuckDetector(self._processes[engine]) for engine in engines}
+        for detector in self._detectors.values():
+            if (cause := detector.check(STEP_TIMEOUT_S)) is not None:
+                detector.process.kill(cause)
 
     @property
     def has_work(self) -> bool:
@@ -178,7 +178,7 @@ class DPEngines:
         """Whether somebody waits for a delta; takes down what it says of its request."""
         if delta.request_id not in self._unfinished:
             return False
-        self._router.has_begun(delta.request_id)
+        self._router.mark_started(delta.request_id)
         if delta.finish_reason is not None:
             self._ended(delta.request_id, delta.index)
         return True
@@ -191,7 +191,7 @@ class DPEngines:
             self._router.end(request_id)
 
 
-def _hear(news: _News, engine: int, message: Any) -> None:
+def _put_message(news: _News, engine: int, message: Any) -> None:
     """In an engine's reading thread, which keeps nothing else alive."""
     news.put((engine, message))
 

@@ -70,9 +70,9 @@ class _Engine:
     def num_seen(self, chunks: Sequence[BlockHash]) -> int:
         """How many chunks of a prompt, from its beginning, it was given."""
         seen = self.seen
-        for number, chunk in enumerate(chunks):
+        for index, chunk in enumerate(chunks):
             if chunk not in seen:
-                return number
+                return index
         return len(chunks)
 
 
@@ -88,11 +88,11 @@ class DPRouter:
 
     def __init__(self, num_engines: int, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
         self.chunk_tokens = max(block_size, CHUNK_TOKENS // block_size * block_size)
-        self._most_chunks = max(1, num_blocks * block_size // self.chunk_tokens)
+        self._max_chunks = max(1, num_blocks * block_size // self.chunk_tokens)
         self._max_num_seqs = max_num_seqs
         self._engines = [_Engine() for _ in range(num_engines)]
         self._requests: dict[str, _Request] = {}
-        self._turns = itertools.count(1)
+        self._choice_numbers = itertools.count(1)
 
     def begin(
         self,
@@ -113,24 +113,24 @@ class DPRouter:
         chunks = self._chunks(prompt_token_ids, salt)
         length = len(prompt_token_ids)
         best, least = -1, (True, 0, 0)
-        for number in among:
-            engine = self._engines[number]
+        for engine_index in among:
+            engine = self._engines[engine_index]
             # The last token is always computed: its logits are asked for.
             computed = max(1, length - self.chunk_tokens * engine.num_seen(chunks))
             work = engine.waiting + computed + SEQUENCE_TOKENS * engine.sequences
             is_full = engine.was_full or engine.sequences + sequences > self._max_num_seqs
             rank = (is_full, work, engine.chosen)
             if best < 0 or rank < least:
-                best, least, waiting = number, rank, computed
+                best, least, waiting = engine_index, rank, computed
         engine = self._engines[best]
-        engine.chosen = next(self._turns)
+        engine.chosen = next(self._choice_numbers)
         engine.sequences += sequences
         engine.waiting += waiting
         self._requests[request_id] = _Request(best, sequences, waiting)
         self._remember(engine, chunks)
         return best
 
-    def has_begun(self, request_id: str) -> None:
+    def mark_started(self, request_id: str) -> None:
         """A request has its first token; unknown ids, and later calls, do nothing."""
         request = self._requests.get(request_id)
         if request is not None and request.waiting:
@@ -174,5 +174,5 @@ class DPRouter:
         for chunk in reversed(chunks):
             seen[chunk] = None
             seen.move_to_end(chunk)
-        while len(seen) > self._most_chunks:
+        while len(seen) > self._max_chunks:
             seen.popitem(last=False)

@@ -52,7 +52,7 @@ class EngineProcess:
     ) -> None:
         self.status = Heartbeat()
         self.status.enter(Phase.STARTING)
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_socket = socket.socketpair()
         self._connection = Connection(os.dup(self._socket.fileno()))
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._reading_since: float | None = None
@@ -61,19 +61,19 @@ class EngineProcess:
         self._died: Died | None = None
         self._oom_kills = oom_kills()
         try:
-            with theirs:
+            with child_socket:
                 self._process = subprocess.Popen(
                     [
                         sys.executable,
                         *program,
-                        str(theirs.fileno()),
+                        str(child_socket.fileno()),
                         str(self.status.fd),
                         log_format,
                         str(parent_for_child()),
                         str(step_timeout),
                         "" if engine is None else str(engine),
                     ],
-                    pass_fds=(theirs.fileno(), self.status.fd),
+                    pass_fds=(child_socket.fileno(), self.status.fd),
                     process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time
                 )
         finally:

@@ -32,7 +32,7 @@ class Phase(enum.IntEnum):
 
 
 #: For people.
-PHASE_WORDS: Final = {
+PHASE_LABELS: Final = {
     Phase.STARTING: "loading: the engine process starts",
     Phase.WAITING: "loading: looking for the model's files",
     Phase.LOADING: "loading: reading the model",

@@ -33,9 +33,9 @@ from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.nodes.head import Head
-from stoker_engine.processes.device_assignment import keep_to_own_part
+from stoker_engine.processes.device_assignment import assign_devices
 from stoker_engine.processes.heartbeat import Heartbeat, Phase
-from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
+from stoker_engine.processes.messages import Abort, MissingRanks, Stop, WaitingForNodes
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine
@@ -52,19 +52,23 @@ def main(argv: list[str]) -> int:
         argv: file descriptors of the pipe and of the heartbeat, the log's format, the process to die with
             (0: none), seconds after which a rank is stuck, and which engine of the model this is (empty: the only one).
     """
-    pipe, word, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
-    step_timeout, number = float(argv[4]), int(argv[5]) if argv[5] else None
+    pipe, heartbeat_fd, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
+    step_timeout, engine_index = float(argv[4]), int(argv[5]) if argv[5] else None
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
-    status = Heartbeat(word)
+    status = Heartbeat(heartbeat_fd)
     status.enter(Phase.STARTING)
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
     at_end: list[Callable[[], None]] = []
     threading.Thread(target=_receive, args=(connection, inbox, at_end), name="inbox", daemon=True).start()
     supervision = Supervision(
-        step_timeout, log_format, number, on_death=inbox.put, on_missing=partial(_tell_missing, connection, status)
+        step_timeout,
+        log_format,
+        engine_index,
+        on_death=inbox.put,
+        on_missing_ranks=partial(_report_missing_ranks, connection, status),
     )
     logs.configure(log_format, **supervision.labels)
     try:
@@ -97,16 +101,16 @@ def _load(
     if not isinstance(args, EngineArgs):
         raise _unexpected(args)
     status.enter(Phase.LOADING)
-    number = supervision.engine or 0
+    engine_index = supervision.engine or 0
     head: Head | None = None
 
-    def say_waiting(words: str) -> None:
-        _send(connection, status, Waiting(words))
+    def report_waiting(reason: str) -> None:
+        _send(connection, status, WaitingForNodes(reason))
         status.enter(Phase.LOADING)
 
     try:
-        keep_to_own_part(args, number)
-        if (head := Head.of(args, Path(args.model), number, say_waiting)) is not None:
+        assign_devices(args, engine_index)
+        if (head := Head.of(args, Path(args.model), engine_index, report_waiting)) is not None:
             at_end.append(head.dismiss)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision, head)
     except EngineDeadError:  # another attempt may fare better
@@ -124,13 +128,13 @@ def _load(
 
 def _run(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
     while True:
-        _take(engine, connection, inbox, status)
+        _handle_message(engine, connection, inbox, status)
         outputs = engine.step()
         if outputs.deltas or outputs.report is not None:
             _send(connection, status, outputs)
 
 
-def _take(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
+def _handle_message(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
     """Empties the inbox, sleeping on it while there is no work. Only that sleep is idle: the rest is the step's."""
     while True:
         has_work = engine.has_work
@@ -166,8 +170,8 @@ def _add(engine: Engine, connection: Connection, status: Heartbeat, request: Eng
         _send(connection, status, StepOutputs(failed, None))
 
 
-def _tell_missing(connection: Connection, status: Heartbeat, ranks: Sequence[int]) -> None:
-    _send(connection, status, Missing(tuple(ranks)))
+def _report_missing_ranks(connection: Connection, status: Heartbeat, ranks: Sequence[int]) -> None:
+    _send(connection, status, MissingRanks(tuple(ranks)))
     status.enter(Phase.LOADING)
 
 

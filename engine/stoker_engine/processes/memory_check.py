@@ -12,7 +12,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 PROCESS_BYTES: Final = 256 << 20
 
 
-def check_room(args: EngineArgs) -> None:
+def check_memory(args: EngineArgs) -> None:
     """Refuses to start more engines than there is memory for, however small the model is.
 
     Raises:
@@ -20,10 +20,10 @@ def check_room(args: EngineArgs) -> None:
     """
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
     engines = -(-args.data_parallel_size // args.nnodes)
-    most = max(1, host_memory() // (PROCESS_BYTES * ranks))
-    if engines > most:
+    max_engines = max(1, host_memory() // (PROCESS_BYTES * ranks))
+    if engines > max_engines:
         raise ArgumentError(
             "--data-parallel-size",
             f"{engines} engines on one machine are {engines * ranks} processes, each with at least "
-            f"{PROCESS_BYTES >> 20} MiB of its memory, which has room for {most} engines; ask for fewer",
+            f"{PROCESS_BYTES >> 20} MiB of its memory, which has room for {max_engines} engines; ask for fewer",
         )

@@ -2,7 +2,7 @@
 
 To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, and before the first request with
 a grammar a `TokenTable`.
-From it: `Waiting` for other nodes and `Missing` ranks, while it loads; then `EngineInfo` or `LoadFailed`; then
+From it: `WaitingForNodes` and `MissingRanks`, while it loads; then `EngineInfo` or `LoadFailed`; then
 `StepOutputs`; `Died` (`stoker_common.subprocesses`) last, if it can still be said.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingRanks:
     """These ranks have not loaded their part of the model yet."""
 
     ranks: tuple[int, ...]
@@ -34,11 +34,11 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingForNodes:
     """Loading waits for others.
 
     Attributes:
-        words: for whom, and for how long at most; empty: for nobody any more.
+        reason: for whom, and for how long at most; empty: for nobody any more.
     """
 
-    words: str
+    reason: str

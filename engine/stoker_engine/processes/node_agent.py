@@ -1,6 +1,6 @@
 """A node that serves no API: it starts ranks where the heads of engines on node 0 say so, and ends them with these.
 
-    reach the head ──► obey ──the head says farewell──► end
+    reach the head ──► run commands ──the head says farewell──► end
          ▲               │
          └─ it is gone: end its ranks at once, try again for a while
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to reach a head, and between two lines on them.
 _RETRY_S: Final = 0.5
-_SAY_S: Final = 5.0
+_LOG_INTERVAL_S: Final = 5.0
 
 #: Seconds that a connection may take to be made, and the head to answer.
 _GREETING_S: Final = 10.0
@@ -123,7 +123,7 @@ class NodeAgent:
             while True:
                 try:
                     connection = self._reach(engine, model, failed)
-                    if connection is None or self._obey(engine, connection):
+                    if connection is None or self._run_commands(engine, connection):
                         return
                     failed = None
                     logger.error("the head of engine %d is gone, and its ranks here are ended", engine)
@@ -136,12 +136,12 @@ class NodeAgent:
             self._errors.append(error)
             self.stop(f"another engine cannot be served: {error}")
 
-    def _obey(self, engine: int, connection: NodeConnection) -> bool:
-        """See `NodeEngine.obey`."""
+    def _run_commands(self, engine: int, connection: NodeConnection) -> bool:
+        """See `NodeEngine.run_commands`."""
         self._in_touch.add(engine)
         try:
             ranks = NodeEngine(connection, partial(self._dial_rank, engine), self._log_format, self._program)
-            return ranks.obey(self._wake_end, self._on_contact)
+            return ranks.run_commands(self._wake_end, self._on_contact)
         finally:
             self._in_touch.discard(engine)
 
@@ -163,7 +163,7 @@ class NodeAgent:
             ArgumentError: it does not want this node.
             EngineDeadError: it cannot be reached for too long.
         """
-        said = time.monotonic()
+        last_logged = time.monotonic()
         info = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(NodeInfo.of(self._args, model))}
         while not self._stop.is_set():
             if failed is not None:
@@ -181,8 +181,8 @@ class NodeAgent:
                     f"{where} could not be reached for {now - self._contact:.0f} s (--distributed-timeout-seconds; "
                     f"--master-addr, --master-port): {why}"
                 )
-            if now > said + _SAY_S:
-                said = now
+            if now > last_logged + _LOG_INTERVAL_S:
+                last_logged = now
                 logger.info("%s cannot be reached yet: %s", where, why)
             self._stop.wait(_RETRY_S)
         return None

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
 
 #: Seconds between two looks at the ranks.
-_LOOK_S: Final = 0.5
+_CHECK_INTERVAL_S: Final = 0.5
 
 #: Seconds in which ranks end that the head has let go.
 _CLOSE_S: Final = 5.0
@@ -64,12 +64,12 @@ class NodeEngine:
         log_format: str,
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        self._line, self._dial, self._log_format, self._program = connection, dial, log_format, program
+        self._connection, self._dial, self._log_format, self._program = connection, dial, log_format, program
         self._ranks: dict[int, _Started] = {}
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
 
-    def obey(self, wake: socket.socket, on_contact: Callable[[], str | None]) -> bool:
+    def run_commands(self, wake: socket.socket, on_contact: Callable[[], str | None]) -> bool:
         """Does what the head says, in the thread that calls this, with whose end the ranks are killed too. At its end
         all ranks have ended.
 
@@ -86,13 +86,13 @@ class NodeEngine:
         self._poll.register(wake.fileno(), 0)
         try:
             while True:
-                ready = {fd for fd, _ in self._poll.poll(_LOOK_S * 1000)}
+                ready = {fd for fd, _ in self._poll.poll(_CHECK_INTERVAL_S * 1000)}
                 if (because := on_contact()) is not None:
-                    self._line.send(leaving=because)
+                    self._connection.send(leaving=because)
                     return True
-                if self._line.fileno() in ready and self._take(self._line.receive()):
+                if self._connection.fileno() in ready and self._handle_message(self._connection.receive()):
                     return True
-                self._look()
+                self._check_ranks()
         except (EOFError, OSError, ValueError) as error:
             logger.info("the head is not there any more: %s", str(error) or type(error).__name__)
             return False
@@ -101,9 +101,9 @@ class NodeEngine:
                 self._ranks[rank].process.kill()
             for rank in list(self._ranks):
                 self._forget(rank)
-            self._line.close()
+            self._connection.close()
 
-    def _take(self, message: dict[str, Any]) -> bool:
+    def _handle_message(self, message: dict[str, Any]) -> bool:
         """Does what a message says; whether it is the last one."""
         if "start" in message:
             self._start(int(message["start"]))
@@ -130,20 +130,20 @@ class NodeEngine:
                 )
         except (OSError, EOFError, ValueError, NoNodeError, StokerError) as error:
             logger.exception("rank %d cannot be started", rank)
-            self._line.send(rank=rank, error=str(error) or type(error).__name__)
+            self._connection.send(rank=rank, error=str(error) or type(error).__name__)
             return
         started = self._ranks[rank] = _Started(process, os.pidfd_open(process.pid), before)
         self._poll.register(started.end, select.POLLIN)
 
-    def _look(self) -> None:
+    def _check_ranks(self) -> None:
         """Tells the head what has become of ranks."""
         for rank, started in list(self._ranks.items()):
             if (code := started.process.poll()) is not None:
                 self._forget(rank)
-                self._line.send(rank=rank, code=code, killed_for_memory=oom_kills() > started.oom_kills)
+                self._connection.send(rank=rank, code=code, killed_for_memory=oom_kills() > started.oom_kills)
             elif (stopped := is_stopped(process_state(started.process.pid))) != started.is_stopped:
                 started.is_stopped = stopped
-                self._line.send(rank=rank, stopped=stopped)
+                self._connection.send(rank=rank, stopped=stopped)
 
     def _wait(self, timeout_s: float) -> None:
         """Waits until all ranks have ended, but not for ever."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from stoker_common.errors import EngineDeadError, EngineStuckError
 from stoker_engine.processes.engine_process import EngineProcess
-from stoker_engine.processes.heartbeat import PHASE_WORDS
+from stoker_engine.processes.heartbeat import PHASE_LABELS
 
 #: Seconds for which an engine may be stopped while somebody waits for it.
 STOPPED_TIMEOUT_S: Final = 3.0
@@ -29,7 +29,7 @@ KILL_TIMEOUT_S: Final = 15.0
 INTERVAL_S: Final = 0.5
 
 
-class Looks:
+class StuckDetector:
     """Judges a process by looks at it, some `INTERVAL_S` apart.
 
     Time in which this process itself did not run does not count: then the engine may have been stopped, too, or waited
@@ -44,7 +44,7 @@ class Looks:
         self._stopped_for = self._lost = 0.0
         self._looked = time.monotonic()
 
-    def look(self, step_timeout: float) -> EngineStuckError | None:
+    def check(self, step_timeout: float) -> EngineStuckError | None:
         """What it is to be killed for, if anything; `step_timeout` as in `Watchdog`."""
         process = self.process
         elapsed = time.monotonic() - self._looked
@@ -55,15 +55,15 @@ class Looks:
         self._stopped_for = self._stopped_for + INTERVAL_S if process.is_stopped else 0.0
         if self._stopped_for >= STOPPED_TIMEOUT_S:
             return EngineStuckError(f"it was stopped for {self._stopped_for:.0f} s, and killed")
-        if (what := standstill(process, step_timeout, self._lost)) is not None:
-            return EngineStuckError(f"it was stuck ({what}; --step-timeout), and killed")
+        if (cause := standstill(process, step_timeout, self._lost)) is not None:
+            return EngineStuckError(f"it was stuck ({cause}; --step-timeout), and killed")
         return None
 
 
 def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -> str | None:
     """What takes a process too long, if something does; `lost` seconds of it are not counted."""
     if (seconds := process.busy_for - lost) > step_timeout:
-        return f"{PHASE_WORDS[process.status.phase]}, for {seconds:.0f} s"
+        return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s"
     if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
         return f"the server handles one of its messages, for {seconds:.0f} s"
     return None
@@ -74,18 +74,18 @@ class Watchdog:
 
     Args:
         step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
-        is_waited_for: whether somebody waits for the engine.
+        has_waiters: whether somebody waits for the engine.
         on_death: called with a process and what it was killed for, also where it cannot be killed.
     """
 
     def __init__(
         self,
         step_timeout: float,
-        is_waited_for: Callable[[], bool],
+        has_waiters: Callable[[], bool],
         on_death: Callable[[EngineProcess, EngineDeadError], None],
     ) -> None:
         self.step_timeout = step_timeout
-        self._is_waited_for = is_waited_for
+        self._has_waiters = has_waiters
         self._on_death = on_death
         self._process: EngineProcess | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -107,10 +107,10 @@ class Watchdog:
             self._watching.cancel()
 
     async def _watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
-        looks = Looks(process)
-        while not death.done() and self._is_waited_for():
+        detector = StuckDetector(process)
+        while not death.done() and self._has_waiters():
             await asyncio.sleep(INTERVAL_S)
-            if (cause := looks.look(self.step_timeout)) is None:
+            if (cause := detector.check(self.step_timeout)) is None:
                 continue
             process.kill(cause)
             await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)

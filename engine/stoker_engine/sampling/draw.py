@@ -43,13 +43,13 @@ def draw(logits: torch.Tensor, draws: list[Draw], kernels: Kernels) -> torch.Ten
 
 def _parameters(draw: Draw) -> list[float]:
     """A row of what `kernels.select_token` draws by."""
-    numbers = [0.0] * len(COLUMNS)
-    numbers[SCALE] = 1 / min(max(draw.temperature, 1e-30), 1e30)
-    numbers[TOP_K] = max(0, min(draw.top_k, 2**31 - 1))
-    numbers[TOP_P] = draw.top_p
-    numbers[LEAST] = math.log(draw.min_p) if draw.min_p > 0 else -math.inf
-    numbers[UNIFORM] = _uniform(draw.seed, draw.position)
-    return numbers
+    parameters = [0.0] * len(COLUMNS)
+    parameters[SCALE] = 1 / min(max(draw.temperature, 1e-30), 1e30)
+    parameters[TOP_K] = max(0, min(draw.top_k, 2**31 - 1))
+    parameters[TOP_P] = draw.top_p
+    parameters[LEAST] = math.log(draw.min_p) if draw.min_p > 0 else -math.inf
+    parameters[UNIFORM] = _uniform(draw.seed, draw.position)
+    return parameters
 
 
 def _uniform(seed: int, position: int) -> float:

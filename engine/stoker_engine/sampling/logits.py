@@ -56,23 +56,23 @@ def _keep_allowed(logits: torch.Tensor, rows: _Rows) -> None:
 
 
 def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
-    few: list[tuple[int, Sequence[int]]] = []
+    token_lists: list[tuple[int, Sequence[int]]] = []
     many: list[tuple[int, TokenIds]] = []
     for row, choice, rules in rows:
         for ids in () if choice.may_end else rules.end_tokens:
             if len(ids) > _FEW:
                 many.append((row, ids))
             else:
-                few.append((row, ids.array))
+                token_lists.append((row, ids.array))
         if rules.bad_words is not None:
-            few.append((row, rules.bad_words.completions(choice.known, choice.num_prompt_tokens)))
-    few = [(row, tokens) for row, tokens in few if len(tokens)]
-    concerned = to_device(sorted({row for row, _ in (*few, *many)}), logits.device)
+            token_lists.append((row, rules.bad_words.completions(choice.known, choice.num_prompt_tokens)))
+    token_lists = [(row, tokens) for row, tokens in token_lists if len(tokens)]
+    concerned = to_device(sorted({row for row, _ in (*token_lists, *many)}), logits.device)
     if not len(concerned):
         return
     before = logits[concerned]
-    if few:
-        logits[_places(few, logits.device)] = -torch.inf
+    if token_lists:
+        logits[_flat_indices(token_lists, logits.device)] = -torch.inf
     for row, ids in many:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
     # Where nothing allowed is left, what was forbidden is the only answer there is.
@@ -89,7 +89,7 @@ def _mask(ids: TokenIds, logits: torch.Tensor) -> torch.Tensor:
 def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
     biased = [(row, rules) for row, _, rules in rows if len(rules.biases)]
     if biased:
-        where = _places([(row, rules.bias_tokens) for row, rules in biased], logits.device)
+        where = _flat_indices([(row, rules.bias_tokens) for row, rules in biased], logits.device)
         biases = np.concatenate([np.array(rules.biases) for _, rules in biased])
         logits.index_put_(where, to_device(biases, logits.device, logits.dtype), accumulate=True)
 
@@ -97,7 +97,7 @@ def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
 def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     """Repetition penalty on prompt and output (Keskar et al., 2019), the other two on the output (OpenAI's formula)."""
     held: list[tuple[int, Sequence[int]]] = []
-    numbers = []
+    penalties = []
     for row, choice, rules in rows:
         if not rules.is_penalised:
             continue
@@ -105,18 +105,18 @@ def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
         counts = np.array(choice.counts.counts)
         additive = rules.frequency * counts + rules.presence * (counts > 0)
         held.append((row, choice.counts.tokens))
-        numbers.append(np.stack([np.full(len(counts), rules.repetition), additive]))
+        penalties.append(np.stack([np.full(len(counts), rules.repetition), additive]))
     if not held:
         return
-    where = _places(held, logits.device)
-    repetition, additive_ = to_device(np.concatenate(numbers, axis=1), logits.device, logits.dtype)
+    where = _flat_indices(held, logits.device)
+    repetition, additive_ = to_device(np.concatenate(penalties, axis=1), logits.device, logits.dtype)
     chosen = logits[where]
     repetition.clamp_(1e-30, 1e30)  # beyond these, logits would leave what float32 holds
     chosen = torch.where(chosen > 0, (chosen / repetition).clamp_max(torch.finfo().max), chosen * repetition)
     logits[where] = chosen - additive_
 
 
-def _places(tokens: list[tuple[int, Sequence[int]]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _flat_indices(tokens: list[tuple[int, Sequence[int]]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(row, its tokens) … → [n] rows and [n] tokens."""
     at_row = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     at_token = np.concatenate([np.array(ids, dtype=np.int64) for _, ids in tokens])

@@ -22,12 +22,12 @@ def token_logprobs(
     """
     vocabulary = logits.shape[-1]
     counts = [vocabulary if count < 0 else min(count, vocabulary) for count in counts]
-    numbers, ranks = logprobs(logits, to_device(token_ids, logits.device))
-    likeliest, indices = _likeliest(logits, max(counts), numbers)
-    values = to_host(torch.cat((numbers[:, :1], likeliest), dim=1))
+    chosen_logprobs, ranks = logprobs(logits, to_device(token_ids, logits.device))
+    likeliest, indices = _likeliest(logits, max(counts), chosen_logprobs)
+    values = to_host(torch.cat((chosen_logprobs[:, :1], likeliest), dim=1))
     return [
-        TokenLogprobs([token, *tokens[:count]], own[: 1 + count], rank)
-        for token, count, own, (rank, *tokens) in zip(
+        TokenLogprobs([token, *tokens[:count]], row_logprobs[: 1 + count], rank)
+        for token, count, row_logprobs, (rank, *tokens) in zip(
             token_ids, counts, values, to_host(torch.cat((ranks[:, None], indices), dim=1)), strict=True
         )
     ]
@@ -42,13 +42,13 @@ def candidates(
         best: [rows] int64, the likeliest token of each.
         logprobs: the kernel.
     """
-    numbers, _ = logprobs(logits, best)
-    likeliest, indices = _likeliest(logits, min(max(counts), logits.shape[-1]), numbers)
+    best_logprobs, _ = logprobs(logits, best)
+    likeliest, indices = _likeliest(logits, min(max(counts), logits.shape[-1]), best_logprobs)
     pairs = zip(to_host(indices), to_host(likeliest), counts, strict=True)
     return [list(zip(tokens, values, strict=True))[:count] for tokens, values, count in pairs]
 
 
-def _likeliest(logits: torch.Tensor, count: int, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _likeliest(logits: torch.Tensor, count: int, chosen_logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[rows, count] log-probabilities and tokens, by what the kernel says of each row."""
     top = logits.topk(count, dim=-1)
-    return top.values - numbers[:, 1:2] - numbers[:, 2:], top.indices
+    return top.values - chosen_logprobs[:, 1:2] - chosen_logprobs[:, 2:], top.indices

@@ -51,7 +51,7 @@ def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
     """The likeliest token of each row, from what `kernels.argmax` gives."""
     if best.device.type == "cpu":  # there Python is done before torch's operators, which models push out of the caches
         found = zip(best.tolist(), largest.tolist(), strict=True)
-        return [Sampled([[token]]) if math.isfinite(most) else _corrupted() for token, most in found]
+        return [Sampled([[token]]) if math.isfinite(largest_logit) else _corrupted() for token, largest_logit in found]
     tokens: list[int] = to_host(_possible(best, largest))
     return [_corrupted() if token == _NONE else Sampled([[token]]) for token in tokens]
 
@@ -69,25 +69,25 @@ def _sample(
         return greedy(best, largest)
     logits = logits.float()
     beams = [(row, choice) for row, choice in enumerate(choices) if choice is not None and choice.num_candidates]
-    others = [(row, choice) for row, choice in enumerate(choices) if choice is not None and not choice.num_candidates]
+    drawing = [(row, choice) for row, choice in enumerate(choices) if choice is not None and not choice.num_candidates]
     offers: list[list[tuple[int, float]]] = []
     chosen: list[Sampled] = []
     if beams:
         rows = [row for row, _ in beams]
         counts = [beam.num_candidates for _, beam in beams]
         offers = candidates(_rows(logits, rows), _rows(best, rows), counts, kernels.logprobs)
-    if others:
-        rows = [row for row, _ in others]
+    if drawing:
+        rows = [row for row, _ in drawing]
         of_rows = _rows(best, rows), _rows(largest, rows)
-        chosen = _choose(_rows(logits, rows), [choice for _, choice in others], *of_rows, rows_at_once, kernels)
-    if len(others) == len(choices):
+        chosen = _choose(_rows(logits, rows), [choice for _, choice in drawing], *of_rows, rows_at_once, kernels)
+    if len(drawing) == len(choices):
         return chosen
     sampled = greedy(best, largest)
     for (row, _), offer in zip(beams, offers, strict=True):
         if not sampled[row].is_corrupted:
             sampled[row] = Sampled([], candidates=offer)
-    for (row, _), its in zip(others, chosen, strict=True):
-        sampled[row] = its
+    for (row, _), row_sampled in zip(drawing, chosen, strict=True):
+        sampled[row] = row_sampled
     return sampled
 
 
@@ -107,46 +107,52 @@ def _choose(
     constrained = _constrained(logits, choices, kernels)
     processed = process_logits(constrained, choices)
     if processed is not logits or any(c.allowed is not None for c in choices):
-        best, left = kernels.argmax(processed)
-        largest = torch.where(largest.isfinite(), left, largest)
+        best, processed_largest = kernels.argmax(processed)
+        largest = torch.where(largest.isfinite(), processed_largest, largest)
 
-    places = [(row, i) for row, c in enumerate(choices) for i in range(c.num_samples)]
+    samples = [(row, i) for row, c in enumerate(choices) for i in range(c.num_samples)]
     draws: dict[int, Draw] = {}  # by place
-    for place, (row, i) in enumerate(places):
+    for sample_index, (row, i) in enumerate(samples):
         c = choices[row]
         if (p := c.params).kind == "generate" and p.temperature > 0:
-            draws[place] = Draw(p.temperature, p.top_k, p.top_p, p.min_p, c.seed + i, len(c.known))
-    of_places = [row for row, _ in places]
-    found = _rows(best, of_places)
-    drawn_places = list(draws)
+            draws[sample_index] = Draw(p.temperature, p.top_k, p.top_p, p.min_p, c.seed + i, len(c.known))
+    sample_rows = [row for row, _ in samples]
+    found = _rows(best, sample_rows)
+    drawn_samples = list(draws)
     for part in _parts(len(draws), rows_at_once):
-        of_part = drawn_places[part]
-        drawn = draw(_rows(processed, [of_places[place] for place in of_part]), list(draws.values())[part], kernels)
-        found = drawn if len(drawn) == len(places) else found.index_copy(0, to_device(of_part, found.device), drawn)
-    tokens: list[int] = to_host(_possible(found, _rows(largest, of_places)))
+        of_part = drawn_samples[part]
+        drawn = draw(
+            _rows(processed, [sample_rows[sample_index] for sample_index in of_part]),
+            list(draws.values())[part],
+            kernels,
+        )
+        found = drawn if len(drawn) == len(samples) else found.index_copy(0, to_device(of_part, found.device), drawn)
+    tokens: list[int] = to_host(_possible(found, _rows(largest, sample_rows)))
 
-    asked = [
-        (place, p.logprobs)
-        for place, (row, _) in enumerate(places)
-        if tokens[place] != _NONE and (p := choices[row].params).kind == "generate" and p.logprobs is not None
+    with_logprobs = [
+        (sample_index, p.logprobs)
+        for sample_index, (row, _) in enumerate(samples)
+        if tokens[sample_index] != _NONE and (p := choices[row].params).kind == "generate" and p.logprobs is not None
     ]
     logprobs: dict[int, TokenLogprobs] = {}
-    for part in _parts(len(asked), rows_at_once):
-        of_part = [place for place, _ in asked[part]]
-        rows = _rows(logits, [of_places[place] for place in of_part])
-        counts = [count for _, count in asked[part]]
-        its = token_logprobs(rows, [tokens[place] for place in of_part], counts, kernels.logprobs)
-        logprobs.update(zip(of_part, its, strict=True))
+    for part in _parts(len(with_logprobs), rows_at_once):
+        of_part = [sample_index for sample_index, _ in with_logprobs[part]]
+        rows = _rows(logits, [sample_rows[sample_index] for sample_index in of_part])
+        counts = [count for _, count in with_logprobs[part]]
+        part_logprobs = token_logprobs(
+            rows, [tokens[sample_index] for sample_index in of_part], counts, kernels.logprobs
+        )
+        logprobs.update(zip(of_part, part_logprobs, strict=True))
 
-    sampled, place = [], 0
+    sampled, sample_index = [], 0
     for c in choices:
-        mine = range(place, place + c.num_samples)
-        place += c.num_samples
-        if any(tokens[p] == _NONE for p in mine):
+        own_samples = range(sample_index, sample_index + c.num_samples)
+        sample_index += c.num_samples
+        if any(tokens[p] == _NONE for p in own_samples):
             sampled.append(_corrupted())
             continue
-        of_row = [[logprobs[p]] for p in mine if p in logprobs]
-        sampled.append(Sampled([[tokens[p]] for p in mine], of_row or None))
+        of_row = [[logprobs[p]] for p in own_samples if p in logprobs]
+        sampled.append(Sampled([[tokens[p]] for p in own_samples], of_row or None))
     return sampled
 
 
@@ -171,6 +177,6 @@ def _parts(count: int, at_once: int) -> Iterator[slice]:
     return (slice(start, min(start + at_once, count)) for start in range(0, count, at_once))
 
 
-def _rows(numbers: torch.Tensor, rows: list[int]) -> torch.Tensor:
+def _rows(values: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The given rows; no copy where they are all of them."""
-    return numbers if rows == list(range(len(numbers))) else numbers[to_device(rows, numbers.device)]
+    return values if rows == list(range(len(values))) else values[to_device(rows, values.device)]

@@ -14,7 +14,7 @@ from stoker_engine.kernels.bundle import Argmax
 from stoker_engine.parallel.communicator import Communicator
 
 
-def likeliest(
+def vocab_parallel_argmax(
     logits: torch.Tensor, first: int, ranks: Communicator, argmax: Argmax
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.argmax.argmax`, of all ranks' parts together; the same on all of them.
@@ -25,8 +25,8 @@ def likeliest(
         ranks: those that have the other parts.
         argmax: of one part.
     """
-    place, largest = argmax(logits)
-    ours = torch.stack([largest.double(), (place + first).double()], dim=-1)  # [rows, 2]; both exactly
-    numbers, tokens = ranks.all_gather(ours).unflatten(-1, (ranks.size, 2)).unbind(-1)  # [rows, ranks]
-    best, largest = argmax(numbers.float())
+    token, largest = argmax(logits)
+    local_best = torch.stack([largest.double(), (token + first).double()], dim=-1)  # [rows, 2]; both exactly
+    largest_by_rank, tokens = ranks.all_gather(local_best).unflatten(-1, (ranks.size, 2)).unbind(-1)  # [rows, ranks]
+    best, largest = argmax(largest_by_rank.float())
     return tokens.gather(1, best.unsqueeze(1)).squeeze(1).long(), largest

@@ -26,14 +26,14 @@ class BatchChanges:
         self._tells_sampled = tells_sampled
         self._known: dict[int, list[int]] = {}  # by row: the tokens last sampled
         self._free = list(reversed(range(num_rows)))
-        self._begun: dict[int, Sequence] = {}
+        self._started: dict[int, Sequence] = {}
         self._forks: list[Fork] = []
         self._written: list[tuple[int, int, list[int]]] = []
 
     def begin(self, sequence: Sequence) -> None:
         """Gives a row to a sequence, all of which is still to be sent."""
         sequence.row = self._free.pop()
-        self._begun[sequence.row] = sequence
+        self._started[sequence.row] = sequence
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives `child` a row that begins as a copy of `parent`'s, as far as both have computed."""
@@ -58,22 +58,22 @@ class BatchChanges:
         row = sequence.row
         if row == NO_ROW:
             return
-        self._begun.pop(row, None)
+        self._started.pop(row, None)
         self._known.pop(row, None)
         self._forks = [fork for fork in self._forks if fork.row != row]
         self._written = [written for written in self._written if written[0] != row]
         self._free.append(row)
         sequence.row = NO_ROW
 
-    def take(self) -> dict[str, Any]:
+    def pop(self) -> dict[str, Any]:
         """The fields of `core.step.Step` that say what has changed since the last call."""
         changes = {
             "forks": self._forks,
-            "new": [_new(row, sequence) for row, sequence in self._begun.items()],
+            "new": [_new(row, sequence) for row, sequence in self._started.items()],
             "written": self._written,
             "known": array("i", itertools.chain.from_iterable(self._known.values())),
         }
-        self._begun, self._forks, self._written, self._known = {}, [], [], {}
+        self._started, self._forks, self._written, self._known = {}, [], [], {}
         return changes
 
     def check(self, running: list[Sequence]) -> None:

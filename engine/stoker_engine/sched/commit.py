@@ -35,16 +35,16 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
     deltas = _fail_corrupted(queues, scheduled, result) if result.is_corrupted else []
     queues.kv.prefix_cache.computed(step.number)
     searching: dict[Request, None] = {}
-    drafts = {draft.place: len(draft.token_ids) for draft in step.drafts}
+    drafts = {draft.batch_index: len(draft.token_ids) for draft in step.drafts}
     sampled = iter(result.sampled)
     shares = zip(scheduled.sequences, scheduled.epochs, step.starts, step.lengths, step.num_samples, strict=True)
-    for place, (sequence, epoch, start, length, num_samples) in enumerate(shares):
+    for batch_index, (sequence, epoch, start, length, num_samples) in enumerate(shares):
         drawn = next(sampled) if num_samples else None
         if sequence.epoch != epoch:
             continue
         sequence.num_computed = start + length
         if result.prompt_logprobs:
-            sequence.request.prompt_logprobs += result.prompt_logprobs.get(place) or []
+            sequence.request.prompt_logprobs += result.prompt_logprobs.get(batch_index) or []
         if drawn is None:
             continue
         if drawn.error is not None:
@@ -55,10 +55,10 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
             sequence.candidates = drawn.candidates
             searching[sequence.request] = None
             continue
-        if place in drafts:
-            accept_draft(sequence, drafts[place], drawn)
-        deltas += _take(queues, sequence, drawn)
-        if place in drafts and sequence.finish_reason is None:
+        if batch_index in drafts:
+            accept_draft(sequence, drafts[batch_index], drawn)
+        deltas += _append_sampled(queues, sequence, drawn)
+        if batch_index in drafts and sequence.finish_reason is None:
             queues.kv.trim(sequence)
     for request in searching:
         if request.live and all(beam.candidates is not None for beam in request.live):
@@ -66,7 +66,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
     return deltas
 
 
-def _take(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
+def _append_sampled(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
     """Gives `sequence` its new tokens; the first time, the request's other sequences fork from it."""
     sequence.num_inflight_tokens -= 1
     sequence.is_blocked = False
@@ -128,9 +128,9 @@ def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepRe
     corrupted: dict[Request, None] = {}
     sampled = iter(result.sampled)
     shares = zip(scheduled.sequences, scheduled.epochs, scheduled.step.num_samples, strict=True)
-    for place, (sequence, epoch, num_samples) in enumerate(shares):
+    for batch_index, (sequence, epoch, num_samples) in enumerate(shares):
         drawn = next(sampled) if num_samples else None
-        is_corrupted = result.prompt_logprobs.get(place, ()) is None or (drawn is not None and drawn.is_corrupted)
+        is_corrupted = result.prompt_logprobs.get(batch_index, ()) is None or (drawn is not None and drawn.is_corrupted)
         if is_corrupted and sequence.epoch == epoch:
             corrupted[sequence.request] = None
     wrong = {block for request in corrupted for s in request.live for block in queues.kv.forget(s)}

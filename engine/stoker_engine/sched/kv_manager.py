@@ -127,7 +127,7 @@ class KVManager:
         """Extends the block tables to hold `num_tokens` more tokens, which `step` computes. False: not enough free
         blocks.
 
-        A block that the new tokens are written into and that others share is copied first (`take_copies`).
+        A block that the new tokens are written into and that others share is copied first (`pop_copies`).
         """
         if self._has_windows:
             self._release_passed(sequence)
@@ -196,12 +196,12 @@ class KVManager:
         held = {block for table in sequence.blocks for block in table if block != NULL_BLOCK}
         return {block for block in held if self.prefix_cache.forget(block)}
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def pop_copies(self) -> list[tuple[int, int]]:
         """Blocks to copy before the next step runs, as (from, to)."""
         copies, self._copies = self._copies, []
         return copies
 
-    def take_table_changes(self) -> array[int]:
+    def pop_table_changes(self) -> array[int]:
         """Entries of block tables that changed since the last call, as `core.step.Step.tables` has them."""
         changes, self._table_changes = self._table_changes, []
         return array("i", itertools.chain.from_iterable(changes))
@@ -228,29 +228,31 @@ class KVManager:
             for table, group in zip(sequence.blocks, self._groups, strict=False):
                 assert self._table_length(group, sequence.num_launched) <= len(table)
                 assert len(table) <= self._table_length(group, sequence.num_known) or sequence.is_blocked
-                assert NULL_BLOCK not in table[self._first_seen(sequence.num_computed, group.sliding_window) :]
+                assert NULL_BLOCK not in table[self._first_visible(sequence.num_computed, group.sliding_window) :]
 
-    def _first_seen(self, num_computed: int, window: int | None) -> int:
+    def _first_visible(self, num_computed: int, window: int | None) -> int:
         """Index of the oldest block that the token after `num_computed` others still sees."""
         return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
 
     def _extend(self, sequence: request.Sequence, end: int) -> None:
         """Copies the blocks that are about to be written and that others share, and adds those that are missing."""
         written, within = divmod(sequence.num_launched, self.block_size)
-        for number, (table, group) in enumerate(zip(sequence.blocks, self._groups, strict=True)):
+        for group_index, (table, group) in enumerate(zip(sequence.blocks, self._groups, strict=True)):
             if group.kind == "state":
-                places = range(len(table)) if self._is_shared(table) else range(0)
+                shared_indices = range(len(table)) if self._is_shared(table) else range(0)
             else:
-                places = range(written, written + 1) if within and self.pool.is_shared(table[written]) else range(0)
-            for index in places:
+                shared_indices = (
+                    range(written, written + 1) if within and self.pool.is_shared(table[written]) else range(0)
+                )
+            for index in shared_indices:
                 [copy] = self.pool.allocate(1)
                 self._copies.append((table[index], copy))
                 self.pool.release([table[index]])
                 table[index] = copy
-                self._table_changes.append((number, sequence.row, index, copy))
+                self._table_changes.append((group_index, sequence.row, index, copy))
             first = len(table)
             added = self.pool.allocate(max(self._table_length(group, end) - first, 0))
-            self._table_changes += [(number, sequence.row, first + i, block) for i, block in enumerate(added)]
+            self._table_changes += [(group_index, sequence.row, first + i, block) for i, block in enumerate(added)]
             table += added
 
     def _is_shared(self, table: list[int]) -> bool:
@@ -263,7 +265,7 @@ class KVManager:
     def _release_passed(self, sequence: request.Sequence) -> None:
         # What is in flight may still turn out to be wrong, or fork: only what is computed has passed.
         for group, (table, window) in enumerate(zip(sequence.blocks, self.windows, strict=True)):
-            index = self._first_seen(sequence.num_computed, window) - 1
+            index = self._first_visible(sequence.num_computed, window) - 1
             passed = []
             while index >= 0 and table[index] != NULL_BLOCK:
                 passed.append(table[index])
@@ -290,28 +292,28 @@ class KVManager:
             length = len(found[group])
         # From the end backwards, as far as a window reaches. Where a block is missing that is seen from the end, it is
         # seen from all ends after it as well: the prefix can only end before it, and no block is looked up twice.
-        first_seen, index = self._all_first_seen(length), length
-        while index > min((first_seen[group] for group in windowed), default=length):
+        first_visible, index = self._all_first_visible(length), length
+        while index > min((first_visible[group] for group in windowed), default=length):
             index -= 1
             for group in windowed:
-                if index < first_seen[group]:
+                if index < first_visible[group]:
                     continue
                 block = self.prefix_cache.find(group, chain[index])
                 if block is None:
-                    length, first_seen = index, self._all_first_seen(index)
-                    for other in windowed:
-                        found[other].clear()
+                    length, first_visible = index, self._all_first_visible(index)
+                    for group_index in windowed:
+                        found[group_index].clear()
                     break
                 found[group].append(block)
         for group in full:
             del found[group][length:]
         for group in windowed:
-            found[group] = [NULL_BLOCK] * first_seen[group] + found[group][::-1]
+            found[group] = [NULL_BLOCK] * first_visible[group] + found[group][::-1]
         return found
 
-    def _all_first_seen(self, num_blocks: int) -> list[int]:
+    def _all_first_visible(self, num_blocks: int) -> list[int]:
         """By group: index of the oldest block that the token after `num_blocks` full blocks still sees."""
-        return [self._first_seen(num_blocks * self.block_size, window) for window in self.windows]
+        return [self._first_visible(num_blocks * self.block_size, window) for window in self.windows]
 
     def _publish(self, sequence: request.Sequence, num_tokens: int, step: int | None) -> None:
         """Offers the full blocks within the first `num_tokens` tokens to others, pending until `step` has run."""

@@ -112,12 +112,16 @@ class Scheduler(SequenceQueues):
         index, has_room = 0, True
         while index < len(self.running) and budget.tokens > 0:
             sequence = self.running[index]
-            wanted = sequence.num_uncomputed
-            if wanted > 1 and has_room and budget.prompts > 0 and self._is_overtaken(sequence):
+            num_uncomputed = sequence.num_uncomputed
+            if num_uncomputed > 1 and has_room and budget.prompts > 0 and self._is_overtaken(sequence):
                 has_room = self._admit(budget, shares, admitted, index)
                 index += has_room
                 continue
-            num_tokens = budget.decode(wanted) if wanted <= 1 else budget.share(wanted, sequence.num_launched)
+            num_tokens = (
+                budget.decode(num_uncomputed)
+                if num_uncomputed <= 1
+                else budget.share(num_uncomputed, sequence.num_launched)
+            )
             if num_tokens:
                 if not self.kv.allocate(sequence, num_tokens, self._num_steps) and not self._make_room(
                     sequence, num_tokens
@@ -125,7 +129,7 @@ class Scheduler(SequenceQueues):
                     has_room = False
                     break  # it was itself the last in line, and is waiting again; or a step is to be committed first
                 shares[sequence] = num_tokens
-                budget.take(wanted, num_tokens, sequence.num_launched)
+                budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
             index += 1
             has_room = has_room and self.num_preemptions == preemptions_before  # blocks are short: nobody new
 
@@ -162,8 +166,8 @@ class Scheduler(SequenceQueues):
         self.kv.prefix_cache.forget_pending()
         for sequence in list(self.running):
             self.requeue(sequence)
-        self.kv.take_copies()
-        self.kv.take_table_changes()
+        self.kv.pop_copies()
+        self.kv.pop_table_changes()
 
     def _scheduled(self, shares: dict[Sequence, int], admitted: list[Request], tokens_left: int) -> Scheduled:
         """The step of `shares`: what each sequence computes. From here on it is in flight."""
@@ -174,7 +178,7 @@ class Scheduler(SequenceQueues):
         starts, lengths, num_samples = array("i"), array("i"), array("i")
         of_drafts: list[Draft] = []
         num_prompt_tokens = work_tokens = num_pairs = 0
-        for place, sequence in enumerate(sequences):
+        for batch_index, sequence in enumerate(sequences):
             request, start, length = sequence.request, sequence.num_launched, shares[sequence]
             if length > 1:
                 work_tokens += length
@@ -196,7 +200,7 @@ class Scheduler(SequenceQueues):
                 sequence.is_blocked = self._num_batches > 1 or (forks > 0 and self.kv.has_states)
                 if sequence in drafts:
                     sequence.is_blocked = True
-                    of_drafts.append(Draft(place, drafts[sequence]))
+                    of_drafts.append(Draft(batch_index, drafts[sequence]))
                     length += len(drafts[sequence])
             lengths.append(length)
         self._num_steps += 1
@@ -209,10 +213,10 @@ class Scheduler(SequenceQueues):
             num_samples=num_samples,
             num_decodes=num_decodes,
             num_tokens=sum(lengths),
-            tables=self.kv.take_table_changes(),
-            copies=self.kv.take_copies(),
+            tables=self.kv.pop_table_changes(),
+            copies=self.kv.pop_copies(),
             drafts=of_drafts,
-            **self.rows.take(),
+            **self.rows.pop(),
         )
         work = StepWork(work_tokens, num_pairs, step.num_tokens - work_tokens)
         return Scheduled(step, sequences, [sequence.epoch for sequence in sequences], admitted, num_prompt_tokens, work)
@@ -226,10 +230,10 @@ class Scheduler(SequenceQueues):
         for sequence, num_tokens in shares.items():
             request = sequence.request
             is_last = num_tokens == 1 and not sequence.num_inflight_tokens and sequence.num_uncomputed == 1
-            most = min(MAX_DRAFT, tokens_left, request.max_length - sequence.num_known - 1)
-            if not is_last or request.beams is not None or request.num_to_fork or most < 1:
+            max_drafted = min(MAX_DRAFT, tokens_left, request.max_length - sequence.num_known - 1)
+            if not is_last or request.beams is not None or request.num_to_fork or max_drafted < 1:
                 continue
-            draft = self._proposer.propose(sequence.token_ids, most)[:most]
+            draft = self._proposer.propose(sequence.token_ids, max_drafted)[:max_drafted]
             if draft and self.kv.allocate(sequence, 1 + len(draft), self._num_steps):
                 drafts[sequence] = draft
                 tokens_left -= len(draft)
@@ -239,17 +243,19 @@ class Scheduler(SequenceQueues):
         """Whether somebody who waits is before this prompt in line, and so is computed first."""
         return len(self.waiting) > 0 and self.waiting.first().sort_key < sequence.sort_key
 
-    def _admit(self, budget: StepBudget, shares: dict[Sequence, int], admitted: list[Request], place: int) -> bool:
-        """Lets in the first who waits, as number `place` of the running ones. False: there is no room."""
+    def _admit(
+        self, budget: StepBudget, shares: dict[Sequence, int], admitted: list[Request], batch_index: int
+    ) -> bool:
+        """Lets in the first who waits, as number `batch_index` of the running ones. False: there is no room."""
         sequence = self.waiting.first()
         if len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
             return False
-        wanted = sequence.num_uncomputed
-        num_tokens = budget.share(wanted, sequence.num_launched)
+        num_uncomputed = sequence.num_uncomputed
+        num_tokens = budget.share(num_uncomputed, sequence.num_launched)
         if not num_tokens:
             self.kv.free(sequence)
             return False
-        self.start(sequence, place)
+        self.start(sequence, batch_index)
         if sequence.request.num_cached is None:
             sequence.request.num_cached = sequence.num_computed
             self.kv.count_lookup(sequence)
@@ -257,7 +263,7 @@ class Scheduler(SequenceQueues):
         allocated = self.kv.allocate(sequence, num_tokens, self._num_steps)
         assert allocated, "admitted without room"
         shares[sequence] = num_tokens
-        budget.take(wanted, num_tokens, sequence.num_launched)
+        budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
         return True
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:

@@ -93,10 +93,10 @@ class SequenceQueues:
         self.rows.check(self.running)
         self.kv.check(live)
 
-    def start(self, sequence: Sequence, place: int) -> None:
-        """Lets `sequence`, which waits and has been given blocks, run as number `place`."""
+    def start(self, sequence: Sequence, batch_index: int) -> None:
+        """Lets `sequence`, which waits and has been given blocks, run as number `batch_index`."""
         self.waiting.remove(sequence)
-        self.running.insert(place, sequence)
+        self.running.insert(batch_index, sequence)
         self.rows.begin(sequence)
 
     def fork(self, parent: Sequence) -> Sequence:

@@ -87,24 +87,24 @@ class StepBudget:
             self.prompts = max(1, min(limits.tokens or max_tokens, max_tokens - num_decodes))
             self._cost = cost if limits.tokens is None else None
 
-    def decode(self, wanted: int) -> int:
+    def decode(self, num_uncomputed: int) -> int:
         """Whether a sequence that wants one token, or none, may compute it in this step."""
-        if wanted and not self._decodes:
+        if num_uncomputed and not self._decodes:
             return 0
-        self._decodes -= wanted
-        return wanted
+        self._decodes -= num_uncomputed
+        return num_uncomputed
 
-    def share(self, wanted: int, start: int) -> int:
-        """How many of `wanted` tokens a sequence may compute that has computed `start`; 0: it must wait."""
-        num_tokens = min(wanted, self.prompts if wanted > 1 else self.tokens)
-        if wanted > 1 and self._cost is not None:
-            num_tokens = self._in_time(num_tokens, wanted, start, self._cost.estimate)
-        return num_tokens if self._limits.chunked or num_tokens == wanted else 0
+    def share(self, num_uncomputed: int, start: int) -> int:
+        """How many of `num_uncomputed` tokens a sequence may compute that has computed `start`; 0: it must wait."""
+        num_tokens = min(num_uncomputed, self.prompts if num_uncomputed > 1 else self.tokens)
+        if num_uncomputed > 1 and self._cost is not None:
+            num_tokens = self._in_time(num_tokens, num_uncomputed, start, self._cost.estimate)
+        return num_tokens if self._limits.chunked or num_tokens == num_uncomputed else 0
 
-    def take(self, wanted: int, num_tokens: int, start: int) -> None:
-        """Spends `num_tokens` of the `wanted` ones."""
+    def spend(self, num_uncomputed: int, num_tokens: int, start: int) -> None:
+        """Spends `num_tokens` of the `num_uncomputed` ones."""
         self.tokens -= num_tokens
-        if wanted > 1:
+        if num_uncomputed > 1:
             self.prompts -= num_tokens
             if self._cost is not None and self._seconds is not None:
                 estimate = self._cost.estimate
@@ -114,20 +114,20 @@ class StepBudget:
         if self.prompts > self.tokens:
             self.prompts = self.tokens
 
-    def _in_time(self, most: int, wanted: int, start: int, estimate: Estimate) -> int:
-        """How many tokens, at most `most`, fit the time that is left; the first prompt gets at least a block."""
+    def _in_time(self, max_tokens: int, num_uncomputed: int, start: int, estimate: Estimate) -> int:
+        """How many tokens, at most `max_tokens`, fit the time that is left; the first prompt gets at least a block."""
         block, is_first = self._limits.block, self._seconds is None
         if self._seconds is None:
             alone = estimate.seconds(StepWork(num_decodes=self._num_decodes))
             limit = self._limits.seconds
             whole = DECODE_STEPS * alone if limit is None else limit / self._num_batches
             self._seconds = whole / (1 + _ERRORS * estimate.error) - alone
-            most = self.prompts = min(self.prompts, max(block, estimate.most_prompt_tokens))
-        fitting = min(most, wanted, estimate.prompt_tokens(start, self._seconds))
+            max_tokens = self.prompts = min(self.prompts, max(block, estimate.max_prompt_tokens))
+        fitting = min(max_tokens, num_uncomputed, estimate.prompt_tokens(start, self._seconds))
         if is_first and fitting < block:
-            return min(most, wanted, block)
-        if fitting == wanted:
-            return wanted
+            return min(max_tokens, num_uncomputed, block)
+        if fitting == num_uncomputed:
+            return num_uncomputed
         fits = int(fitting)
         unit = max(1, (1 << fits.bit_length()) >> 3)
         return fits // unit * unit

@@ -55,7 +55,7 @@ class Estimate:
     Attributes:
         error: how far the remembered steps are from it: the median relative error. Steps that something held up,
             however many and however long, do not make all others shorter.
-        most_prompt_tokens: for more than these in a step it says nothing.
+        max_prompt_tokens: for more than these in a step it says nothing.
     """
 
     fixed: float = 0.0
@@ -63,7 +63,7 @@ class Estimate:
     pair: float = 0.0
     decode: float = 0.0
     error: float = 0.0
-    most_prompt_tokens: int = 0
+    max_prompt_tokens: int = 0
 
     def seconds(self, work: StepWork) -> float:
         """Of a whole step."""
@@ -157,8 +157,8 @@ def _fit(steps: list[tuple[StepWork, float]]) -> Estimate:
     values = _least_squares(rows)
     errors = [abs(sum(v * x for v, x in zip(values, row, strict=True)) - 1) for row in rows]
     fixed, token, pair, decode = (value / scale for value, scale in zip(values, scales, strict=True))
-    most = REACH * max(work.num_prompt_tokens for work, _ in steps)
-    return Estimate(fixed, token, pair, decode, median(errors), most)
+    max_prompt_tokens = REACH * max(work.num_prompt_tokens for work, _ in steps)
+    return Estimate(fixed, token, pair, decode, median(errors), max_prompt_tokens)
 
 
 def _least_squares(rows: list[tuple[float, float, float, float]]) -> list[float]:
@@ -166,14 +166,14 @@ def _least_squares(rows: list[tuple[float, float, float, float]]) -> list[float]
     until there is none."""
     gram = [[sum(row[i] * row[j] for row in rows) for j in range(4)] for i in range(4)]
     sums = [sum(row[i] for row in rows) for i in range(4)]
-    kept = [0, 1, 2, 3]
+    free_terms = [0, 1, 2, 3]
     while True:
-        matrix = [[gram[i][j] + (_DOUBT[i] if i == j else 0.0) for j in kept] + [sums[i]] for i in kept]
-        solved = dict(zip(kept, _solve(matrix), strict=True))
-        worst = min(kept, key=lambda i: solved[i])
-        if solved[worst] >= 0 or len(kept) == 1:
+        matrix = [[gram[i][j] + (_DOUBT[i] if i == j else 0.0) for j in free_terms] + [sums[i]] for i in free_terms]
+        solved = dict(zip(free_terms, _solve(matrix), strict=True))
+        worst = min(free_terms, key=lambda i: solved[i])
+        if solved[worst] >= 0 or len(free_terms) == 1:
             return [max(0.0, solved.get(i, 0.0)) for i in range(4)]
-        kept.remove(worst)
+        free_terms.remove(worst)
 
 
 def _solve(matrix: list[list[float]]) -> list[float]:
@@ -186,6 +186,6 @@ def _solve(matrix: list[list[float]]) -> list[float]:
                 matrix[k][j] -= factor * matrix[i][j]
     solved = [0.0] * size
     for i in reversed(range(size)):
-        rest = sum(matrix[i][j] * solved[j] for j in range(i + 1, size))
-        solved[i] = (matrix[i][size] - rest) / matrix[i][i]
+        known_sum = sum(matrix[i][j] * solved[j] for j in range(i + 1, size))
+        solved[i] = (matrix[i][size] - known_sum) / matrix[i][i]
     return solved

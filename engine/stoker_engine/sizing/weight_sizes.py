@@ -120,7 +120,7 @@ def stage_weight_bytes(
     split: Sharding = ONE_DEVICE,
     quantized: QuantizedWeights | None = None,
     formats: WeightFormats = ALL_NUMBERS,
-    place: int = 0,
+    rank: int = 0,
 ) -> int:
     """Weights on a device of one pipeline stage.
 
@@ -128,7 +128,7 @@ def stage_weight_bytes(
         config, element_bytes, quantized, formats: see `weight_bytes`.
         stage: which one.
         split: how the model is split.
-        place: which of the devices that share the stage's layers; the first has most.
+        rank: which of the devices that share the stage's layers; the first has most.
     """
     if config.num_weights is not None:
         # Where the parts do not determine it, everything is taken to be matrices of equal layers.
@@ -141,7 +141,7 @@ def stage_weight_bytes(
 
     def total(sizes: Iterator[WeightSize], stored: Formats) -> int:
         by_weight = dict(stored)
-        return sum(_bytes(size, element_bytes, split, quantized, by_weight, place) for size in sizes)
+        return sum(_bytes(size, element_bytes, split, quantized, by_weight, rank) for size in sizes)
 
     ends = total(_end_sizes(config, stage, split.pipeline), formats.ends)
     return ends + sum(counts[kind] * total(_layer_sizes(config, layer), kind[1]) for kind, layer in kinds.items())
@@ -230,13 +230,13 @@ def _bytes(
     split: Sharding,
     quantized: QuantizedWeights | None,
     stored: Mapping[str, StoredFormat],
-    place: int,
+    rank: int,
 ) -> int:
     """What a device's share takes."""
     spread = size.experts and split.expert > 1
     units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
     multiple = stored[size.cut_like].column_multiple if size.cut_like in stored and not spread else 1
-    held = len(dealt(units, parts, place)) if spread else share_of(units, parts, multiple, place)
+    held = len(dealt(units, parts, rank)) if spread else share_of(units, parts, multiple, rank)
     if size.matrix is not None and size.matrix.weight in stored:
         return _stored_bytes(size.matrix, stored[size.matrix.weight], held, units, whole_ones=bool(spread))
     share = size.numbers // units * held

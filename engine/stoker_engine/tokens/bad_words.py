@@ -12,7 +12,7 @@ from stoker_common.errors import RequestError
 TokenSequence = tuple[int, ...]
 
 #: How many requests' bad words are kept as tokens.
-_KEPT: Final = 64
+_CACHE_SIZE: Final = 64
 
 #: Most bad words, and most token sequences that they may become: each is looked for at every step.
 MAX_BAD_WORDS = 1000
@@ -69,7 +69,7 @@ class BadWords:
     def __init__(self, tokenizer: Encoding, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._kept: OrderedDict[tuple[str, ...], asyncio.Task[tuple[TokenSequence, ...]]] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, ...], asyncio.Task[tuple[TokenSequence, ...]]] = OrderedDict()
 
     async def encoded(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
         """The token sequences of words.
@@ -79,16 +79,16 @@ class BadWords:
         """
         if not words:
             return ()
-        if words not in self._kept:
-            self._kept[words] = asyncio.create_task(self._encode(words))
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        task = self._kept[words]
+        if words not in self._cache:
+            self._cache[words] = asyncio.create_task(self._encode(words))
+            if len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        task = self._cache[words]
         try:
             return await asyncio.shield(task)
         except Exception:
-            if self._kept.get(words) is task:
-                del self._kept[words]
+            if self._cache.get(words) is task:
+                del self._cache[words]
             raise
 
     async def _encode(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:

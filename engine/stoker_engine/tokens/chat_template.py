@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 #: Most characters that are reported of a template's own error, which may be as long as it likes.
-_MOST_OF_AN_ERROR = 1000
+_MAX_ERROR_LENGTH = 1000
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -84,7 +84,7 @@ def render(
     except MemoryError:
         raise RequestError("the chat template takes more memory than it may have", "messages") from None
     except Exception as error:  # templates are others' code: whatever they raise is about this request
-        sentence = str(error)[:_MOST_OF_AN_ERROR]
+        sentence = str(error)[:_MAX_ERROR_LENGTH]
         raise RequestError(f"the chat template refuses these messages: {sentence}", "messages") from error
     return _cut(text, final) if continue_final_message else text
 

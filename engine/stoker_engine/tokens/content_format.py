@@ -50,28 +50,28 @@ class ContentForms:
         self._render = render
         self._writes = functools.cache(self._survives)
 
-    def adapt(self, messages: _Messages, wanted: ContentFormat) -> list[dict[str, Any]]:
+    def adapt(self, messages: _Messages, content_format: ContentFormat) -> list[dict[str, Any]]:
         """`messages`, their content in a form that the template writes; as it is, where it writes that.
 
         Args:
-            wanted: ``auto``, or the form of all content.
+            content_format: ``auto``, or the form of all content.
         """
-        return [self._adapted(message, wanted) for message in messages]
+        return [self._adapted(message, content_format) for message in messages]
 
     @property
     def writes_users(self) -> bool:
         """Whether what a user says is written, in any form."""
         return any(self._writes("user", form) for form in _FORMS)
 
-    def _adapted(self, message: Mapping[str, Any], wanted: ContentFormat) -> dict[str, Any]:
+    def _adapted(self, message: Mapping[str, Any], content_format: ContentFormat) -> dict[str, Any]:
         content = message.get("content")
         if not isinstance(content, str) and not _are_texts(content):
             return dict(message)
-        return {**message, "content": _in_form(content, self._form(str(message.get("role")), content, wanted))}
+        return {**message, "content": _in_form(content, self._form(str(message.get("role")), content, content_format))}
 
-    def _form(self, role: str, content: Any, wanted: ContentFormat) -> _Form:
-        if wanted != "auto":
-            return "string" if wanted == "string" else "parts"
+    def _form(self, role: str, content: Any, content_format: ContentFormat) -> _Form:
+        if content_format != "auto":
+            return "string" if content_format == "string" else "parts"
         forms = ("string", "part") if isinstance(content, str) else _FORMS
         return next((form for form in forms if self._writes(role, form)), "string")
 

@@ -48,7 +48,7 @@ class IncrementalDetokenizer:
         for token in self._context(prompt_token_ids):
             self._through(0, [token])
         for decoder in self._decoders:
-            decoder.settle()
+            decoder.mark_emitted()
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""

@@ -132,8 +132,8 @@ def _llama(
     data: GGUFHeader, tokens: Sequence[str], special: Mapping[str, str], prefix_by_normalizer: bool
 ) -> tokenizers.Tokenizer:
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    if given := data.get("tokenizer.ggml.merges"):
-        merges = _pairs(given)
+    if listed_merges := data.get("tokenizer.ggml.merges"):
+        merges = _pairs(listed_merges)
     else:
         merges = _merges(vocab, dict(zip(tokens, data.get("tokenizer.ggml.scores", ()), strict=True)))
     backend = _sentencepiece(vocab, merges, special.get("unk_token"))

@@ -15,16 +15,16 @@ from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 
 #: Most characters of grammars that are kept.
-_MOST: Final = 16 * 2**20
+_MAX_LENGTH: Final = 16 * 2**20
 
 
 class GrammarCache:
     """Grammars, and refusals, for one event loop. Each is compiled once: those who wait for it get it."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, str | RequestError] = OrderedDict()
+        self._entries: OrderedDict[bytes, str | RequestError] = OrderedDict()
         self._length = 0
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # of those being compiled
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # of those being compiled
 
     async def get(
         self, structured: StructuredOutputs, compile_grammar: Callable[[StructuredOutputs], Awaitable[str]]
@@ -35,10 +35,10 @@ class GrammarCache:
             RequestError: what `compile_grammar` raises. It is kept where it is the grammar's fault, and has no code.
         """
         key = await asyncio.to_thread(_key, structured)
-        if key not in self._kept:
-            turn = self._turns.setdefault(key, asyncio.Lock())
-            async with turn:
-                if key not in self._kept:
+        if key not in self._entries:
+            lock = self._locks.setdefault(key, asyncio.Lock())
+            async with lock:
+                if key not in self._entries:
                     try:
                         self._keep(key, await compile_grammar(structured))
                     except RequestError as error:
@@ -46,17 +46,17 @@ class GrammarCache:
                         if error.code is not None or error.status != RequestError.status:
                             raise
                         self._keep(key, error)
-        self._kept.move_to_end(key)
-        kept = self._kept[key]
-        if isinstance(kept, RequestError):
-            raise RequestError(kept.message, kept.param, kept.code)
-        return kept
+        self._entries.move_to_end(key)
+        cached = self._entries[key]
+        if isinstance(cached, RequestError):
+            raise RequestError(cached.message, cached.param, cached.code)
+        return cached
 
     def _keep(self, key: bytes, result: str | RequestError) -> None:
-        self._kept[key] = result
+        self._entries[key] = result
         self._length += _length(result)
-        while self._length > _MOST and len(self._kept) > 1:
-            self._length -= _length(self._kept.popitem(last=False)[1])
+        while self._length > _MAX_LENGTH and len(self._entries) > 1:
+            self._length -= _length(self._entries.popitem(last=False)[1])
 
 
 def _length(result: str | RequestError) -> int:

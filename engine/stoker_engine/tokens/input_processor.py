@@ -95,14 +95,14 @@ class InputProcessor:
         if params.kind == "generate":
             self._check_sampling(params, max_tokens)
             seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-            words = self._bad_words(params.bad_words) if bad_words is None else bad_words
+            bad_word_tokens = self._bad_words(params.bad_words) if bad_words is None else bad_words
             assert (grammar is None) == (params.structured_outputs is None), "nothing here compiles grammars"
             if grammar is not None:
                 self._check_ends()
                 params = dataclasses.replace(params, structured_outputs=None)  # the grammar says it
         else:
             self._check_beams(params, len(prompt), max_tokens)
-            seed, words = 0, ()  # beams draw nothing
+            seed, bad_word_tokens = 0, ()  # beams draw nothing
         return EngineRequest(
             id=request_id,
             prompt_token_ids=prompt,
@@ -110,7 +110,7 @@ class InputProcessor:
             max_tokens=max_tokens,
             seed=seed,
             eos_token_ids=frozenset(self._info.eos_token_ids),
-            bad_words=words,
+            bad_words=bad_word_tokens,
             grammar=grammar,
             priority=priority,
             cache_salt=cache_salt,
@@ -162,15 +162,15 @@ class InputProcessor:
             check_vocabulary((ids[0], ids[-1]), self._info.vocab_size, param)  # they are ascending
 
     def _check_logprobs(self, params: SamplingParams) -> None:
-        most = self._info.max_logprobs
+        max_logprobs = self._info.max_logprobs
         for param in ("logprobs", "prompt_logprobs"):
-            asked: int | None = getattr(params, param)
-            if asked is None or most == -1:
+            requested: int | None = getattr(params, param)
+            if requested is None or max_logprobs == -1:
                 continue
-            count = self._info.vocab_size if asked == -1 else asked
-            if count > most:
+            count = self._info.vocab_size if requested == -1 else requested
+            if count > max_logprobs:
                 raise RequestError(
-                    f"{param} asks for {count} tokens at each position and this server gives at most {most} "
+                    f"{param} asks for {count} tokens at each position and this server gives at most {max_logprobs} "
                     "(--max-logprobs)",
                     param,
                 )

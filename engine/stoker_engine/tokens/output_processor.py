@@ -82,7 +82,7 @@ class OutputProcessor:
             sequence = entry.sequences[delta.index] = self._sequence(entry.request)
         elif sequence.finished:
             return None, False
-        text, stop, kept = self._text(sequence, entry.request, delta)
+        text, stop, num_kept = self._text(sequence, entry.request, delta)
         reason, stop_reason = delta.finish_reason, delta.stop_reason
         if stop is not None:
             reason = FinishReason.STOP
@@ -90,13 +90,13 @@ class OutputProcessor:
         output = OutputDelta(
             request_id=delta.request_id,
             text=text,
-            token_ids=delta.token_ids[:kept],
+            token_ids=delta.token_ids[:num_kept],
             finish_reason=reason,
             stop_reason=stop_reason if stop is None else stop,
             num_prompt_tokens=len(entry.request.prompt_token_ids),
             num_cached_tokens=delta.num_cached_tokens,
             index=delta.index,
-            logprobs=None if delta.logprobs is None else [self._logprobs(p) for p in delta.logprobs[:kept]],
+            logprobs=None if delta.logprobs is None else [self._logprobs(p) for p in delta.logprobs[:num_kept]],
             prompt_logprobs=self._prompt_logprobs(delta),
             cumulative_logprob=delta.cumulative_logprob,
             error=delta.error,

@@ -25,7 +25,7 @@ class OutputStream:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, int], OutputDelta | _Merged] = {}
+        self._pending: dict[tuple[str, int], OutputDelta | _Merged] = {}
         self._error: Exception | None = None
         self._before_error: dict[tuple[str, int], OutputDelta | _Merged] = {}
         self._waiter: asyncio.Future[None] | None = None
@@ -39,16 +39,16 @@ class OutputStream:
         """
         key = delta.request_id, delta.index
         with self._lock:
-            was_empty = not self._kept
-            kept = self._kept.get(key)
+            was_empty = not self._pending
+            waiting = self._pending.get(key)
             if delta.finish_reason is FinishReason.ERROR:
                 self._fail(RequestFailedError(delta.error))
-            elif kept is None:
-                self._kept[key] = delta
-            elif isinstance(kept, _Merged):
-                kept.add(delta)
+            elif waiting is None:
+                self._pending[key] = delta
+            elif isinstance(waiting, _Merged):
+                waiting.add(delta)
             else:
-                self._kept[key] = _Merged(kept, delta)
+                self._pending[key] = _Merged(waiting, delta)
         return was_empty
 
     def wake(self) -> None:
@@ -62,7 +62,7 @@ class OutputStream:
             self._fail(error)
         self.wake()
 
-    async def take(self) -> list[OutputDelta]:
+    async def get(self) -> list[OutputDelta]:
         """Waits for deltas, and returns all there are, at most one of each sequence.
 
         Raises:
@@ -72,21 +72,21 @@ class OutputStream:
         while True:
             with self._lock:
                 if self._error is None:
-                    kept, self._kept = self._kept, {}
+                    deltas, self._pending = self._pending, {}
                 elif self._before_error:
-                    kept, self._before_error = self._before_error, {}
+                    deltas, self._before_error = self._before_error, {}
                 else:
                     error, self._error = self._error, None
                     raise error
-            if kept:
-                return [each.delta() if isinstance(each, _Merged) else each for each in kept.values()]
+            if deltas:
+                return [each.delta() if isinstance(each, _Merged) else each for each in deltas.values()]
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter  # what was put since the look above has its `wake` still to come
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
-            self._before_error, self._kept = self._kept, {}
+            self._before_error, self._pending = self._pending, {}
 
 
 class _Merged:

@@ -36,7 +36,7 @@ class PieceDecoder(Protocol):
         """What is left when no more comes."""
         ...
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         """What came so far is a prompt, emitted already: keep only what the next token may still change."""
         ...
 
@@ -107,7 +107,7 @@ class _Local:
     def end(self) -> list[str]:
         return []
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         pass
 
 
@@ -126,15 +126,15 @@ class Whole:
     def end(self) -> list[str]:
         return [self._decode(self._tokens)[self._emitted :]]
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         self._emitted = len(self._decode(self._tokens))
 
 
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 #: Character → byte, of byte-level tokens.
@@ -194,7 +194,7 @@ class ByteFallback:
         except UnicodeDecodeError:
             return ["\ufffd"] * len(run)
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         # Only a character that the prompt left incomplete is still open.
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         utf8.decode(self._run)
@@ -242,15 +242,15 @@ class StripText(_Local):
 
     def add(self, piece: str) -> str | list[str]:
         if self._start and piece:
-            rest = _stripped(piece, self._content, self._start)
-            self._start = 0 if rest else self._start - len(piece)
-            return rest
+            stripped = _stripped(piece, self._content, self._start)
+            self._start = 0 if stripped else self._start - len(piece)
+            return stripped
         return piece
 
 
-def _stripped(text: str, content: str, most: int) -> str:
-    while most and text.startswith(content):
-        text, most = text[1:], most - 1
+def _stripped(text: str, content: str, max_times: int) -> str:
+    while max_times and text.startswith(content):
+        text, max_times = text[1:], max_times - 1
     return text
 
 
@@ -294,7 +294,7 @@ class WordEnd:
     def end(self) -> list[str]:
         return [self._held.replace(self._suffix, "")]
 
-    def settle(self) -> None:
+    def mark_emitted(self) -> None:
         self._held = self._suffix if self._held else ""
 
 

@@ -39,15 +39,15 @@ def token_table(vocabulary: Vocabulary) -> TokenTable:
     special = {token_id for token_id, token in enumerate(vocabulary.tokens) if token in vocabulary.special}
     special |= vocabulary.special_ids
     if any(isinstance(decoder, ByteLevel) for decoder in decoders):
-        words = [b"" if token is None else byte_level_bytes(token) for token in vocabulary.tokens]
+        token_bytes = [b"" if token is None else byte_level_bytes(token) for token in vocabulary.tokens]
     else:
         _through(decoders, "x")  # what follows is not the first token
         falls_back = any(isinstance(decoder, ByteFallback) for decoder in decoders)
-        words = [b"" if token is None else _bytes(decoders, token, falls_back) for token in vocabulary.tokens]
+        token_bytes = [b"" if token is None else _bytes(decoders, token, falls_back) for token in vocabulary.tokens]
     for token_id in special:
         if (token := vocabulary.id_to_token(token_id)) is not None:
-            words[token_id] = token.encode()
-    return TokenTable.of(words, special)
+            token_bytes[token_id] = token.encode()
+    return TokenTable.of(token_bytes, special)
 
 
 def _bytes(decoders: list[PieceDecoder], token: str, falls_back: bool) -> bytes:

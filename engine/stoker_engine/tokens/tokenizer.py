@@ -105,10 +105,10 @@ class Tokenizer(Vocabulary):
             named, special = _complete(backend, config)
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
-        own = _own_templates(folder, config)
+        templates = _own_templates(folder, config)
         if template is not None:
             return cls(backend, named, template, further_special=special)
-        return cls(backend, named, own.get("default"), own.get("tool_use"), special)
+        return cls(backend, named, templates.get("default"), templates.get("tool_use"), special)
 
     @property
     def vocab_size(self) -> int:
@@ -252,16 +252,16 @@ def _content(token: Any) -> str | None:
 def _own_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The model's chat templates by name, from wherever they may stand; most have one, ``default``."""
     templates: dict[str, str] = {}
-    given = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(given, str):
-        templates["default"] = given
-    elif isinstance(given, list):
-        for entry in given:
+    configured = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(configured, str):
+        templates["default"] = configured
+    elif isinstance(configured, list):
+        for entry in configured:
             if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
                 raise ModelError(f"{folder}: chat_template lists {reprlib.repr(entry)}, which is no name and template")
             templates[entry["name"]] = entry["template"]
-    elif given is not None:
-        raise ModelError(f"{folder}: chat_template must be a string or a list, not {reprlib.repr(given)}")
+    elif configured is not None:
+        raise ModelError(f"{folder}: chat_template must be a string or a list, not {reprlib.repr(configured)}")
     if (file := folder / "chat_template.jinja").is_file():
         templates["default"] = _text(file)
     for file in folder.glob("additional_chat_templates/*.jinja"):

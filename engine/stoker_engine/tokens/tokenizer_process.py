@@ -44,8 +44,8 @@ from stoker_engine.grammar.limits import (
     COMPILE_CPU_S,
     COMPILE_MEMORY,
     COMPILE_TIMEOUT_S,
-    MOST_SLOW,
-    MOST_WAITING,
+    MAX_SLOW,
+    MAX_WAITING,
     QUICK_S,
 )
 from stoker_engine.grammar.token_table import TokenTable
@@ -67,7 +67,7 @@ TEMPLATE_MEMORY: Final = 512 * 1024**2
 _EARLY_S: Final = 1.0
 
 #: Most bytes that an answer of a worker in which a stranger's template ran may have.
-_MOST_UNTRUSTED = 256 * 1024**2
+_MAX_UNTRUSTED_BYTES = 256 * 1024**2
 
 #: Seconds after which a process that forks no worker counts as stopped; it may read the vocabulary for grammars first.
 _FORK_TIMEOUT_S = 30.0
@@ -96,7 +96,7 @@ class _Worker:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def do(self, job: bytes, most: int | None) -> tuple[dict[str, Any], bytes]:
+    async def do(self, job: bytes, max_bytes: int | None) -> tuple[dict[str, Any], bytes]:
         """The header and the data of the answer to `job`.
 
         Raises:
@@ -106,7 +106,7 @@ class _Worker:
             self.writer.writelines((JOB.pack(len(job)), job))
             await self.writer.drain()
             header, data = ANSWER.unpack(await self.reader.readexactly(ANSWER.size))
-            if most is not None and header + data > most:
+            if max_bytes is not None and header + data > max_bytes:
                 raise _WorkerGoneError
             return json.loads(await self.reader.readexactly(header)), await self.reader.readexactly(data)
         except (OSError, EOFError, ValueError) as error:
@@ -129,15 +129,15 @@ class _Lane:
         timeout: seconds that a job may take; beyond what the slowest needs, unless its worker is stopped.
         keeps: whether its worker stays for the next job.
         fork: limits of its workers; see `tokenizer_worker.FORK`.
-        most: how many jobs may wait and be worked on, where that is limited; and how many do.
+        max_jobs:how many jobs may wait and be worked on, where that is limited; and how many do.
     """
 
     timeout: float
     keeps: bool = False
     fork: bytes = FORK.pack(0, 0, 5, False)
-    most: int | None = None
+    max_jobs: int | None = None
     waiting: int = 0
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     worker: _Worker | None = None
 
 
@@ -160,8 +160,8 @@ class TokenizerProcess:
             "untrusted": _Lane(
                 TEMPLATE_TIMEOUT_S, fork=FORK.pack(TEMPLATE_MEMORY, int(TEMPLATE_TIMEOUT_S) + 1, 5, False)
             ),
-            "grammars": _Lane(QUICK_S, fork=compiles, most=MOST_WAITING),
-            "slow": _Lane(COMPILE_TIMEOUT_S, fork=compiles, most=MOST_SLOW),
+            "grammars": _Lane(QUICK_S, fork=compiles, max_jobs=MAX_WAITING),
+            "slow": _Lane(COMPILE_TIMEOUT_S, fork=compiles, max_jobs=MAX_SLOW),
         }
         self._grammars = GrammarCache()
         self._workers: set[_Worker] = set()
@@ -184,14 +184,14 @@ class TokenizerProcess:
         return self.vocabulary
 
     async def _start(self) -> Vocabulary:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._run(theirs.fileno())
-        ours.setblocking(False)
-        self._control = ours
+        parent_socket, child_socket = socket.socketpair()
+        with child_socket:
+            self._process = self._run(child_socket.fileno())
+        parent_socket.setblocking(False)
+        self._control = parent_socket
         try:
-            (length,) = JOB.unpack(await _receive(ours, JOB.size))
-            loaded = pickle.loads(await _receive(ours, length))
+            (length,) = JOB.unpack(await _receive(parent_socket, JOB.size))
+            loaded = pickle.loads(await _receive(parent_socket, length))
         except (OSError, EOFError):
             code = await asyncio.to_thread(self._process.wait)
             raise ModelError(f"the tokenizer's process died while it loaded (exit code {code})") from None
@@ -292,7 +292,7 @@ class TokenizerProcess:
 
     async def _compile_in(self, name: str, structured: StructuredOutputs, param: str) -> str:
         lane = self._lanes[name]
-        if lane.most is not None and lane.waiting >= lane.most:
+        if lane.max_jobs is not None and lane.waiting >= lane.max_jobs:
             raise OverloadedError(f"{lane.waiting} grammars wait to be compiled; try again later", param)
         lane.waiting += 1
         try:
@@ -325,10 +325,10 @@ class TokenizerProcess:
             TimeoutError: it took too long, in a lane of what may do harm.
         """
         job = pickle.dumps((method, arguments))
-        by_size = next((name for most, name in _LANES if len(job) <= most), "large")
+        by_size = next((name for max_length, name in _LANES if len(job) <= max_length), "large")
         lane = self._lanes[confined or by_size]
         untrusted = confined is not None
-        async with lane.turn:
+        async with lane.lock:
             for attempt in (1, 2):
                 began = time.monotonic()
                 try:
@@ -360,7 +360,7 @@ class TokenizerProcess:
         finished = False
         try:
             async with asyncio.timeout(lane.timeout):
-                answer = await worker.do(job, _MOST_UNTRUSTED if untrusted else None)
+                answer = await worker.do(job, _MAX_UNTRUSTED_BYTES if untrusted else None)
             finished = True
             return answer
         finally:
@@ -399,10 +399,10 @@ class TokenizerProcess:
 
     async def _ask_for_worker(self, limits: bytes) -> _Worker:
         assert self._control is not None, "the tokenizer is not loaded yet"
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [limits], [theirs.fileno()])
-        reader, writer = await asyncio.open_connection(sock=ours)
+        parent_socket, worker_socket = socket.socketpair()
+        with worker_socket:
+            socket.send_fds(self._control, [limits], [worker_socket.fileno()])
+        reader, writer = await asyncio.open_connection(sock=parent_socket)
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
                 (pid,) = HELLO.unpack(await reader.readexactly(HELLO.size))

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         _send_loaded(control, (type(error), argument))
         return 2
     _send_loaded(control, tokenizer.vocabulary)
-    _render_wrongly()
+    _warm_up_templates()
     gc.collect()
     gc.freeze()
     _trim()  # loading takes more than twice what is kept
@@ -84,7 +84,7 @@ def _send_loaded(control: socket.socket, loaded: object) -> None:
     control.sendall(JOB.pack(len(data)) + data)
 
 
-def _render_wrongly() -> None:
+def _warm_up_templates() -> None:
     """Has Jinja and the clock read what they read when they are first needed: a worker that may open no files could
     not."""
     from stoker_common.errors import RequestError
@@ -157,7 +157,7 @@ def _confine(memory: int, cpu_seconds: int) -> None:
     """Limits this process, for good. It can open nothing more."""
     shared = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     Path("/proc/self/oom_score_adj").write_text("1000")  # before anything else, if memory runs out
-    for limit, most in (
+    for limit, maximum in (
         (resource.RLIMIT_AS, shared + memory),
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_CORE, 0),
@@ -165,7 +165,7 @@ def _confine(memory: int, cpu_seconds: int) -> None:
         (resource.RLIMIT_NOFILE, 0),
         (resource.RLIMIT_NPROC, 0),
     ):
-        resource.setrlimit(limit, (most, most))
+        resource.setrlimit(limit, (maximum, maximum))
 
 
 def _read(jobs: BinaryIO) -> bytes | None:

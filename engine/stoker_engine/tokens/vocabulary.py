@@ -78,8 +78,8 @@ class Vocabulary:
 
     def special_token_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """The ids of those of `texts` that are special tokens."""
-        wanted = frozenset(texts) & self.special
-        return frozenset(token_id for token_id in self.special_ids if self.tokens[token_id] in wanted)
+        requested = frozenset(texts) & self.special
+        return frozenset(token_id for token_id in self.special_ids if self.tokens[token_id] in requested)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text; those of a special token are its spelling's."""

@@ -248,7 +248,7 @@ def _attention(c: Fields, kind: str, biased: str) -> AttentionConfig:
 def _experts(c: Fields, mixture: _Mixture) -> MoEConfig:
     """The experts of a layer that is a mixture."""
     size = c.integer(mixture.size)
-    shared = mixture.always_shared + (c.integer(mixture.shared, least=0) if c.get(mixture.shared) else 0)
+    shared = mixture.always_shared + (c.integer(mixture.shared, lower=0) if c.get(mixture.shared) else 0)
     return MoEConfig(
         c.integer(mixture.count), int(c.get(mixture.per_token) or 1), size, shared_intermediate_size=shared * size
     )

@@ -105,9 +105,9 @@ def test_so_many_patterns() -> None:
 def test_names_and_places() -> None:
     names = [f"model.layers.{layer}.mlp.gate" for layer in range(20_000)]  # as many as there are layers
     listed = ListedModules.of([*names, "re:.*up$", "lm_head", "model.*.down", "re:.*experts.*", "router", "router"], "")
-    places = {
+    indexes = {
         "model.layers.7.mlp.gate": 7, "language.model.layers.7.mlp.gate.proj": 7, "model.layers.7.mlp.gate_proj": None,
         "a.up": 20_000, "a.lm_head": 20_001, "lm_head2": None, "x.model.3.down": 20_002, "down": None,
         "experts.router": 20_003, "router": 20_004, "a" * 3000: None, ".".join("a" * 3000): None,
     }  # fmt: skip
-    assert {module: listed.first(module) for module in places} == places
+    assert {module: listed.first(module) for module in indexes} == indexes

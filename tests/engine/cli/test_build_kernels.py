@@ -23,28 +23,28 @@ def test_kernels_are_compiled_once(tiny_llama: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stoker", "build-kernels", str(tiny_llama), "--target", "sm_90"]
     output = tmp_path / "kernels"
 
-    def said(*more: str) -> str:  # in a process of its own: Triton compiles nothing twice in one
+    def build_kernels(*more: str) -> str:  # in a process of its own: Triton compiles nothing twice in one
         return subprocess.run(
             [*command, "--output", str(output), *more], check=True, capture_output=True, text=True
         ).stderr
 
-    said()
+    build_kernels()
     assert {"_paged_attention", "_merge_splits", "_argmax", "_keep_allowed", "_sample"} <= {
         each.stem for each in output.rglob("*.cubin")
     }
-    assert "sm_90: 0 kernels compiled" in said()
-    assert "sm_90: 0 kernels compiled" not in said("--batch-invariant")
+    assert "sm_90: 0 kernels compiled" in build_kernels()
+    assert "sm_90: 0 kernels compiled" not in build_kernels("--batch-invariant")
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ([], "--target: is needed"),
         (["--target", "sm_75"], "'sm_75' is none that kernels are for; there are sm_80"),
         (["--target", "sm_90", "--tensor-parallel-size", "3"], "--tensor-parallel-size"),
     ],
 )
-def test_what_is_refused(more: list[str], said: str, tiny_llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(more: list[str], message: str, tiny_llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([str(tiny_llama), *more]) == 2
     printed = "".join(capfd.readouterr())
-    assert said in printed and "Traceback" not in printed
+    assert message in printed and "Traceback" not in printed

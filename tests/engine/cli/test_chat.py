@@ -35,17 +35,17 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command against answers, each of them a list of deltas; returns its exit code and what was asked."""
 
     def run_chat(answers: list[list[dict[str, Any]]], *words: str) -> tuple[int, list[Any]]:
-        asked: list[Any] = []
+        requests: list[Any] = []
 
         def answer(request: httpx.Request) -> httpx.Response:
-            asked.append(json.loads(request.content))
-            events = [{"choices": [{"index": 0, "delta": delta}]} for delta in answers[len(asked) - 1]]
+            requests.append(json.loads(request.content))
+            events = [{"choices": [{"index": 0, "delta": delta}]} for delta in answers[len(requests) - 1]]
             return httpx.Response(
                 200, text="".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
             )
 
         monkeypatch.setattr(httpx, "Client", lambda **kwargs: Client(transport=httpx.MockTransport(answer), **kwargs))
-        return chat.main(["--model-name=tiny", *words]), asked
+        return chat.main(["--model-name=tiny", *words]), requests
 
     return run_chat
 
@@ -65,12 +65,14 @@ def test_tools_are_called_until_there_is_an_answer(run: Run, capsys: pytest.Capt
         *calling(("calculate", '{"expression": "(17 + 4) * 2"}'), ("calculate", '{"expression": "import os"}')),
     ]
     second = calling(("nobody", "{}"), ("calculate", "[1"))
-    code, asked = run([first, second, [{"content": "It is "}, {"content": "42."}]], "--quick=?", f"--tools={EXAMPLE}")
+    code, requests = run(
+        [first, second, [{"content": "It is "}, {"content": "42."}]], "--quick=?", f"--tools={EXAMPLE}"
+    )
     assert code == 0
     assert capsys.readouterr().out == "It is 42.\n", "where nobody looks on, the answer alone"
-    assert [each["function"]["name"] for each in asked[0]["tools"]] == ["current_time", "calculate"]
-    assert asked[0]["tools"][1]["function"]["parameters"]["required"] == ["expression"]
-    messages = asked[2]["messages"]
+    assert [each["function"]["name"] for each in requests[0]["tools"]] == ["current_time", "calculate"]
+    assert requests[0]["tools"][1]["function"]["parameters"]["required"] == ["expression"]
+    messages = requests[2]["messages"]
     assert [message["role"] for message in messages] == [
         "user",
         "assistant",
@@ -102,8 +104,8 @@ def test_a_terminal_shows_reasoning_and_calls_dimmed(
 
 
 def test_a_model_that_does_not_stop_calling_is_stopped(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    code, asked = run([calling(("calculate", '{"expression": "1"}'))] * 99, "--quick=?", f"--tools={EXAMPLE}")
-    assert (code, len(asked)) == (1, chat.MAX_ROUNDS)
+    code, requests = run([calling(("calculate", '{"expression": "1"}'))] * 99, "--quick=?", f"--tools={EXAMPLE}")
+    assert (code, len(requests)) == (1, chat.MAX_ROUNDS)
     assert "did not answer" in capsys.readouterr().err
 
 
@@ -120,9 +122,9 @@ def test_it_is_only_the_turn_that_ends(
 
     monkeypatch.setattr("builtins.input", ask)
     calls = [calling(("calculate", '{"expression": "1"}'))] * chat.MAX_ROUNDS
-    code, asked = run([*calls, [{"content": "two"}]], f"--tools={EXAMPLE}")
-    assert (code, len(asked)) == (0, chat.MAX_ROUNDS + 1)
-    assert asked[-1]["messages"] == [{"role": "user", "content": "second"}]
+    code, requests = run([*calls, [{"content": "two"}]], f"--tools={EXAMPLE}")
+    assert (code, len(requests)) == (0, chat.MAX_ROUNDS + 1)
+    assert requests[-1]["messages"] == [{"role": "user", "content": "second"}]
     captured = capsys.readouterr()
     assert "did not answer" in captured.err
     assert "two" in captured.out

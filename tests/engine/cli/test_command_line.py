@@ -92,9 +92,9 @@ def test_a_batch_with_doubled_ids_is_refused_before_anything_runs(
     with source.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert run_batch.main(["/no/model", "-i", "-" if piped else str(source), "-o", str(sink)]) == 2
-    said = capsys.readouterr().err
-    assert ("standard input" if piped else str(source)) in said
-    assert "custom_id 'a' is on lines 1, 4, 8; 1 other ids are doubled, too" in said
+    stderr = capsys.readouterr().err
+    assert ("standard input" if piped else str(source)) in stderr
+    assert "custom_id 'a' is on lines 1, 4, 8; 1 other ids are doubled, too" in stderr
     assert sink.read_text() == "answers of before"
 
 

@@ -152,8 +152,8 @@ def test_a_stopped_engine_fails_its_probes_and_a_killed_one_ends_streams_and_the
             events = lines_of(answer.iter_bytes())
             next(events)
             os.kill(engine, signal.SIGKILL)
-            rest = list(events)
-            assert '"error"' in "".join(rest), "a stream that breaks off must say so"
+            remaining = list(events)
+            assert '"error"' in "".join(remaining), "a stream that breaks off must say so"
         _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "SIGKILL" in log

@@ -44,10 +44,10 @@ def test_prefix_repetition() -> None:
 
 
 def test_sharegpt(tmp_path: Path) -> None:
-    turns = [{"from": "human", "value": "a bb ccc dddd"}, {"from": "gpt", "value": "one two three four five"}]
+    messages = [{"from": "human", "value": "a bb ccc dddd"}, {"from": "gpt", "value": "one two three four five"}]
     short = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     path = tmp_path / "sharegpt.json"
-    path.write_text(json.dumps([{"conversations": turns}, {"conversations": short}, {"conversations": []}]))
+    path.write_text(json.dumps([{"conversations": messages}, {"conversations": short}, {"conversations": []}]))
     samples = load_dataset(DatasetArgs("sharegpt", str(path), num_prompts=3), Words(), 600)
     assert [(s.prompt, s.output_len) for s in samples] == [([1, 2, 3, 4], 5)] * 3
     path.write_text("{")
@@ -114,12 +114,12 @@ def test_other_formats_are_refused_in_a_sentence(other: str, name: str, layout: 
     path.write_text(json.dumps(entries) if layout == "list" else "\n".join(map(json.dumps, entries)))
     with pytest.raises(ArgumentError) as refused:
         load_dataset(DatasetArgs(name, str(path)), Words(), 600)
-    said = str(refused.value)
+    message = str(refused.value)
     field = "prompt" if name == "custom" else "conversations"
-    assert field in said and "Formats:" in said
-    assert "Error" not in said and "attribute" not in said
+    assert field in message and "Formats:" in message
+    assert "Error" not in message and "attribute" not in message
     if layout == "lines" or name == "sharegpt":
-        assert f"{'line' if layout == 'lines' else 'entry'} 2" in said
+        assert f"{'line' if layout == 'lines' else 'entry'} 2" in message
 
 
 @pytest.mark.parametrize("count", [None, 0, -3, "many", 1e400, [5]])

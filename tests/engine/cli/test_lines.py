@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 
-from stoker_engine.cli.lines import lines_as_they_come, lines_of
+from stoker_engine.cli.lines import lines_of, stream_lines
 
 ENDS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r"
 
@@ -27,7 +27,7 @@ def test_lines_end_at_line_feeds_whatever_the_pieces() -> None:
                 yield piece
 
         async def collected() -> list[str]:
-            return [line async for line in lines_as_they_come(coming())]
+            return [line async for line in stream_lines(coming())]
 
         found = list(lines_of(pieces))
         assert [json.loads(line)["text"] for line in found if line] == texts

@@ -78,12 +78,12 @@ def test_a_flag_takes_no_number_that_is_none(cls: type[Any], field: dataclasses.
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("cls", [EngineArgs, FrontendArgs, BenchServeArgs, SamplingParams, BeamSearchParams])
 def test_a_float_that_is_none_is_refused_with_its_range(cls: type[Any], value: float) -> None:
-    given: dict[type[Any], dict[str, Any]] = {EngineArgs: {"model": "m"}, BeamSearchParams: {"beam_width": 2}}
+    required: dict[type[Any], dict[str, Any]] = {EngineArgs: {"model": "m"}, BeamSearchParams: {"beam_width": 2}}
     for field in floats(cls):
         if field.metadata.get("infinite"):
             continue
         with pytest.raises((ArgumentError, RequestError), match=SAYS):
-            cls(**given.get(cls, {}), **{field.name: value})
+            cls(**required.get(cls, {}), **{field.name: value})
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])

@@ -61,9 +61,9 @@ def test_bad_words_are_looked_for_no_further_than_they_reach() -> None:
     class Counting(list[int]):
         reads = 0
 
-        def __getitem__(self, place: Any) -> Any:
+        def __getitem__(self, index: Any) -> Any:
             Counting.reads += 1
-            return super().__getitem__(place)
+            return super().__getitem__(index)
 
     words = BadWords([[5] * length for length in range(1, 100)])
     words.completions(Counting([5] * 5000), 0)
@@ -79,7 +79,7 @@ def test_token_ids_are_a_set() -> None:
     assert crossed[0] is crossed[1] is crossed[2]  # the prompts of one request share theirs
     assert crossed[0] == TokenIds(range(100_000)) and len(pickle.dumps(crossed[0])) < 401_000
     assert pickle.loads(pickle.dumps(TokenIds([-5, 2**40]))) == [-5, 2**40]
-    assert [place for place, is_in in enumerate(ids.mask(12)) if is_in] == [3, 4, 9]
+    assert [index for index, is_in in enumerate(ids.mask(12)) if is_in] == [3, 4, 9]
     assert len(repr(TokenIds(range(100_000)))) < 100
 
 
@@ -108,10 +108,10 @@ def test_a_beam_search_takes_few_stop_tokens() -> None:
 
 def test_prompts_of_a_request_share_its_bad_words() -> None:
     """Each token of a bad word is an object: a hundred prompts would make them a hundred times."""
-    asked = [
+    requests = [
         EngineRequest(str(number), [5], SamplingParams(), max_tokens=5, bad_words=((6, 7), (8, 9)))
         for number in range(2)
     ]
-    first, second = (LogitRules.of(pickle.loads(pickle.dumps(each))) for each in asked)
+    first, second = (LogitRules.of(pickle.loads(pickle.dumps(each))) for each in requests)
     assert first is not None and second is not None
     assert first.bad_words is second.bad_words

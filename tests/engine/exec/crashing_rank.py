@@ -1,6 +1,6 @@
 """A rank that dies where it is told to. Run as ``crashing_rank.py DEATHS …``, with `rank_main`'s arguments.
 
-Real: the rank's main loop and pipe. Pretended: the model, and what ranks say to each other; nothing here imports torch,
+Real: the rank's main loop and pipe. Faked: the model, and what ranks say to each other; nothing here imports torch,
 so that a life begins in a fraction of a second. DEATHS is a folder; a file ``POINT-RANK`` in it says how that rank dies
 there:
 
@@ -148,25 +148,25 @@ class Runner:
         return StepResult([Sampled([list(self._steps)])])
 
 
-def _pretend(name: str, **contents: object) -> None:
+def _fake_module(name: str, **contents: object) -> None:
     module = types.ModuleType(name)
     vars(module).update(contents)
     sys.modules[name] = module
 
 
 THREADS: list[int] = []
-_pretend("stoker_engine.exec.runner", Runner=Runner)
-_pretend("stoker_engine.parallel.join", join=Joined)
-_pretend("stoker_engine.parallel.communicator", RankLostError=RankLostError)
-_pretend(
+_fake_module("stoker_engine.exec.runner", Runner=Runner)
+_fake_module("stoker_engine.parallel.join", join=Joined)
+_fake_module("stoker_engine.parallel.communicator", RankLostError=RankLostError)
+_fake_module(
     "stoker_engine.parallel.device",
     limit_threads=THREADS.append,
     resolve_device=lambda args: args.device,
     use_device=lambda device, index: None,
 )
-_pretend("stoker_engine.parallel.shm_communicator", SharedMemory=lambda *_, **__: "pretended")
-_pretend("stoker_engine.kernels.cpu.library", library=lambda: None)
-_pretend("stoker_engine.models.checkpoint", find_checkpoint=lambda args: args.model)
+_fake_module("stoker_engine.parallel.shm_communicator", SharedMemory=lambda *_, **__: "fake")
+_fake_module("stoker_engine.kernels.cpu.library", library=lambda: None)
+_fake_module("stoker_engine.models.checkpoint", find_checkpoint=lambda args: args.model)
 
 from stoker_engine.exec import rank_main  # noqa: E402
 

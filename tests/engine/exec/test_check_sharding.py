@@ -28,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         (
             {"tensor_parallel_size": 3},
@@ -49,11 +49,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_bad_sizes_start_no_rank(sizes: dict[str, Any], said: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_sizes_start_no_rank(
+    sizes: dict[str, Any], message: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rank_process, "RankProcess", None)
     with pytest.raises(ArgumentError) as caught:
         Engine.from_args(EngineArgs(str(tiny), device="cpu", **sizes))
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
@@ -76,8 +78,8 @@ def test_what_transformers_runs_is_not_split(sizes: dict[str, Any], flag: str, r
     PhimoeForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ArgumentError) as caught:
         Engine.from_args(EngineArgs(str(tmp_path), device="cpu", **sizes))
-    said = "PhimoeForCausalLM runs by transformers' own modules, which are not split"
-    assert str(caught.value) == f"{flag}: {said}; {remedy}"
+    message = "PhimoeForCausalLM runs by transformers' own modules, which are not split"
+    assert str(caught.value) == f"{flag}: {message}; {remedy}"
 
 
 def test_good_sizes_are_not_objected_to(tiny: Path) -> None:

@@ -86,12 +86,12 @@ def traces(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_layer_launches(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, quantization, most = MODELS[model]
+    config, quantization, max_difference = MODELS[model]
     steps = [prompts(9, 16), decodes(9, 16)]
     two, three = (traces(monkeypatch, {**config, "num_hidden_layers": count}, steps, quantization) for count in (2, 3))
     for (less, _), (more, _) in zip(two, three, strict=True):
         launched = more.launches - less.launches
-        assert launched.total() <= most, launched
+        assert launched.total() <= max_difference, launched
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -122,8 +122,8 @@ def test_a_graph_launches_what_the_step_does_for_as_many(
 
 
 def test_a_drawn_step_downloads_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
-    steps = [prompts(9, 16, greedy=False, logprobs=logprobs, **asked) for logprobs in (None, 2)]
+    sampling = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
+    steps = [prompts(9, 16, greedy=False, logprobs=logprobs, **sampling) for logprobs in (None, 2)]
     (plain, reads), (_, more) = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, steps)
     assert plain.uploads == 2  # how each row is drawn comes after the step's inputs
     assert reads == [(2,)]
@@ -132,11 +132,11 @@ def test_a_drawn_step_downloads_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = set()
-    others: list[tuple[dict[str, Any], str | None, int]] = [
+    more_models: list[tuple[dict[str, Any], str | None, int]] = [
         ({**LLAMA_8B, "architectures": ["GPTNeoXForCausalLM"], "layer_norm_eps": 1e-5}, None, 0),
         ({**QWEN3_06B, "architectures": ["Olmo2ForCausalLM"]}, None, 0),
     ]
-    for config, quantization, _ in (*MODELS.values(), *others):
+    for config, quantization, _ in (*MODELS.values(), *more_models):
         steps = [prompts(9, 16), decodes(9, 16), prompts(9, 16, greedy=False, top_k=5, top_p=0.9)]
         for trace, _reads in traces(monkeypatch, {**config, "num_hidden_layers": 2}, steps, quantization):
             launched |= {name.partition(".")[0] for name in trace.launches}
@@ -275,8 +275,8 @@ def test_one_long_sequence_does_not_make_room_for_as_long_ones_of_all(monkeypatc
 
 
 def test_ways_to_draw_hold_no_more_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "logprobs": 5}
-    step = prompts(*[4] * 256, greedy=False, **asked)
+    sampling = {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "logprobs": 5}
+    step = prompts(*[4] * 256, greedy=False, **sampling)
     sizes = {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
     held = most_held(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 2}, [step], **sizes)
     assert held <= activation_bytes(ModelConfig.from_dict(QWEN3_06B), 2048, 256, 2, fused=True)

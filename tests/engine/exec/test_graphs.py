@@ -20,11 +20,11 @@ from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
 from stoker_engine.sizing.kv_format import kv_format
 
 
-def graphs_of(most: int, num_blocks: int, max_model_len: int, **options: Any) -> DecodeGraphs:
+def graphs_of(max_seqs: int, num_blocks: int, max_model_len: int, **options: Any) -> DecodeGraphs:
     """Graphs that compute nothing."""
     plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048)
     model: Any = None
-    graphs = DecodeGraphs(model, TritonBackend(**options), plan, [], most, 1, torch.device("cpu"))
+    graphs = DecodeGraphs(model, TritonBackend(**options), plan, [], max_seqs, 1, torch.device("cpu"))
     graphs.capture(lambda compute: (torch.empty(0), lambda: None))
     return graphs
 
@@ -39,15 +39,15 @@ def parts(lengths: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize(
-    ("most", "num_blocks", "max_model_len"), [(1, 64, 300), (5, 40, 600), (17, 4096, 40_000), (600, 9000, 131_072)]
+    ("max_seqs", "num_blocks", "max_model_len"), [(1, 64, 300), (5, 40, 600), (17, 4096, 40_000), (600, 9000, 131_072)]
 )
-def test_the_smallest_with_room(most: int, num_blocks: int, max_model_len: int) -> None:
-    graphs, rng = graphs_of(most, num_blocks, max_model_len), random.Random(most)
+def test_the_smallest_with_room(max_seqs: int, num_blocks: int, max_model_len: int) -> None:
+    graphs, rng = graphs_of(max_seqs, num_blocks, max_model_len), random.Random(max_seqs)
     sizes = sorted(graphs.captured)
-    assert sizes[-1] == min(most, 512)
+    assert sizes[-1] == min(max_seqs, 512)
     found = set()
     for _ in range(400):
-        count = min(most, max(1, rng.choice(sizes) + rng.choice((-1, 0, 1))))
+        count = min(max_seqs, max(1, rng.choice(sizes) + rng.choice((-1, 0, 1))))
         longest = rng.choice((PART_KEYS, 1024, max_model_len))
         starts = [rng.choice((0, rng.randrange(longest), longest - 1)) % max_model_len for _ in range(count)]
         graph = graphs.find(step_of(starts, count))
@@ -59,7 +59,7 @@ def test_the_smallest_with_room(most: int, num_blocks: int, max_model_len: int) 
             None if expected is None else (size, expected)
         )
         found.add(graph is not None)
-    assert found == ({True} if most == 1 else {True, False})
+    assert found == ({True} if max_seqs == 1 else {True, False})
 
 
 def test_other_steps_have_none() -> None:

@@ -114,9 +114,9 @@ def test_ranks_share_the_memory_of_their_own_machine(
         nnodes=nodes,
         master_addr="10.0.0.1",
     )
-    here = Device((8 << 30) // (tensor * engines // nodes), 1, on_cpu=True, sharding=Sharding(tensor))
+    rank_device = Device((8 << 30) // (tensor * engines // nodes), 1, on_cpu=True, sharding=Sharding(tensor))
     numbers = Numbers(4, kv_format("auto", "torch.float32"), args.block_size, args.max_num_batched_tokens, 256)
-    expected = memory_use(config, numbers, here).num_blocks
+    expected = memory_use(config, numbers, rank_device).num_blocks
     assert plan_kv_cache(args, config, torch.float32, torch.device("cpu")).num_blocks == expected
 
 

@@ -55,7 +55,7 @@ def deaths(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told() -> list[StokerError]:
+def deaths_reported() -> list[StokerError]:
     """What whoever supervises the ranks is told."""
     return []
 
@@ -67,8 +67,8 @@ def missing() -> list[tuple[int, ...]]:
 
 
 @pytest.fixture
-def make(deaths: Path, told: list[StokerError], missing: list[tuple[int, ...]]) -> Iterator[Make]:
-    """Makes executors of pretended ranks; at the end none of their processes is left."""
+def make(deaths: Path, deaths_reported: list[StokerError], missing: list[tuple[int, ...]]) -> Iterator[Make]:
+    """Makes executors of fake ranks; at the end none of their processes is left."""
     made: list[RankExecutor] = []
     before = set(psutil.Process().children(recursive=True))
     open_files = psutil.Process().num_fds()
@@ -79,7 +79,7 @@ def make(deaths: Path, told: list[StokerError], missing: list[tuple[int, ...]]) 
         checkpoint: Any = types.SimpleNamespace(path=Path("/some/model"))
         args = EngineArgs("org/name", revision="main", device="cpu", tensor_parallel_size=SIZE)
         supervision = Supervision(
-            step_timeout, on_death=told.append, on_missing=lambda ranks: missing.append(tuple(ranks))
+            step_timeout, on_death=deaths_reported.append, on_missing_ranks=lambda ranks: missing.append(tuple(ranks))
         )
         executor = RankExecutor(
             args, checkpoint, supervision=supervision, program=(str(PROGRAM), str(deaths)), **options
@@ -236,36 +236,36 @@ def test_steps_that_are_abandoned(make: Make) -> None:
 
 @pytest.mark.parametrize("signum, kind", [(signal.SIGKILL, EngineKilledError), (signal.SIGSTOP, EngineStuckError)])
 def test_one_that_ends_or_stops_between_steps_ends_all_and_is_told(
-    signum: signal.Signals, kind: type[EngineDeadError], make: Make, told: list[StokerError]
+    signum: signal.Signals, kind: type[EngineDeadError], make: Make, deaths_reported: list[StokerError]
 ) -> None:
     executor = make()
     _run(executor, 2)
-    assert not told
+    assert not deaths_reported
     os.kill(executor._ranks[1].pid, signum)
     _check_ended(executor)
-    until(lambda: len(told) > 0, "nobody is told")
-    assert type(told[0]) is kind
-    assert f"rank 1 of {SIZE}" in str(told[0])
+    until(lambda: len(deaths_reported) > 0, "nobody is told")
+    assert type(deaths_reported[0]) is kind
+    assert f"rank 1 of {SIZE}" in str(deaths_reported[0])
     with pytest.raises(kind) as raised:
         executor.launch(_step(3))
-    assert raised.value is told[0]
+    assert raised.value is deaths_reported[0]
 
 
-def test_one_that_stops_for_a_moment_goes_on(make: Make, told: list[StokerError]) -> None:
+def test_one_that_stops_for_a_moment_goes_on(make: Make, deaths_reported: list[StokerError]) -> None:
     executor = make()
     for _ in range(2):
         os.kill(executor._ranks[2].pid, signal.SIGSTOP)
         executor.launch(_step(0))
         os.kill(executor._ranks[2].pid, signal.SIGCONT)
         executor.collect()
-    assert not told
+    assert not deaths_reported
 
 
-def test_who_shuts_them_down_is_not_told(make: Make, told: list[StokerError]) -> None:
+def test_who_shuts_them_down_is_not_told(make: Make, deaths_reported: list[StokerError]) -> None:
     executor = make()
     executor.shutdown()
     _check_ended(executor)
-    assert not told
+    assert not deaths_reported
 
 
 def test_grammars_are_compiled_beside_the_steps(make: Make, deaths: Path) -> None:

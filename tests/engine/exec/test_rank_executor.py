@@ -148,7 +148,7 @@ def _requests(seed: int) -> list[EngineRequest]:
     return requests
 
 
-def _check_alike(ours: Outputs, theirs: Outputs, near: float = NEAR) -> int:
+def _check_alike(found: Outputs, expected: Outputs, near: float = NEAR) -> int:
     """Asserts that they are the same, but for near ties.
 
     Args:
@@ -157,32 +157,32 @@ def _check_alike(ours: Outputs, theirs: Outputs, near: float = NEAR) -> int:
     Returns:
         How many sequences are the same to their end.
     """
-    assert ours.keys() == theirs.keys()
+    assert found.keys() == expected.keys()
     whole = 0
-    for key, mine in ours.items():
-        other = theirs[key]
-        _check_logprobs(mine.prompt_logprobs, other.prompt_logprobs, near)
-        if mine.token_ids == other.token_ids:
-            _check_logprobs(mine.logprobs, other.logprobs, near)
-            assert mine.finish_reason == other.finish_reason
+    for key, mine in found.items():
+        reference = expected[key]
+        _check_logprobs(mine.prompt_logprobs, reference.prompt_logprobs, near)
+        if mine.token_ids == reference.token_ids:
+            _check_logprobs(mine.logprobs, reference.logprobs, near)
+            assert mine.finish_reason == reference.finish_reason
             if mine.cumulative_logprob is not None:
-                assert other.cumulative_logprob is not None
-                assert abs(mine.cumulative_logprob - other.cumulative_logprob) <= near * len(mine.token_ids)
+                assert reference.cumulative_logprob is not None
+                assert abs(mine.cumulative_logprob - reference.cumulative_logprob) <= near * len(mine.token_ids)
             whole += 1
             continue
-        assert mine.logprobs, f"{key}: {mine} is not {other}"
-        pairs = zip(mine.token_ids, other.token_ids, strict=False)
+        assert mine.logprobs, f"{key}: {mine} is not {reference}"
+        pairs = zip(mine.token_ids, reference.token_ids, strict=False)
         apart = next(i for i, (a, b) in enumerate(pairs) if a != b)
-        _check_logprobs(mine.logprobs[:apart], other.logprobs[:apart], near)
-        there = dict(zip(other.logprobs[apart].token_ids, other.logprobs[apart].logprobs, strict=True))
-        assert abs(there[mine.token_ids[apart]] - there[other.token_ids[apart]]) <= near, f"{key}, token {apart}"
+        _check_logprobs(mine.logprobs[:apart], reference.logprobs[:apart], near)
+        there = dict(zip(reference.logprobs[apart].token_ids, reference.logprobs[apart].logprobs, strict=True))
+        assert abs(there[mine.token_ids[apart]] - there[reference.token_ids[apart]]) <= near, f"{key}, token {apart}"
     return whole
 
 
-def _check_logprobs(ours: list[TokenLogprobs], theirs: list[TokenLogprobs], near: float = NEAR) -> None:
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.token_ids[0] == other.token_ids[0]
-        for a, b in zip(mine.logprobs, other.logprobs, strict=True):
+def _check_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs], near: float = NEAR) -> None:
+    for mine, reference in zip(found, expected, strict=True):
+        assert mine.token_ids[0] == reference.token_ids[0]
+        for a, b in zip(mine.logprobs, reference.logprobs, strict=True):
             assert abs(a - b) <= near
 
 
@@ -202,29 +202,29 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Engine, Engine]
 def test_the_same_comes_out(pair: tuple[Path, Engine, Engine], assert_greedy: AssertGreedy) -> None:
     model, ranks, alone = pair
     requests = _requests(1)
-    ours, preempted = _run(ranks, requests)
-    theirs, _ = _run(alone, requests)
-    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+    found, preempted = _run(ranks, requests)
+    expected, _ = _run(alone, requests)
+    assert _check_alike(found, expected) > 0.9 * len(found)
     assert preempted > 0
-    assert any(output.num_cached_tokens for output in ours.values())
+    assert any(output.num_cached_tokens for output in found.values())
     for request in requests:
         if request.params == SamplingParams(temperature=0, logprobs=3):
-            assert_greedy(model, request.prompt_token_ids, ours[request.id, 0].token_ids)
+            assert_greedy(model, request.prompt_token_ids, found[request.id, 0].token_ids)
 
 
 def test_aborts_touch_nobody_else(pair: tuple[Path, Engine, Engine]) -> None:
     _, ranks, alone = pair
     requests = _requests(2)
     chance = random.Random(2)
-    gone = chance.sample([request.id for request in requests], 8)
+    aborted = chance.sample([request.id for request in requests], 8)
     then = {
-        chance.randrange(2, 40): lambda ids=gone[i : i + 2]: [ranks.abort(id) for id in ids] and None
+        chance.randrange(2, 40): lambda ids=aborted[i : i + 2]: [ranks.abort(id) for id in ids] and None
         for i in range(0, 8, 2)
     }
-    ours, _ = _run(ranks, requests, then)
-    theirs, _ = _run(alone, requests)
-    left = {key: output for key, output in ours.items() if key[0] not in gone}
-    _check_alike(left, {key: output for key, output in theirs.items() if key[0] not in gone})
+    found, _ = _run(ranks, requests, then)
+    expected, _ = _run(alone, requests)
+    survivors = {key: output for key, output in found.items() if key[0] not in aborted}
+    _check_alike(survivors, {key: output for key, output in expected.items() if key[0] not in aborted})
     assert not ranks.has_work
 
 
@@ -248,11 +248,11 @@ class _Knows:
     def __init__(self, known: list[list[int]]) -> None:
         self._known, self._chance, self.proposed = known, random.Random(5), 0
 
-    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         so_far = list(token_ids)
         for known in self._known:
             if known[: len(so_far)] == so_far:
-                draft = known[len(so_far) :][: min(most, 4)]
+                draft = known[len(so_far) :][: min(max_tokens, 4)]
                 if draft and self._chance.random() < 0.3:
                     draft[self._chance.randrange(len(draft))] = 7
                 self.proposed += len(draft)
@@ -276,9 +276,9 @@ def test_drafts_change_nothing(pair: tuple[Path, Engine, Engine]) -> None:
 
 def test_every_rank_holds_its_share(pair: tuple[Path, Engine, Engine]) -> None:
     _, ranks, alone = pair
-    ours, whole = ranks.executor.plan, alone.executor.plan
-    assert (ours.num_blocks, ours.max_model_len) == (whole.num_blocks, whole.max_model_len)
-    kept = [sum(group.bytes_per_token for group in plan.groups) for plan in (ours, whole)]
+    found, whole = ranks.executor.plan, alone.executor.plan
+    assert (found.num_blocks, found.max_model_len) == (whole.num_blocks, whole.max_model_len)
+    kept = [sum(group.bytes_per_token for group in plan.groups) for plan in (found, whole)]
     heads = alone.executor.runner.config.num_key_value_heads  # type: ignore[attr-defined]
     assert kept[0] * heads == kept[1] * -(-heads // SIZE)
 

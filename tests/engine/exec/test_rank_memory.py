@@ -69,7 +69,7 @@ def test_a_process_takes_its_share(sizes: dict[str, Any], tmp_path: Path) -> Non
         taken.append(_of_each_rank(args))
         planned.append(
             [
-                stage_weight_bytes(config, layout.stage_of(rank).index, 4, layout.sharding, place=layout.place_of(rank))
+                stage_weight_bytes(config, layout.stage_of(rank).index, 4, layout.sharding, rank=layout.place_of(rank))
                 for rank in range(layout.size)
             ]
         )

@@ -119,12 +119,12 @@ def test_an_lstm_in_chunks_computes_what_torch_computes_in_one_go(seed: int) -> 
 
 
 def advance(
-    layer: torch.nn.LSTM, cache: StateCache, given: torch.Tensor, tables: torch.Tensor, started: torch.Tensor
+    layer: torch.nn.LSTM, cache: StateCache, inputs: torch.Tensor, tables: torch.Tensor, started: torch.Tensor
 ) -> torch.Tensor:
     """One layer's step: its state out of the pool, the tokens, and its state back."""
     state = tuple(cache.load(name, tables, started)[None] for name in ("h", "c"))
     out: torch.Tensor
-    out, after = layer(given, state)
+    out, after = layer(inputs, state)
     for name, tensor in zip(("h", "c"), after, strict=True):
         cache.store(name, tables, tensor[0])
     return out

@@ -52,15 +52,15 @@ def test_the_library_reads_what_was_written(kind: Kind, mixture: Path, tmp_path:
             assert tensor.tensor_type == before[name].tensor_type
             assert np.array_equal(_numbers(tensor), numbers)
             continue
-        wanted = (
+        expected_kind = (
             Kind.Q8_0 if kind not in (Kind.F16, Kind.BF16) and name in ("token_embd.weight", "output.weight") else kind
         )
-        if gguf.GGML_QUANT_SIZES[wanted][0] > 1 and numbers.shape[-1] % 32:
-            wanted = Kind.F32
-        kinds.add(wanted)
-        assert tensor.tensor_type == wanted
+        if gguf.GGML_QUANT_SIZES[expected_kind][0] > 1 and numbers.shape[-1] % 32:
+            expected_kind = Kind.F32
+        kinds.add(expected_kind)
+        assert tensor.tensor_type == expected_kind
         assert np.array_equal(
-            tensor.data.view(np.uint8).ravel(), gguf.quants.quantize(numbers, wanted).view(np.uint8).ravel()
+            tensor.data.view(np.uint8).ravel(), gguf.quants.quantize(numbers, expected_kind).view(np.uint8).ravel()
         )
     assert kind in kinds
 

@@ -33,9 +33,9 @@ def engine(model: Path, **fields: object) -> LLM:
 
 def check_greedy(model: Path, assert_greedy: AssertGreedy) -> None:
     """The engine's output is transformers'."""
-    given = prompts(4)
+    prompt_list = prompts(4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    for prompt, output in zip(given, engine(model).generate(given, params, use_tqdm=False), strict=True):
+    for prompt, output in zip(prompt_list, engine(model).generate(prompt_list, params, use_tqdm=False), strict=True):
         assert_greedy(model, prompt, list(output.outputs[0].token_ids))
 
 

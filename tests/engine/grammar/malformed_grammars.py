@@ -100,12 +100,12 @@ def _mutated(rng: random.Random, value: Any) -> Any:
 
 def _edited(rng: random.Random, text: str) -> str:
     for _ in range(rng.choice((1, 2, 4))):
-        place = rng.randrange(len(text) + 1)
+        index = rng.randrange(len(text) + 1)
         piece = rng.choice(
             ["(", ")", "[", "]", "{0,1000000000}", "|", "*", "+", "~", "&", '"', "\\", "\x00", "🦊", "<"]
         )
         cut = rng.choice((0, 0, 1, 3))
-        text = text[:place] + piece + text[place + cut :]
+        text = text[:index] + piece + text[index + cut :]
     return text
 
 

@@ -117,9 +117,9 @@ class Drawing:
         if self._rng.random() < 0.25:
             pattern = self._rng.choice(list(_PATTERN_NAMES))
             schema["patternProperties"] = {pattern: self._any(depth - 1)}
-        others = self._rng.choice((False, False, True, self._any(min(depth - 1, 1))))
-        name = "unevaluatedProperties" if others is False and self._draft == "2020-12" else "additionalProperties"
-        self._maybe(schema, self._rng.choice((name, *["additionalProperties"] * 4)), others, 0.6)
+        additional = self._rng.choice((False, False, True, self._any(min(depth - 1, 1))))
+        name = "unevaluatedProperties" if additional is False and self._draft == "2020-12" else "additionalProperties"
+        self._maybe(schema, self._rng.choice((name, *["additionalProperties"] * 4)), additional, 0.6)
         if schema.get("additionalProperties") is False or not names:
             self._maybe(schema, "minProperties", self._rng.choice((1, 1, 2)) if names else 1, 0.3)
             self._maybe(schema, "maxProperties", self._rng.randrange(1, 4), 0.3)
@@ -235,8 +235,8 @@ class Instances:
 
     def _string(self, schema: dict[str, Any]) -> str:
         least = schema.get("minLength", 0) - self._rng.choice((0, 0, 1))
-        most = schema.get("maxLength", 9) + self._rng.choice((0, 0, 1))
-        return self._rng.choice([each for each in _STRINGS if least <= len(each) <= most] or list(_STRINGS))
+        longest = schema.get("maxLength", 9) + self._rng.choice((0, 0, 1))
+        return self._rng.choice([each for each in _STRINGS if least <= len(each) <= longest] or list(_STRINGS))
 
     def _number(self, schema: dict[str, Any], kind: str) -> float:
         low = schema.get("minimum", schema.get("exclusiveMinimum", -9))
@@ -256,9 +256,9 @@ class Instances:
                     return {**value, self._rng.choice(("other", "x-1", "7", *_NAMES)): self._rng.choice(_SCALARS)}
             return {**value, name: self._changed(value[name])}
         if isinstance(value, list) and value and self._rng.random() < 0.8:
-            place = self._rng.randrange(len(value))
-            middle = self._rng.choice(([], [value[place]] * 2, [self._changed(value[place])]))
-            return [*value[:place], *middle, *value[place + 1 :]]
+            index = self._rng.randrange(len(value))
+            middle = self._rng.choice(([], [value[index]] * 2, [self._changed(value[index])]))
+            return [*value[:index], *middle, *value[index + 1 :]]
         if isinstance(value, str) and self._rng.random() < 0.6:
             return self._rng.choice((value + "a", value[1:], value.upper(), value + "🦊", value * 2))
         if isinstance(value, int) and not isinstance(value, bool) and self._rng.random() < 0.6:

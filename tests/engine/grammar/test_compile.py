@@ -312,8 +312,8 @@ def test_structural_tags(bytes_: ByteMatcher) -> None:
             {"begin": "<f=y>", "schema": {}, "end": "</f>"},
         ],
     }
-    for given in (tag, json.dumps(tag)):
-        source = bytes_.compile(structural_tag=given)
+    for spec in (tag, json.dumps(tag)):
+        source = bytes_.compile(structural_tag=spec)
         for text in ("", "free", 'a <f=x>{"a": 1}</f> b <f=y>[]</f>', "1 < 2 <"):
             assert bytes_.accepts(source, text), text
         for text in ("<f", "<f=z>", '<f=x>{"b": 1}</f>', '<f=x>{"a": 1}', "<f=y>x</f>"):
@@ -329,7 +329,7 @@ def test_formats_of_structural_tags(bytes_: ByteMatcher) -> None:
 
     number = {"type": "regex", "pattern": "[0-9]"}
     word = {"type": "const_string", "value": 'a"'}
-    for given, good, bad in (
+    for spec, good, bad in (
         (tagged({"type": "json_schema", "json_schema": CALL}), ['<t>{"a": 1}</t>'], ["<t>{}</t>", "a<t>"]),
         (tagged({"type": "any_text"}, ["</t>", "END"]), ["<t>x</t>", "<t></t>", "<t>xEND"], ["<t>", "<t></t>x"]),
         ({"type": "sequence", "elements": [number, word]}, ['1a"'], ["1", 'a"1']),
@@ -357,11 +357,11 @@ def test_formats_of_structural_tags(bytes_: ByteMatcher) -> None:
             ["x<t>1</t>y"],
         ),
     ):
-        source = bytes_.compile(structural_tag={"type": "structural_tag", "format": given})
+        source = bytes_.compile(structural_tag={"type": "structural_tag", "format": spec})
         for text in good:
-            assert bytes_.accepts(source, text), (given, text)
+            assert bytes_.accepts(source, text), (spec, text)
         for text in bad:
-            assert not bytes_.accepts(source, text), (given, text)
+            assert not bytes_.accepts(source, text), (spec, text)
 
 
 def test_special_tokens_are_tokens_in_structural_tags(bytes_: ByteMatcher) -> None:

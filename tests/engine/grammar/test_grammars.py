@@ -22,7 +22,7 @@ SOURCE = compile_grammar(StructuredOutputs(choice=("yes", "no")), {})
 def test_the_vocabulary_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = Grammars(257, [256])
     grammars.set_token_table(TABLE)
-    monkeypatch.setattr(module, "_Words", None)  # nothing is read any more
+    monkeypatch.setattr(module, "_TokenizerWrapper", None)  # nothing is read any more
     assert grammars.begin(Grammar(SOURCE)) is not None
 
 
@@ -35,7 +35,7 @@ def test_where_it_cannot_be_read_only_grammars_fail(
     def broken(*_: Any) -> Any:
         raise ValueError("no trie")
 
-    monkeypatch.setattr(module, "_Words", broken)
+    monkeypatch.setattr(module, "_TokenizerWrapper", broken)
     grammars = Grammars(257, [256])
     with caplog.at_level(logging.ERROR):
         grammars.set_token_table(TABLE)

@@ -112,10 +112,10 @@ def test_what_no_grammar_expresses_is_refused_at_any_place(keyword: str, bytes_:
     for number in range(20):
         rng, schema = drawn("2020-12", number)
         schema = copy.deepcopy(schema)
-        place = rng.choice(list(subschemas(schema)))
-        place[keyword] = UNSUPPORTED[keyword]
+        subschema = rng.choice(list(subschemas(schema)))
+        subschema[keyword] = UNSUPPORTED[keyword]
         if keyword == "if":
-            place["else"] = {"type": "null"}
+            subschema["else"] = {"type": "null"}
         with pytest.raises(RequestError) as refused:
             bytes_.compile(json=schema)
         assert refused.value.message.startswith(f"the keyword {keyword} is not supported"), schema

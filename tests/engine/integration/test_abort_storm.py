@@ -33,15 +33,15 @@ def test_survivors_of_an_abort_storm_are_exact(model: str, request: pytest.Fixtu
     llm = LLM(str(folder), num_gpu_blocks_override=60, max_model_len=128, max_num_seqs=32, max_num_batched_tokens=64)
     rng = random.Random(0)
     waiting = _asked(InputProcessor(llm.engine.info, llm.tokenizer), rng, 200)
-    prompts = {asked.id: asked.prompt_token_ids for asked in waiting}
+    prompts = {submitted.id: submitted.prompt_token_ids for submitted in waiting}
     outputs: dict[tuple[str, int], list[int]] = {}
     running, aborted, finished = set[str](), set[str](), set[tuple[str, int]]()
     while waiting or llm.engine.has_work:
         for _ in range(rng.randrange(6)):
             if waiting:
-                asked = waiting.pop()
-                llm.engine.add(asked)
-                running.add(asked.id)
+                submitted = waiting.pop()
+                llm.engine.add(submitted)
+                running.add(submitted.id)
         if running and rng.random() < 0.35:
             victim = rng.choice(sorted(running))
             running.discard(victim)

@@ -45,7 +45,7 @@ def damaged(llm: LLM, token: int, number: float = torch.nan) -> Iterator[None]:
 
 
 def prompt(index: int, *, bad: bool) -> list[int]:
-    tokens = [30 + (index * 17 + place * 5) % 60 for place in range(40)]
+    tokens = [30 + (index * 17 + position * 5) % 60 for position in range(40)]
     return [*tokens[:25], BAD, *tokens[25:]] if bad else tokens
 
 
@@ -68,14 +68,14 @@ def test_they_end_alone_and_leave_nothing_behind(llm: LLM, reference: LLM, numbe
 
 
 def test_one_that_goes_wrong_on_its_way_keeps_what_it_said(llm: LLM) -> None:
-    asked = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    [whole] = llm.generate([prompt(9, bad=False)], asked, use_tqdm=False)
-    said = whole.outputs[0].token_ids
-    place = next(i for i in range(2, 12) if said[i] not in {*said[:i], *prompt(9, bad=False)})
-    with damaged(llm, said[place]):
-        [output] = llm.generate([prompt(9, bad=False)], asked, use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [whole] = llm.generate([prompt(9, bad=False)], params, use_tqdm=False)
+    tokens = whole.outputs[0].token_ids
+    index = next(i for i in range(2, 12) if tokens[i] not in {*tokens[:i], *prompt(9, bad=False)})
+    with damaged(llm, tokens[index]):
+        [output] = llm.generate([prompt(9, bad=False)], params, use_tqdm=False)
     assert output.outputs[0].finish_reason is FinishReason.ERROR
-    assert output.outputs[0].token_ids == said[: place + 1]
+    assert output.outputs[0].token_ids == tokens[: index + 1]
 
 
 def test_beams_end_with_an_error(llm: LLM) -> None:

@@ -37,13 +37,13 @@ def _lives(pid: int) -> bool:
 def test_the_outputs_of_one(tiny_llama: Path) -> None:
     """Greedy, seeded, several sequences, stop strings, grammars, refusals; then an engine is killed."""
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
-    asked = [
+    variants = [
         greedy,
         replace(greedy, n=2, temperature=1.0, seed=5),
         replace(greedy, structured_outputs=StructuredOutputs(choice=["yes", "no"]), ignore_eos=False),
         replace(greedy, prompt_logprobs=1),
     ]
-    params = [asked[i % len(asked)] for i in range(len(PROMPTS))]
+    params = [variants[i % len(variants)] for i in range(len(PROMPTS))]
     alone = LLM(str(tiny_llama), num_gpu_blocks_override=256)
     expected = alone.generate(PROMPTS, params, use_tqdm=False)
     stop = replace(greedy, stop=[expected[0].outputs[0].text[2:4]])
@@ -55,8 +55,8 @@ def test_the_outputs_of_one(tiny_llama: Path) -> None:
             assert [c.token_ids for c in ours.outputs] == [c.token_ids for c in theirs.outputs]
             assert [c.text for c in ours.outputs] == [c.text for c in theirs.outputs]
             assert [c.finish_reason for c in ours.outputs] == [c.finish_reason for c in theirs.outputs]
-            for mine, its in zip(ours.outputs, theirs.outputs, strict=True):
-                assert mine.cumulative_logprob == pytest.approx(its.cumulative_logprob, abs=1e-4)
+            for mine, their_completion in zip(ours.outputs, theirs.outputs, strict=True):
+                assert mine.cumulative_logprob == pytest.approx(their_completion.cumulative_logprob, abs=1e-4)
         assert (
             llm.generate(PROMPTS[0], stop, use_tqdm=False)[0].outputs[0].text
             == alone.generate(PROMPTS[0], stop, use_tqdm=False)[0].outputs[0].text
@@ -103,7 +103,7 @@ def test_an_engine_that_is_stopped_while_it_loads_ends_loading(tiny_llama: Path)
 
 
 @pytest.mark.slow
-def test_copies_may_have_ranks(tiny_llama: Path) -> None:
+def test_engines_may_have_ranks(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), device="cpu", num_gpu_blocks_override=64, tensor_parallel_size=2, data_parallel_size=2)
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     assert [len(each.outputs[0].token_ids) for each in llm.generate([[5], [6], [7]], params)] == [4, 4, 4]

@@ -75,8 +75,8 @@ def _assert_reference(reference: Any, output: RequestOutput) -> None:
             assert best.values[0] - row[token] <= TIE
             return  # a tie: what follows may differ
         assert next(iter(position)) == token and position[token].rank == 1
-        for candidate, told in position.items():
-            assert abs(told.logprob - float(row[candidate])) < 1e-4
+        for candidate, reported in position.items():
+            assert abs(reported.logprob - float(row[candidate])) < 1e-4
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -134,12 +134,12 @@ def test_prompt_logprobs_equal_transformers(way: str, model: Path, reference: An
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
     for _ in range(2):  # the second time a cached prefix is there, and must not be read
         for output in llm.generate(prompts, params, use_tqdm=False):
-            told = output.prompt_logprobs
-            assert told is not None and told[0] is None and len(told) == len(output.prompt_token_ids)
+            reported = output.prompt_logprobs
+            assert reported is not None and reported[0] is None and len(reported) == len(output.prompt_token_ids)
             with torch.inference_mode():
                 logprobs = reference(torch.tensor([output.prompt_token_ids])).logits[0].log_softmax(-1)
             for index, token in enumerate(output.prompt_token_ids[1:]):
-                position = told[index + 1]
+                position = reported[index + 1]
                 assert position is not None and next(iter(position)) == token
                 assert {int(i) for i in logprobs[index].topk(2).indices} <= set(position)
                 assert all(abs(p.logprob - float(logprobs[index, t])) < 1e-4 for t, p in position.items())

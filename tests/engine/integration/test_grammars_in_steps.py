@@ -26,8 +26,10 @@ from .test_structured_outputs import Repeating, engine_of, request, run
 MANY_STATES = StructuredOutputs(regex="(a|b)*a(a|b){8}")
 
 
-def limit_states(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(grammars, "parser_limits", lambda: LLParserLimits(max_lexer_states=most, verbose_errors=False))
+def limit_states(monkeypatch: pytest.MonkeyPatch, max_states: int) -> None:
+    monkeypatch.setattr(
+        grammars, "parser_limits", lambda: LLParserLimits(max_lexer_states=max_states, verbose_errors=False)
+    )
 
 
 def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -46,16 +48,16 @@ def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("drafts", [False, True])
 def test_a_kept_grammar_does_not_wear_out(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, *, drafts: bool) -> None:
     params = [SamplingParams(n=3, temperature=1.5, seed=seed, max_tokens=30, ignore_eos=True) for seed in range(8)]
-    asked = [request(str(seed), [5, 6, seed + 7], each, MANY_STATES) for seed, each in enumerate(params)]
+    requests = [request(str(seed), [5, 6, seed + 7], each, MANY_STATES) for seed, each in enumerate(params)]
     proposer = Repeating() if drafts else None
-    expected = run(engine_of(tiny_llama, proposer=proposer), asked, random.Random(0))
+    expected = run(engine_of(tiny_llama, proposer=proposer), requests, random.Random(0))
     compiled = watch_compiler(monkeypatch)
     limit_states(monkeypatch, 150)
     engine = engine_of(tiny_llama, proposer=proposer)
-    for each in asked:  # one after another, then together
+    for each in requests:  # one after another, then together
         alone = run(engine, [each], random.Random(0))
         assert alone == {key: expected[key] for key in alone}
-    assert run(engine, asked, random.Random(0)) == expected
+    assert run(engine, requests, random.Random(0)) == expected
     assert 2 < len(compiled) < 30, "it is shared while it can be"
 
 
@@ -70,13 +72,13 @@ def test_what_is_too_large_alone_still_ends(tiny_llama: Path, monkeypatch: pytes
 def test_no_step_compiles_what_was_compiled(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "_KEPT", 1)
     threads = watch_compiler(monkeypatch)
-    asked = [
+    requests = [
         request(str(seed), [5], SamplingParams(n=2, seed=seed), StructuredOutputs(regex=f"[ab]{{{seed + 3}}}"))
         for seed in range(9)
     ]
     for blocks in (400, 24):
         threads.clear()
-        found = run(engine_of(tiny_llama, blocks), asked, random.Random(0))
+        found = run(engine_of(tiny_llama, blocks), requests, random.Random(0))
         assert len(found) == 18 and len(threads) == 9
         assert all(name.startswith("grammars") for name in threads)
 
@@ -87,10 +89,10 @@ def test_a_prepared_request_that_cannot_be_added_ends_alone(tiny_llama: Path, mo
     bad = request("bad", [5], SamplingParams(n=2), StructuredOutputs(regex="b{4}"))
     add = engine.scheduler.add
 
-    def fail_at_bad(asked: EngineRequest) -> Any:
-        if asked.id == "bad":
+    def fail_at_bad(requests: EngineRequest) -> Any:
+        if requests.id == "bad":
             raise ValueError("no")
-        return add(asked)
+        return add(requests)
 
     monkeypatch.setattr(engine.scheduler, "add", fail_at_bad)
     found = run(engine, [good[0], bad, good[1]], random.Random(0))
@@ -127,15 +129,15 @@ def test_a_grammar_begins_after_a_text_in_whatever_tokens_it_comes(marker: str) 
     for how, tokens in spellings.items():
         for cut in range(len(tokens) + 1):
             matcher = made.begin(grammar)
-            matcher.take(tokens[:cut])
-            assert matcher.has_begun == (cut == len(tokens)), how
+            matcher.consume(tokens[:cut])
+            assert matcher.has_started == (cut == len(tokens)), how
             matcher = matcher.copy()
-            matcher.take(tokens[cut:])
-            assert matcher.has_begun and matcher.error is None, how
-        matcher.take(list(b'a": 1}') if "first letters" in how else list(b'{"a": 1}'))
+            matcher.consume(tokens[cut:])
+            assert matcher.has_started and matcher.error is None, how
+        matcher.consume(list(b'a": 1}') if "first letters" in how else list(b'{"a": 1}'))
         assert matcher.error is None and matcher.matcher.is_accepting(), how
     matcher = made.begin(grammar)
-    matcher.take([*text[:-1], 256 + 5])
+    matcher.consume([*text[:-1], 256 + 5])
     assert matcher.error is not None, "what the grammar does not have"
 
 

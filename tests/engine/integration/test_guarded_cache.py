@@ -55,7 +55,7 @@ def test_what_no_sequence_holds_is_nan_and_what_is_cached_comes_back(tiny_gemma3
     pool.launched.append(Snapshot.take(engine))
     with torch.inference_mode():
         pool.copy([])  # what the last step gave back changes hands before the next
-    assert not pool._held and pool._kept
+    assert not pool._held and pool._cached_contents
     assert not any(pool._blocks._held)
     [again] = llm.generate(PROMPT, GREEDY, use_tqdm=False)
     assert again.num_cached_tokens == 96

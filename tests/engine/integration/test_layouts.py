@@ -106,8 +106,8 @@ def _check_memory(executor: ThreadExecutor, args: EngineArgs) -> None:
     checkpoint, layout = find_checkpoint(args), RankLayout.of(args)
     formats = checkpoint.weight_formats(torch.float32, torch.device("cpu"))
     for rank, runner in enumerate(executor.runners):
-        stage, place = layout.stage_of(rank).index, layout.place_of(rank)
-        planned = stage_weight_bytes(checkpoint.config, stage, 4, layout.sharding, formats=formats, place=place)
+        stage, tp_rank = layout.stage_of(rank).index, layout.place_of(rank)
+        planned = stage_weight_bytes(checkpoint.config, stage, 4, layout.sharding, formats=formats, rank=tp_rank)
         assert sum(target.tensor.nbytes for target in _weight_targets(runner).values()) == planned
 
 
@@ -116,11 +116,11 @@ def _weight_targets(runner: Runner) -> dict[str, Any]:
     return runner.model.weight_targets()
 
 
-def _compare(model: Path, layout: str, seed: int, **others: Any) -> None:
+def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
     """Asserts that requests with that seed are answered as by one process.
 
     Args:
-        others: options of the engine.
+        num_asking: options of the engine.
     """
     chance = random.Random(seed)
     options: dict[str, Any] = {
@@ -130,27 +130,27 @@ def _compare(model: Path, layout: str, seed: int, **others: Any) -> None:
         # Groups of layers share the blocks.
         **TIGHT,
         "num_gpu_blocks_override": chance.choice([40, 60]),
-        **others,
+        **num_asking,
     }
     args = EngineArgs(str(model), dtype="float32", device="cpu", **options)
     requests = _mixed(seed, find_checkpoint(args).config.vocab_size)
-    theirs, _ = _run(Engine.from_args(args), requests)
+    expected, _ = _run(Engine.from_args(args), requests)
     shared = replace(args, **LAYOUTS[layout])
     with thread_engine(shared, lambda executor: _check_memory(executor, shared)) as engine:
-        ours, _ = _run(engine, requests)
+        found, _ = _run(engine, requests)
     # Sums that are added in another order may round a stored key or value to the next of its few bits.
-    near = 10 * NEAR if "kv_cache_dtype" in others else NEAR
-    assert _check_alike(ours, theirs, near) > 0.9 * len(ours)
+    near = 10 * NEAR if "kv_cache_dtype" in num_asking else NEAR
+    assert _check_alike(found, expected, near) > 0.9 * len(found)
 
 
 @pytest.mark.parametrize("tensor", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
     args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", **TIGHT)
     requests = _requests(random.Random(tensor).randrange(1000))
-    theirs, _ = _run(Engine.from_args(args), requests)
+    expected, _ = _run(Engine.from_args(args), requests)
     with thread_engine(replace(args, tensor_parallel_size=tensor)) as engine:
-        ours, preempted = _run(engine, requests)
-    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+        found, preempted = _run(engine, requests)
+    assert _check_alike(found, expected) > 0.9 * len(found)
     assert preempted > 0
 
 
@@ -185,7 +185,7 @@ def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> No
     """Drafts are verified where nobody knows what was sampled before it is told, and outputs spell what they must."""
     model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=3, num_key_value_heads=4))
     made = constraints(random.Random(14), 8)
-    asked = requests_with_grammars(random.Random(14), made)
+    requests = requests_with_grammars(random.Random(14), made)
     args = EngineArgs(str(model), device="cpu", num_gpu_blocks_override=60, async_scheduling=in_flight, **SMALL)
     proposer = Repeating()
     found = []
@@ -193,10 +193,10 @@ def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> No
         shared = replace(args, **sizes)
         with thread_engine(shared, proposer=proposer if sizes else None) as engine:
             engine.set_token_table(Tokenizer.load(model).token_table())
-            found.append(run_with_grammars(engine, asked, random.Random(1)))
-    alone, together = ({key: _tokens(its) for key, its in each.items()} for each in found)
+            found.append(run_with_grammars(engine, requests, random.Random(1)))
+    alone, together = ({key: _tokens(output) for key, output in each.items()} for each in found)
     assert together == alone
-    assert any(each.grammar is not None for each in asked)
+    assert any(each.grammar is not None for each in requests)
 
 
 def _tokens(output: list[object]) -> list[object]:
@@ -221,11 +221,11 @@ def test_in_bfloat16(name: str, layout: str, tmp_path: Path) -> None:
     args = EngineArgs(str(tmp_path), dtype="bfloat16", device="cpu", enable_prefix_caching=False, **TIGHT)
     params = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=1)
     prompts = [random.Random(length).choices(range(2, 131), k=length) for length in (3, 17, 40, 70)]
-    asked = [EngineRequest(f"{n}", prompt, params, 1, n, frozenset()) for n, prompt in enumerate(prompts)]
+    requests = [EngineRequest(f"{n}", prompt, params, 1, n, frozenset()) for n, prompt in enumerate(prompts)]
     found = []
     for sizes in ({}, LAYOUTS[layout]):
         with thread_engine(replace(args, num_gpu_blocks_override=60, **sizes)) as engine:
-            outputs, _ = _run(engine, asked)
+            outputs, _ = _run(engine, requests)
         found.append([each.logprobs[0] for key in sorted(outputs) for each in outputs[key].prompt_logprobs])
     alone, together = (torch.tensor(each) for each in found)
     if LAYOUTS[layout].get("tensor_parallel_size", 1) == 1:
@@ -240,11 +240,11 @@ def test_every_stage_counts(stages: int, tmp_path: Path) -> None:
     model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=5))
     args = EngineArgs(str(model), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
     params = SamplingParams(temperature=0, prompt_logprobs=1)
-    asked = EngineRequest("r", random.Random(0).sample(range(2, 500), 40), params, 1, 0, frozenset())
+    requests = EngineRequest("r", random.Random(0).sample(range(2, 500), 40), params, 1, 0, frozenset())
     with torch.inference_mode(), thread_engine(replace(args, pipeline_parallel_size=stages)) as engine:
 
         def likely() -> list[float]:
-            outputs, _ = _run(engine, [asked])
+            outputs, _ = _run(engine, [requests])
             return [each.logprobs[0] for output in outputs.values() for each in output.prompt_logprobs]
 
         whole, names = likely(), list[str]()
@@ -283,7 +283,7 @@ def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
     rows, length = 4, 6
     plain = [EngineRequest(f"{n}", [5 + n, 6, 7], GREEDY, length, n, frozenset({1})) for n in range(rows)]
     asking = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
-    for requests, others in ((plain, 0), ([*plain[1:], replace(plain[0], params=asking)], 1)):
+    for requests, num_asking in ((plain, 0), ([*plain[1:], replace(plain[0], params=asking)], 1)):
         with thread_engine(args) as engine:
             runner = engine.executor.runners[-1]  # type: ignore[attr-defined]
             layers, part = runner.config.num_hidden_layers, runner._vocabulary.size * 4
@@ -292,11 +292,15 @@ def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
                     engine.add(request)
                 while engine.has_work:
                     engine.step()
-            reduces = sum(number for (what, _), number in counts.items() if what == "all_reduce")
+            reduces = sum(number for (operation, _), number in counts.items() if operation == "all_reduce")
             assert reduces == length * (1 + 2 * layers)
             assert {key: number for key, number in counts.items() if key[0] != "all_reduce"} == {
                 ("all_gather", rows * 2 * 8): length,
-                **({("all_gather", others * part): length, ("broadcast", others * 8): length} if others else {}),
+                **(
+                    {("all_gather", num_asking * part): length, ("broadcast", num_asking * 8): length}
+                    if num_asking
+                    else {}
+                ),
             }
 
 

@@ -75,8 +75,8 @@ class Reference:
     def logprobs(self, length: int, output: list[int]) -> torch.Tensor:
         """[len(output), vocabulary]: of each token of `output`, which follows `length` tokens of the text."""
         first, cache = self._after[length]
-        rest = self._forward(output[:-1], copy.deepcopy(cache), keep=0)
-        return torch.cat((first, rest)).log_softmax(-1)
+        following = self._forward(output[:-1], copy.deepcopy(cache), keep=0)
+        return torch.cat((first, following)).log_softmax(-1)
 
     def check(self, output: RequestOutput, greedy: bool) -> None:
         """Log-probabilities are the reference's, and greedy tokens its likeliest."""
@@ -85,8 +85,8 @@ class Reference:
             assert one.logprobs is not None and len(one.logprobs) == len(one.token_ids)
             logprobs = self.logprobs(length, one.token_ids)
             for row, token, position in zip(logprobs, one.token_ids, one.logprobs, strict=True):
-                for candidate, told in position.items():
-                    assert abs(told.logprob - float(row[candidate])) <= CLOSE
+                for candidate, reported in position.items():
+                    assert abs(reported.logprob - float(row[candidate])) <= CLOSE
                 if greedy:
                     assert row.max() - row[token] <= TIE
                     if int(row.argmax()) != token:

@@ -17,10 +17,10 @@ TRANSFORMERS = 40.1877
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "most"), [("--dtype float32", 3e-5), ("--dtype bfloat16", 5e-3)])
-def test_gemma(demo_gguf: Path, flags: str, most: float) -> None:
+@pytest.mark.parametrize(("flags", "limit"), [("--dtype float32", 3e-5), ("--dtype bfloat16", 5e-3)])
+def test_gemma(demo_gguf: Path, flags: str, limit: float) -> None:
     """The perplexity of the file as it is stored differs from the dequantized model's by no more than a share."""
     each = benchmark.windows(benchmark.Tokenizer.load(demo_gguf), benchmark.TEXT.read_text(), 512)[:2]
     found = benchmark.perplexity(benchmark.stoker(str(demo_gguf), flags), each, flags)
     assert found.tokens == 510
-    assert found.value == pytest.approx(TRANSFORMERS, rel=most)
+    assert found.value == pytest.approx(TRANSFORMERS, rel=limit)

@@ -50,11 +50,11 @@ def test_two_stages_answer_as_one(
     folder: Path = request.getfixturevalue(model)
     args = EngineArgs(str(folder), dtype="float32", device="cpu", **options)
     requests = _requests(random.Random(tensor).randrange(1000))
-    theirs, _ = _run(Engine.from_args(args), requests)
+    expected, _ = _run(Engine.from_args(args), requests)
     with thread_engine(replace(args, tensor_parallel_size=tensor, pipeline_parallel_size=2)) as engine:
-        ours, preempted = _run(engine, requests)
+        found, preempted = _run(engine, requests)
         assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
-    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+    assert _check_alike(found, expected) > 0.9 * len(found)
     assert (preempted > 0) == (options["num_gpu_blocks_override"] < 400)
 
 
@@ -62,13 +62,13 @@ def test_two_stages_answer_as_one(
 def test_stages_that_are_processes(tensor: int, tiny_llama: Path) -> None:
     args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", **TIGHT)
     requests = _requests(5)
-    theirs, _ = _run(Engine.from_args(args), requests)
+    expected, _ = _run(Engine.from_args(args), requests)
     engine = Engine.from_args(replace(args, tensor_parallel_size=tensor, pipeline_parallel_size=2))
     try:
-        ours, _ = _run(engine, requests)
+        found, _ = _run(engine, requests)
     finally:
         engine.shutdown()
-    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+    assert _check_alike(found, expected) > 0.9 * len(found)
 
 
 def _family(name: str) -> PreTrainedModel:
@@ -106,11 +106,11 @@ def test_three_stages_of_a_family(name: str, tmp_path: Path) -> None:
     model = save_model(tmp_path, _family(name).float().eval())
     args = EngineArgs(str(model), dtype="float32", device="cpu", **TIGHT)
     requests = _requests(7)[:10]
-    theirs, _ = _run(Engine.from_args(args), requests)
+    expected, _ = _run(Engine.from_args(args), requests)
     with thread_engine(replace(args, pipeline_parallel_size=3)) as engine:
         _check_sizes(engine.executor)
-        ours, _ = _run(engine, requests)
-    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+        found, _ = _run(engine, requests)
+    assert _check_alike(found, expected) > 0.9 * len(found)
 
 
 def _check_sizes(executor: Executor) -> None:
@@ -120,7 +120,9 @@ def _check_sizes(executor: Executor) -> None:
         assert isinstance(runner.model, Decoder)
         weights = sum(target.tensor.nbytes for target in runner.model.weight_targets().values())
         assert weights == stage_weight_bytes(runner.config, index, 4, Sharding(pipeline=3))
-        here = runner.model.layer_configs
-        assert len(runner._pool.caches) == len(here) == len(pipeline_stages(len(runner.config.layers), 3)[index])
-        block = sum(4 * layer.cache.numbers_per_token * 16 for layer in here if layer.cache.kind == "tokens")
+        stage_layers = runner.model.layer_configs
+        assert (
+            len(runner._pool.caches) == len(stage_layers) == len(pipeline_stages(len(runner.config.layers), 3)[index])
+        )
+        block = sum(4 * layer.cache.numbers_per_token * 16 for layer in stage_layers if layer.cache.kind == "tokens")
         assert runner._pool._pool.shape == (executor.plan.num_blocks, block)

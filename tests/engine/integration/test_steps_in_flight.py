@@ -24,18 +24,18 @@ ROOMY = 400  # blocks
 class Shuffled:
     """Proposes what came after the same token before, so that some of it holds in repetitive outputs."""
 
-    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         last = token_ids[-1]
-        for place in range(len(token_ids) - 2, -1, -1):
-            if token_ids[place] == last:
-                return list(token_ids[place + 1 : place + 1 + most])
-        return [last] * (most // 2)
+        for index in range(len(token_ids) - 2, -1, -1):
+            if token_ids[index] == last:
+                return list(token_ids[index + 1 : index + 1 + max_tokens])
+        return [last] * (max_tokens // 2)
 
 
 def requests(rng: random.Random, count: int) -> list[EngineRequest]:
     """Of all kinds; many share a prefix."""
     shared = [rng.randrange(5, 500) for _ in range(70)]
-    asked = []
+    made = []
     for index in range(count):
         prompt = shared[: rng.randrange(70)] + [rng.randrange(5, 500) for _ in range(rng.randrange(1, 40))]
         length = rng.randrange(1, 40)
@@ -49,14 +49,14 @@ def requests(rng: random.Random, count: int) -> list[EngineRequest]:
                 BeamSearchParams(rng.randrange(1, 4), max_tokens=length),
             ]
         )
-        asked.append(EngineRequest(str(index), prompt, params, length, seed=index, eos_token_ids=frozenset({1})))
-    return asked
+        made.append(EngineRequest(str(index), prompt, params, length, seed=index, eos_token_ids=frozenset({1})))
+    return made
 
 
-def outputs(engine: Engine, asked: list[EngineRequest], rng: random.Random) -> dict[tuple[str, int], list[object]]:
+def outputs(engine: Engine, submitted: list[EngineRequest], rng: random.Random) -> dict[tuple[str, int], list[object]]:
     """What comes of requests that arrive one after another, by request and sequence."""
     found: dict[tuple[str, int], list[object]] = {}
-    waiting = list(asked)
+    waiting = list(submitted)
     while waiting or engine.has_work:
         if waiting and rng.random() < 0.8:
             engine.add(waiting.pop(0))
@@ -80,7 +80,7 @@ def parts(delta: TokenDelta) -> list[object]:
 def test_what_comes_is_the_same(how: str, model: str, blocks: int, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(model)
     seed = f"{how}{model}{blocks}"
-    asked = requests(random.Random(seed), 24)
+    submitted = requests(random.Random(seed), 24)
     found = []
     for args, proposer in (
         ({}, None),
@@ -88,7 +88,7 @@ def test_what_comes_is_the_same(how: str, model: str, blocks: int, request: pyte
     ):
         engine_args = EngineArgs(str(folder), num_gpu_blocks_override=blocks, **SMALL, **args)  # type: ignore[arg-type]
         engine = Engine(engine_args, find_checkpoint(engine_args), proposer=proposer)
-        found.append(outputs(engine, asked, random.Random(seed)))
+        found.append(outputs(engine, submitted, random.Random(seed)))
         preempted = engine.scheduler.num_preemptions
         assert (preempted > 0) == (blocks < ROOMY)
         engine.shutdown()
@@ -97,13 +97,13 @@ def test_what_comes_is_the_same(how: str, model: str, blocks: int, request: pyte
 
 def test_aborts_and_stops_while_a_step_is_in_flight_hurt_nobody_else(tiny_llama: Path) -> None:
     rng = random.Random(3)
-    asked = requests(rng, 40)
+    submitted = requests(rng, 40)
     alone = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
-    expected = outputs(Engine(alone, find_checkpoint(alone)), asked, rng)
+    expected = outputs(Engine(alone, find_checkpoint(alone)), submitted, rng)
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=20, async_scheduling=True, **SMALL)  # type: ignore[arg-type]
     engine = Engine(args, find_checkpoint(args))
     found: dict[tuple[str, int], list[object]] = {}
-    ended, waiting = set(), list(asked)
+    ended, waiting = set(), list(submitted)
     while waiting or engine.has_work:
         if waiting and rng.random() < 0.6:
             engine.add(waiting.pop(0))
@@ -124,7 +124,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed
 ) -> None:
     llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
     prompt = list(range(5, 120))
-    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     runner = llm.engine.executor.runner  # type: ignore[attr-defined]
     forward, calls = runner.model.forward, []
 
@@ -136,11 +136,11 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed
 
     monkeypatch.setattr(runner.model, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(prompt, asked, use_tqdm=False)
+        llm.generate(prompt, params, use_tqdm=False)
     assert not llm.engine.has_work or not llm.engine.scheduler.has_work
-    [after] = llm.generate(prompt, asked, use_tqdm=False)
+    [after] = llm.generate(prompt, params, use_tqdm=False)
     fresh = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
-    [expected] = fresh.generate(prompt, asked, use_tqdm=False)
+    [expected] = fresh.generate(prompt, params, use_tqdm=False)
     assert after.outputs == expected.outputs
     assert after.num_cached_tokens == 48  # what the first step had computed, and no more
 
@@ -173,11 +173,11 @@ def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny
 def test_prompt_logprobs_come_whole_however_the_prompt_is_cut(tiny_llama: Path, tokens: int) -> None:
     """Also where a chunk is a single token, alone or beside others' new ones."""
     prompts = [list(range(5, 25)), list(range(30, 37)), list(range(40, 71))]
-    asked = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1)
     found = []
     for budget in (64, tokens):
         llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **{**SMALL, "max_num_batched_tokens": budget})  # type: ignore[arg-type]
-        found.append(llm.generate(prompts, asked, use_tqdm=False))
+        found.append(llm.generate(prompts, params, use_tqdm=False))
     for whole, cut in zip(*found, strict=True):
         assert cut.outputs == whole.outputs
         assert cut.prompt_logprobs == whole.prompt_logprobs and len(whole.prompt_logprobs or []) == len(

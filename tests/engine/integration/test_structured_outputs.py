@@ -40,12 +40,12 @@ EOS = 1
 class Repeating:
     """Proposes what came after the same token before, or nonsense: some of it holds, most does not."""
 
-    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         last = token_ids[-1]
-        for place in range(len(token_ids) - 2, -1, -1):
-            if token_ids[place] == last:
-                return list(token_ids[place + 1 : place + 1 + most])
-        return [last] * (most // 2)
+        for index in range(len(token_ids) - 2, -1, -1):
+            if token_ids[index] == last:
+                return list(token_ids[index + 1 : index + 1 + max_tokens])
+        return [last] * (max_tokens // 2)
 
 
 Constraint = tuple[StructuredOutputs, Callable[[str], bool]]
@@ -106,7 +106,7 @@ def request(name: str, prompt: list[int], params: SamplingParams, outputs: Struc
 def requests(rng: random.Random, made: Sequence[Constraint]) -> list[EngineRequest]:
     """Of all kinds, some without a grammar; many share a prefix."""
     shared = [rng.randrange(5, 250) for _ in range(60)]
-    asked = []
+    drawn = []
     for index, (outputs, _) in enumerate(made):
         prompt = shared[: rng.randrange(60)] + [rng.randrange(5, 250) for _ in range(rng.randrange(1, 40))]
         common: dict[str, Any] = {"max_tokens": 200, "seed": index}
@@ -119,14 +119,14 @@ def requests(rng: random.Random, made: Sequence[Constraint]) -> list[EngineReque
                 SamplingParams(temperature=1.5, logit_bias={EOS: 100, 70: -100}, min_p=0.01, **common),
             ]
         )
-        asked.append(request(str(index), prompt, params, outputs if index % 5 else None))
-    return asked
+        drawn.append(request(str(index), prompt, params, outputs if index % 5 else None))
+    return drawn
 
 
-def run(engine: Engine, asked: Sequence[EngineRequest], rng: random.Random) -> dict[tuple[str, int], list[object]]:
+def run(engine: Engine, submitted: Sequence[EngineRequest], rng: random.Random) -> dict[tuple[str, int], list[object]]:
     """Tokens, log-probabilities and ends by request and sequence; requests arrive one after another."""
     found: dict[tuple[str, int], list[object]] = {}
-    waiting = list(asked)
+    waiting = list(submitted)
     while waiting or engine.has_work:
         if waiting and rng.random() < 0.7:
             engine.add(waiting.pop(0))
@@ -151,10 +151,10 @@ def engine_of(model: Path, blocks: int = ROOMY, proposer: Any = None, **options:
 def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(model)
     made = constraints(random.Random(model), 20)
-    asked = requests(random.Random(model), made)
-    expected = run(engine_of(folder), asked, random.Random(0))
+    submitted = requests(random.Random(model), made)
+    expected = run(engine_of(folder), submitted, random.Random(0))
     tokenizer = Tokenizer.load(folder)
-    for each, (_, is_right) in zip(asked, made, strict=True):
+    for each, (_, is_right) in zip(submitted, made, strict=True):
         for index in range(each.num_sequences):
             *tokens, reason, error = expected[each.id, index]
             assert error is None
@@ -162,35 +162,35 @@ def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, req
                 assert reason is FinishReason.STOP, "a finite one ends"
                 ids = [token for token, _ in tokens]
                 assert ids[-1] == EOS and is_right(tokenizer.decode(ids[:-1]))
-    few = 24 if model == "tiny_llama" else 70
+    num_blocks = 24 if model == "tiny_llama" else 70
     for blocks, proposer, options in (
-        (few, None, {}),
+        (num_blocks, None, {}),
         (ROOMY, None, {"async_scheduling": True}),
         (ROOMY, Repeating(), {}),
-        (few, Repeating(), {"async_scheduling": True}),
+        (num_blocks, Repeating(), {"async_scheduling": True}),
     ):
         engine = engine_of(folder, blocks, proposer, **options)
-        assert run(engine, asked, random.Random(1)) == expected
+        assert run(engine, submitted, random.Random(1)) == expected
         assert (engine.scheduler.num_preemptions > 0) == (blocks < ROOMY)
         engine.shutdown()
-    one = asked[6]
-    alone = run(engine_of(folder), [one], random.Random(0))
+    single = submitted[6]
+    alone = run(engine_of(folder), [single], random.Random(0))
     assert all(alone[key] == expected[key] for key in alone)
 
 
 @pytest.mark.slow
 def test_ranks_choose_the_same(tiny_llama: Path) -> None:
     made = constraints(random.Random(5), 8)
-    asked = requests(random.Random(5), made)
+    submitted = requests(random.Random(5), made)
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", tensor_parallel_size=2, **SMALL)
     engine = Engine.from_args(args)
     try:
         engine.set_token_table(Tokenizer.load(tiny_llama).token_table())
-        found = run(engine, asked, random.Random(0))
+        found = run(engine, submitted, random.Random(0))
     finally:
         engine.shutdown()
     tokenizer = Tokenizer.load(tiny_llama)
-    for each, (_, is_right) in zip(asked, made, strict=True):
+    for each, (_, is_right) in zip(submitted, made, strict=True):
         if each.grammar is not None:
             for index in range(each.num_sequences):
                 *tokens, reason, error = found[each.id, index]
@@ -207,10 +207,10 @@ def llm(tiny_llama: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 def answers(llm: LLM, outputs: StructuredOutputs, **params: Any) -> list[CompletionOutput]:
-    asked = SamplingParams(
+    sampling = SamplingParams(
         **{"temperature": 1.5, "max_tokens": 200, "seed": 3, "structured_outputs": outputs, **params}
     )
-    [answer] = llm.generate("the fox", asked, use_tqdm=False)
+    [answer] = llm.generate("the fox", sampling, use_tqdm=False)
     return answer.outputs
 
 
@@ -290,16 +290,16 @@ def test_a_draft_may_end_what_is_free(tiny_llama: Path) -> None:
     class Oracle:
         """Proposes the end of what is free and, behind it, what the grammar has and has not."""
 
-        def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
-            return [*end, *yes, *end][:most]
+        def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+            return [*end, *yes, *end][:max_tokens]
 
     tokenizer = Tokenizer.load(tiny_llama)
     end, yes = tokenizer.encode("q"), tokenizer.encode("yes")
     outputs = StructuredOutputs(choice=["yes", "yesterday"], begins_after=r"q\Z")
     params = SamplingParams(temperature=1.5, logit_bias={end[0]: 12}, max_tokens=200)
-    asked = [request(str(seed), [7, 8, 9], params, outputs) for seed in range(4)]
-    expected = run(engine_of(tiny_llama), asked, random.Random(0))
-    assert run(engine_of(tiny_llama, proposer=Oracle()), asked, random.Random(0)) == expected
+    submitted = [request(str(seed), [7, 8, 9], params, outputs) for seed in range(4)]
+    expected = run(engine_of(tiny_llama), submitted, random.Random(0))
+    assert run(engine_of(tiny_llama, proposer=Oracle()), submitted, random.Random(0)) == expected
 
 
 def ending_by(folder: Path, eos_token_ids: list[int]) -> Path:
@@ -347,8 +347,8 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(tiny_llama: Pa
     engine = engine_of(tiny_llama)
     bad = EngineRequest("bad", [5], SamplingParams(n=2), 16, grammar=Grammar("start: /[/"))
     good = request("good", [5], SamplingParams(), StructuredOutputs(choice=["a"]))
-    gone = request("gone", [5], SamplingParams(), StructuredOutputs(choice=["b"]))
-    engine.add(gone)
+    aborted = request("gone", [5], SamplingParams(), StructuredOutputs(choice=["b"]))
+    engine.add(aborted)
     engine.abort("gone")
     found = run(engine, [bad, good], random.Random(0))
     assert sorted(found) == [("bad", 0), ("bad", 1), ("good", 0)]

@@ -68,7 +68,7 @@ class Generated:
             self.model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 CONFIG_MAPPING[kind](**{"vocab_size": 512 * draw.randint(1, 8), **ends, **sizes})
             )
-        self.most, self.some = draw.choice(LARGE + SMALL), draw.choice(LARGE + SMALL)
+        self.main_type, self.other_type = draw.choice(LARGE + SMALL), draw.choice(LARGE + SMALL)
         named = llama_cpp.named_tensors(self.model, llama_cpp.ARCHITECTURES[kind])
         self.tensors: dict[str, torch.Tensor] = dict(named)
         self.types = {name: self._type(name, tensor) for name, tensor in self.tensors.items()}
@@ -77,8 +77,8 @@ class Generated:
         """As llama.cpp: one type for most matrices, another for some, and numbers where rows are no whole blocks."""
         if llama_cpp.is_plain(name, tensor):
             return GGMLQuantizationType.F32
-        wanted = self.some if "down" in name or name.startswith(("output.", "token_embd.")) else self.most
-        for kind in (wanted, self._draw.choice(SMALL), "F16"):
+        preferred = self.other_type if "down" in name or name.startswith(("output.", "token_embd.")) else self.main_type
+        for kind in (preferred, self._draw.choice(SMALL), "F16"):
             if tensor.shape[-1] % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0] == 0:
                 return GGMLQuantizationType[kind]
         raise AssertionError(name)

@@ -273,7 +273,7 @@ def test_bfloat16_is_as_close_as_transformers_own(tmp_path: Path, paged_run: Any
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         ({"gate_up_proj_scales": None}, "has no scales"),
         ({"down_proj_bias": None}, r"lack 4 tensors.*experts\.0\.down\.bias"),
@@ -289,7 +289,7 @@ def test_bfloat16_is_as_close_as_transformers_own(tmp_path: Path, paged_run: Any
     ],
 )
 def test_a_damaged_file_is_refused(
-    damage: dict[str, torch.Tensor | None], said: str, saved: tuple[Path, PreTrainedModel], tmp_path: Path
+    damage: dict[str, torch.Tensor | None], message: str, saved: tuple[Path, PreTrainedModel], tmp_path: Path
 ) -> None:
     shutil.copy(saved[0] / "config.json", tmp_path)
     tensors = load_file(saved[0] / "model.safetensors")
@@ -299,12 +299,12 @@ def test_a_damaged_file_is_refused(
         if tensor is not None:
             tensors[name] = tensor
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match=said):
+    with pytest.raises(WeightsError, match=message):
         _decoder(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"swiglu_limit": 0}, "swiglu_limit"),
         ({"swiglu_limit": "seven"}, "swiglu_limit"),
@@ -319,8 +319,8 @@ def test_a_damaged_file_is_refused(
         ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 1}}, "at least 2"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         ModelConfig.from_dict(CONFIG | change)
 
 

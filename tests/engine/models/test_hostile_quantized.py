@@ -123,10 +123,10 @@ def test_missing_tensors(load: Load, name: str) -> None:
     for component in _components(name):
         checkpoint = folder(name)
         del checkpoint.tensors[f"{MODULE}.{component}"]
-        said = load(checkpoint)
+        message = load(checkpoint)
         if not component.endswith((*OPTIONAL, "qzeros") if name == "gptq" else OPTIONAL):
             # Without its codes, a module is one of numbers, which are missing.
-            assert said is not None and (MODULE in said or "layers.0.up" in said), f"{component}: {said}"
+            assert message is not None and (MODULE in message or "layers.0.up" in message), f"{component}: {message}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -136,10 +136,10 @@ def test_misshapen_tensors(load: Load, name: str) -> None:
         for what, other in _other_shapes(tensor).items():
             checkpoint = folder(name)
             checkpoint.tensors[f"{MODULE}.{component}"] = other
-            said = load(checkpoint)
+            message = load(checkpoint)
             is_of_all = name == "fp8 blocks" and other.numel() == 1  # a scale of a whole matrix
             if not (component.endswith((*OPTIONAL, "nf4")) or is_of_all) and other.numel() != tensor.numel():
-                assert said is not None and MODULE in said, f"{component}, {what}: {said}"
+                assert message is not None and MODULE in message, f"{component}, {what}: {message}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -149,9 +149,9 @@ def test_tensors_of_other_dtypes(load: Load, name: str) -> None:
         for dtype in (torch.bool, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2):
             checkpoint = folder(name)
             checkpoint.tensors[key] = checkpoint.tensors[key].to(dtype)
-            said = load(checkpoint)
+            message = load(checkpoint)
             if component in ("qweight", "weight_packed", "qzeros"):
-                assert said is not None and MODULE in said, f"{component} as {dtype}: {said}"
+                assert message is not None and MODULE in message, f"{component} as {dtype}: {message}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -167,8 +167,8 @@ def test_scales_that_are_no_numbers(load: Load, name: str, value: float) -> None
         damaged = checkpoint.tensors[f"{MODULE}.{component}"]
         flat = damaged.view(torch.uint8).flatten() if damaged.element_size() == 1 else damaged.view(-1)
         flat[len(flat) // 2] = (255 if is_e8m0 else 0x7F) if damaged.element_size() == 1 else value
-        said = load(checkpoint)
-        assert said is not None and MODULE in said, f"{component}: {said}"
+        message = load(checkpoint)
+        assert message is not None and MODULE in message, f"{component}: {message}"
 
 
 @pytest.mark.parametrize("value", [-1, 4, 2**31 - 1, -(2**31)])
@@ -178,16 +178,16 @@ def test_scales_that_are_no_numbers(load: Load, name: str, value: float) -> None
 def test_groups_that_do_not_exist(load: Load, name: str, component: str, value: int) -> None:
     checkpoint = folder(name)
     checkpoint.tensors[f"{MODULE}.{component}"][7] = value
-    said = load(checkpoint)
-    assert said is not None and MODULE in said
+    message = load(checkpoint)
+    assert message is not None and MODULE in message
 
 
 @pytest.mark.parametrize("value", [[0, 0], [-1, 128], [10**12, 10**12], [256, 64], [256], [2**62, 4]])
 def test_shapes_that_are_stated_wrongly(load: Load, value: list[int]) -> None:
     checkpoint = folder("pack-quantized")
     checkpoint.tensors[f"{MODULE}.weight_shape"] = torch.tensor(value)
-    said = load(checkpoint)
-    assert said is not None and MODULE in said
+    message = load(checkpoint)
+    assert message is not None and MODULE in message
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def _components(name: str) -> list[str]:
 def _paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """To each field of a nest of dictionaries."""
     if isinstance(value, dict):
-        for key, its in value.items():
+        for key, element in value.items():
             yield (*above, key)
-            yield from _paths(its, (*above, key))
+            yield from _paths(element, (*above, key))
 
 
 def _set(config: Any, path: tuple[Any, ...], value: Any) -> None:

@@ -98,11 +98,11 @@ def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_
     layout = RankLayout.of(args)
     with thread_engine(args) as engine:
         for rank, runner in enumerate(engine.executor.runners):  # type: ignore[attr-defined]
-            place, here = layout.place_of(rank), layout.stage_of(rank).layers(layers)
-            mine = range(heads)[place * heads // layout.tensor :][: max(heads // layout.tensor, 1)]
+            tp_rank, stage_layers = layout.place_of(rank), layout.stage_of(rank).layers(layers)
+            mine = range(heads)[tp_rank * heads // layout.tensor :][: max(heads // layout.tensor, 1)]
             for kind, of in enumerate(("key_scales", "value_scales")):
                 found = [getattr(cache, of)[3, 1].flatten().tolist() for cache in runner._pool.caches]
-                assert found == [[numbers[kind, layer, head].item() for head in mine] for layer in here]
+                assert found == [[numbers[kind, layer, head].item() for head in mine] for layer in stage_layers]
 
 
 def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:
         layer = theirs(torch.tensor([prompt]), use_cache=True).past_key_values.layers[0]
     for kind, scale in (("key", KEY), ("value", VALUE)):
         whole = getattr(layer, f"{kind}s")[0].transpose(0, 1)
-        wanted = (whole / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        expected = (whole / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
         stored = getattr(cache, kind)[block, : len(prompt)].float()
         # Numbers that lie between two codes may become either.
-        assert (stored != wanted).float().mean() < 0.02
-        torch.testing.assert_close(stored, wanted, rtol=0.13, atol=0.002)
+        assert (stored != expected).float().mean() < 0.02
+        torch.testing.assert_close(stored, expected, rtol=0.13, atol=0.002)
     while llm.engine.has_work:
         llm.engine.step()
 

@@ -216,7 +216,7 @@ def test_ranks_compute_what_one_computes(
 
     held = [sum(target.tensor.nbytes for target in model.weight_targets().values()) for _, model in ran]
     split = Sharding(size, expert=size if whole_experts else 1)
-    assert held == [stage_weight_bytes(whole.config, 0, 4, split, place=rank) for rank in range(size)]
+    assert held == [stage_weight_bytes(whole.config, 0, 4, split, rank=rank) for rank in range(size)]
     assert held[0] == max(held) == weight_bytes(whole.config, 4, sharding=split)
 
 

@@ -166,10 +166,10 @@ def _architecture(model_type: str) -> str:
 
 def test_loading_tells_of_its_progress(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
-    told = list[None]()
+    warnings = list[None]()
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path)))
-    checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda done, total: told.append(None))
-    assert len(told) >= len(load_file(tmp_path / "model.safetensors"))
+    checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda done, total: warnings.append(None))
+    assert len(warnings) >= len(load_file(tmp_path / "model.safetensors"))
 
 
 def test_it_is_not_split_over_ranks(tmp_path: Path) -> None:

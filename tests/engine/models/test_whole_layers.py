@@ -113,8 +113,8 @@ def test_layers_that_cannot_be_whole_are_between_those_that_can(
         model = _loaded(path, torch.bfloat16)
         assert [len(run.layers) for run in model.runs] == lengths
         mixed = paged_run(model, [[5], list(range(2, 63))], new_tokens=5, dtype=torch.bfloat16)
-        for ours, its in zip(mixed.sequences, expected.sequences, strict=True):
-            assert torch.equal(torch.stack(ours.logits), torch.stack(its.logits))
+        for ours, expected_sequence in zip(mixed.sequences, expected.sequences, strict=True):
+            assert torch.equal(torch.stack(ours.logits), torch.stack(expected_sequence.logits))
 
 
 def _same_in_parts(model: Decoder, run: Callable[[], Any]) -> None:

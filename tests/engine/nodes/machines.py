@@ -76,11 +76,13 @@ class Machine:
     def processes(self, *words: str) -> list[psutil.Process]:
         """Those of this machine with all `words` in their command lines, known by their numbers outside of it."""
         found = []
-        here = Path(f"/proc/{self.pid}/ns/pid").readlink()
+        pid_namespace = Path(f"/proc/{self.pid}/ns/pid").readlink()
         for process in psutil.process_iter():
             try:
                 line = process.cmdline()
-                if Path(f"/proc/{process.pid}/ns/pid").readlink() == here and all(word in line for word in words):
+                if Path(f"/proc/{process.pid}/ns/pid").readlink() == pid_namespace and all(
+                    word in line for word in words
+                ):
                     found.append(process)
             except (OSError, psutil.Error):
                 continue  # it has ended
@@ -105,11 +107,11 @@ class Machines:
         first.run("ip", "addr", "add", "fd00:177::1/64", "dev", "bridge", "nodad")
         first.run("ip", "link", "set", "bridge", "up")
         for index, machine in enumerate(self.all[1:], 1):
-            ours, theirs = (
+            outer_link, inner_link = (
                 ("name", f"port{index}", "netns", str(first.pid)),
                 ("name", "eth0", "netns", str(machine.pid)),
             )
-            subprocess.run(["ip", "link", "add", *ours, "type", "veth", "peer", *theirs], check=True)
+            subprocess.run(["ip", "link", "add", *outer_link, "type", "veth", "peer", *inner_link], check=True)
             first.run("ip", "link", "set", f"port{index}", "master", "bridge", "up")
             machine.run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0")
             machine.run("ip", "addr", "add", f"fd00:177::{1 + index}/64", "dev", "eth0", "nodad")

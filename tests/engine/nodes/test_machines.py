@@ -136,11 +136,11 @@ def alone(tiny_llama: Path) -> list[tuple[list[int], float]]:
 def test_a_model_on_two_machines(
     options: dict[str, Any], two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    here, there = _flags(two[0], 0, **options), _flags(two[0], 1, **options)
+    head_flags, there = _flags(two[0], 0, **options), _flags(two[0], 1, **options)
     agent = two[1].start(
         *("-P", "-m", "stoker", "serve", str(tiny_llama), "--headless"), *_words(there), log=tmp_path / "1", **KEY
     )
-    head = two[0].start("-c", OFFLINE, json.dumps([str(tiny_llama), here, PROMPTS]), log=tmp_path / "0", **KEY)
+    head = two[0].start("-c", OFFLINE, json.dumps([str(tiny_llama), head_flags, PROMPTS]), log=tmp_path / "0", **KEY)
     assert head.wait(240) == 0, (tmp_path / "0").read_text() + (tmp_path / "1").read_text()
     found = json.loads((tmp_path / "0").read_text().strip("\n").split("\n")[-1])
     for (ours, our_logprob), (theirs, their_logprob) in zip(found, alone, strict=True):
@@ -221,13 +221,13 @@ def test_a_life_of_two_engines_on_two_machines(
     """Copy 1's ranks are on node 1. Whatever happens to it, to its agent or to its cable, engine 0 answers, the cause
     is said, and in the end both serve."""
     served = Served(two, tiny_llama, tmp_path, data_parallel_size=2, step_timeout=20)
-    other, rank_main = "engine 1 (of 2)", "stoker_engine.exec.rank_main"
+    other_engine, rank_main = "engine 1 (of 2)", "stoker_engine.exec.rank_main"
 
     def both_serve() -> bool:
         return served.ask("/health")[1].count(": serving") == 2
 
     def goes_on_after(cause: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-        served.wait_log(f"{other} died: {cause}")
+        served.wait_log(f"{other_engine} died: {cause}")
         assert served.complete() == alone[0][0]
         meanwhile()
         all_have_ended()

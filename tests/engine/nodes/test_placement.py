@@ -58,10 +58,10 @@ def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
         for rank in range(tensor * stages):
             found.setdefault(placement.node_of(engine, rank), []).append(placement.neighbours(engine, rank))
     on_each = tensor * stages * engines // nodes
-    assert found == {node: [(on_each, place) for place in range(on_each)] for node in range(nodes)}
+    assert found == {node: [(on_each, index) for index in range(on_each)] for node in range(nodes)}
 
 
-def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:
+def test_engines_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:
     whole = RankPlacement.of(_args(2, 1, 2, 2))
     assert [whole.nodes_of(engine) for engine in range(2)] == [range(1), range(1, 2)]
     stages = RankPlacement.of(_args(2, 2, 1, 2))

@@ -78,7 +78,7 @@ def test_a_node_that_looks_for_its_model_can_be_stopped(start: Start, signum: si
             HF_HUB_OFFLINE="0",
         )
         hub.settimeout(120)
-        asked, _ = hub.accept()
+        connection, _ = hub.accept()
         node.send_signal(signum)
         assert node.wait(60) == 0
-        asked.close()
+        connection.close()

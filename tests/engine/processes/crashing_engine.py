@@ -1,6 +1,6 @@
 """An engine process that dies where it is told to. Run as ``crashing_engine.py DEATHS …``, with `main`'s arguments.
 
-Real: the process's main loop, scheduler, KV manager, pipe. Pretended: the model; nothing here imports torch, so that a
+Real: the process's main loop, scheduler, KV manager, pipe. Faked: the model; nothing here imports torch, so that a
 life begins in a fraction of a second. DEATHS is a folder; a file in it is a point of a life, each of its lines how to
 die there, once. Whoever reaches that point takes the first line and dies so. A file ``POINT-COPY`` is for one of
 several engines of the model:
@@ -58,8 +58,8 @@ def come_to(point: str) -> str | None:
     file = planned(point)
     if file is None:
         return None
-    how, _, rest = file.read_text().partition("\n")
-    file.write_text(rest) if rest else file.unlink()
+    how, _, later_points = file.read_text().partition("\n")
+    file.write_text(later_points) if later_points else file.unlink()
     if how.isdigit():
         os.kill(os.getpid(), int(how))
         return None
@@ -114,7 +114,7 @@ class Runner:
         return StepResult(sampled)
 
 
-def _pretend(name: str, **contents: object) -> None:
+def _fake_module(name: str, **contents: object) -> None:
     module = types.ModuleType(name)
     vars(module).update(contents)
     sys.modules[name] = module
@@ -124,11 +124,11 @@ card = types.SimpleNamespace(licence=None, title=None)
 config = types.SimpleNamespace(vocab_size=VOCABULARY, eos_token_ids=(1,))
 checkpoint = types.SimpleNamespace(path=Path("/nowhere"), config=config, card=card, method="")
 stored = types.SimpleNamespace(dtype="float32", weights="float32", kv_cache_dtype="float32")
-_pretend("stoker_engine.exec.dtypes", stored_as=lambda *_: stored)
-_pretend("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
-_pretend("stoker_engine.exec.runner", Runner=Runner)
-_pretend("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
-_pretend("stoker_engine.models.checkpoint", Checkpoint=object, find_checkpoint=lambda _: checkpoint)
+_fake_module("stoker_engine.exec.dtypes", stored_as=lambda *_: stored)
+_fake_module("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
+_fake_module("stoker_engine.exec.runner", Runner=Runner)
+_fake_module("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
+_fake_module("stoker_engine.models.checkpoint", Checkpoint=object, find_checkpoint=lambda _: checkpoint)
 
 from stoker_engine.engine import Engine  # noqa: E402
 from stoker_engine.processes import main as process  # noqa: E402
@@ -136,7 +136,7 @@ from stoker_engine.processes import main as process  # noqa: E402
 add, send = Engine.add, Connection.send
 
 
-def mortal_add(self: Engine, request: Any) -> None:
+def crashing_add(self: Engine, request: Any) -> None:
     try:
         come_to("take")
     except Exception as error:  # `main` forgives what one request does
@@ -144,7 +144,7 @@ def mortal_add(self: Engine, request: Any) -> None:
     add(self, request)
 
 
-def mortal_send(self: Connection, message: Any) -> None:
+def crashing_send(self: Connection, message: Any) -> None:
     if isinstance(message, StepOutputs) and message.deltas and (file := planned("send")) is not None:
         if file.read_text().split()[0] not in ("unpicklable", "junk"):
             whole = pickle.dumps(message)
@@ -157,8 +157,8 @@ def mortal_send(self: Connection, message: Any) -> None:
     send(self, message)
 
 
-Engine.add = mortal_add  # type: ignore[method-assign]
-Connection.send = mortal_send  # type: ignore[method-assign]
+Engine.add = crashing_add  # type: ignore[method-assign]
+Connection.send = crashing_send  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     come_to("start")

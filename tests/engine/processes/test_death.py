@@ -71,8 +71,8 @@ def test_loaded_again_it_has_the_same_files(make_llm: Any, monkeypatch: pytest.M
     async def run() -> None:
         llm = make_llm()
         await llm.load()
-        asked = Mock(side_effect=AssertionError("it asks again"))
-        monkeypatch.setattr("stoker_engine.async_llm.locate_model", asked)
+        asked_at = Mock(side_effect=AssertionError("it asks again"))
+        monkeypatch.setattr("stoker_engine.async_llm.locate_model", asked_at)
         os.kill(llm.engines[0].process.pid, signal.SIGKILL)
         await asyncio.wait_for(llm.wait_dead(), 60)
         await llm.load()
@@ -119,12 +119,12 @@ def test_a_step_that_hangs(make_llm: Any) -> None:
     async def run() -> None:
         llm = make_llm(step="time.sleep(300 if next(count) == 3 else 0)")
         await llm.load()
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         stream = await _in_flight(llm)
         # Loading takes longer than that, and on a busy machine so may the first step.
         llm.engines[0].watchdog.step_timeout = 1.0
         await _ends(stream)
-        assert time.monotonic() - asked > 1
+        assert time.monotonic() - asked_at > 1
         assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 60))
 
     asyncio.run(run())
@@ -156,7 +156,7 @@ def test_a_step_for_which_there_is_no_memory(make_llm: Any, error: str) -> None:
 
 
 def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's count is pretended here; a container with a limit is tested in a real cluster."""
+    """The kernel's count is faked here; a container with a limit is tested in a real cluster."""
     counts = iter([4, 5])
     monkeypatch.setattr("stoker_engine.processes.engine_process.oom_kills", lambda: next(counts))
 

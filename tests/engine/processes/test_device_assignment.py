@@ -1,4 +1,4 @@
-"""Which part of a machine each engine of the model has. Pretended: the machine's accelerators."""
+"""Which part of a machine each engine of the model has. Faked: the machine's accelerators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_common.errors import ArgumentError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.parallel import device, processors
 from stoker_engine.parallel.processors import Machine
-from stoker_engine.processes.device_assignment import VISIBLE, keep_to_own_part, visible_devices
+from stoker_engine.processes.device_assignment import VISIBLE, assign_devices, visible_devices
 
 
 def test_each_engine_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_each_engine_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch
     shown = []
     for engine in range(3):
         monkeypatch.setenv(VISIBLE, "7, 6,5,4,GPU-3,2")
-        keep_to_own_part(args, engine)
+        assign_devices(args, engine)
         shown.append(os.environ[VISIBLE])
     assert shown == ["7,6", "5,4", "GPU-3,2"]
 
@@ -28,7 +28,7 @@ def test_each_engine_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch
 def test_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0,1,2")
     with pytest.raises(ArgumentError, match="the 4 ranks here of 2 engines need 4 devices and 3 are visible"):
-        keep_to_own_part(EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2), 1)
+        assign_devices(EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2), 1)
 
 
 def test_an_engine_that_is_partly_on_another_node_has_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,14 +36,14 @@ def test_an_engine_that_is_partly_on_another_node_has_what_is_left(monkeypatch: 
     shown = []
     for engine in range(2):  # of the third one, no rank is here
         monkeypatch.setenv(VISIBLE, "0,1,2")
-        keep_to_own_part(args, engine)
+        assign_devices(args, engine)
         shown.append(os.environ[VISIBLE])
     assert shown == ["0,1", "2"]
 
 
 def test_one_engine_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "3")
-    keep_to_own_part(EngineArgs("m"), 0)
+    assign_devices(EngineArgs("m"), 0)
     assert os.environ[VISIBLE] == "3"
 
 
@@ -68,11 +68,11 @@ def test_what_comes_after_a_number_that_is_none_is_not_shown(monkeypatch: pytest
 @pytest.mark.parametrize(
     "engines, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
 )
-def test_copies_share_the_processors_time(
+def test_engines_share_the_processors_time(
     engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""
-    here = frozenset(os.sched_getaffinity(0))
+    affinity = frozenset(os.sched_getaffinity(0))
     machine = Machine(frozenset(range(8)), quota=4)
     monkeypatch.setattr(Machine, "here", lambda: machine)
     monkeypatch.setattr(processors, "bind", lambda share: bound.append(share.processors))
@@ -83,9 +83,9 @@ def test_copies_share_the_processors_time(
         try:
             torch.set_num_threads(8)
             args = EngineArgs("m", device="cpu", data_parallel_size=engines, tensor_parallel_size=ranks)
-            keep_to_own_part(args, engine)
+            assign_devices(args, engine)
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)
         assert bound == ([machine.allowed] if ranks == 1 else [])
-    assert os.sched_getaffinity(0) == here
+    assert os.sched_getaffinity(0) == affinity

@@ -27,7 +27,7 @@ def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
     router = DPRouter(num_engines, block_size, MANY, MANY)
     chunk = router.chunk_tokens
     assert chunk % block_size == 0 and chunk >= block_size
-    given: list[list[tuple[str, list[int]]]] = [[] for _ in range(num_engines)]
+    routed: list[list[tuple[str, list[int]]]] = [[] for _ in range(num_engines)]
     running: dict[str, tuple[int, int, int]] = {}  # engine, sequences, prompt tokens that wait
     for number in range(300):
         among = sorted(chance.sample(range(num_engines), chance.randint(1, num_engines)))
@@ -38,26 +38,26 @@ def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
         )
 
         def computed(engine: int, prompt: list[int] = prompt, salt: str = salt) -> int:
-            most = 0
-            for its_salt, other in given[engine]:
-                same = next((i for i, (a, b) in enumerate(zip(prompt, other, strict=False)) if a != b), None)
-                same = min(len(prompt), len(other)) if same is None else same
-                whole = min(same, len(prompt) - 1, len(other) - 1) // chunk * chunk
-                most = max(most, whole if its_salt == salt else 0)
-            return len(prompt) - most
+            longest_prefix = 0
+            for its_salt, earlier in routed[engine]:
+                same = next((i for i, (a, b) in enumerate(zip(prompt, earlier, strict=False)) if a != b), None)
+                same = min(len(prompt), len(earlier)) if same is None else same
+                whole = min(same, len(prompt) - 1, len(earlier) - 1) // chunk * chunk
+                longest_prefix = max(longest_prefix, whole if its_salt == salt else 0)
+            return len(prompt) - longest_prefix
 
         def work(engine: int, running: dict[str, tuple[int, int, int]] = running) -> int:
-            its = [each for each in running.values() if each[0] == engine]
-            return computed(engine) + sum(waiting + SEQUENCE_TOKENS * sequences for _, sequences, waiting in its)
+            in_flight = [each for each in running.values() if each[0] == engine]
+            return computed(engine) + sum(waiting + SEQUENCE_TOKENS * sequences for _, sequences, waiting in in_flight)
 
         before = {engine: work(engine) for engine in among}
         needs = {engine: computed(engine) for engine in among}
         engine = router.begin(name, prompt, sequences, salt, among=among)
         assert engine in among and before[engine] == min(before.values())
         running[name] = engine, sequences, needs[engine]
-        given[engine].append((salt, prompt))
+        routed[engine].append((salt, prompt))
         for each in chance.sample(sorted(running), min(len(running), chance.randint(0, 2))):
-            router.has_begun(each)
+            router.mark_started(each)
             running[each] = (*running[each][:2], 0)
         for each in chance.sample(sorted(running), min(len(running), chance.randint(0, 2))):
             router.end(each)
@@ -65,15 +65,15 @@ def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
         if chance.random() < 0.02:
             dead = chance.randrange(num_engines)
             router.forget(dead)
-            given[dead].clear()
-            running = {name: its for name, its in running.items() if its[0] != dead}
+            routed[dead].clear()
+            running = {name: in_flight for name, in_flight in running.items() if in_flight[0] != dead}
         for each in range(num_engines):
-            its = [(sequences, waiting) for engine, sequences, waiting in running.values() if engine == each]
-            assert router.load(each) == (sum(s for s, _ in its), sum(w for _, w in its))
+            in_flight = [(sequences, waiting) for engine, sequences, waiting in running.values() if engine == each]
+            assert router.load(each) == (sum(s for s, _ in in_flight), sum(w for _, w in in_flight))
     for name in [*running, "unknown"]:
         router.end(name)
         router.end(name)
-        router.has_begun(name)
+        router.mark_started(name)
     assert all(router.load(engine) == (0, 0) for engine in range(num_engines))
 
 
@@ -81,10 +81,10 @@ def test_a_conversation_stays_and_strangers_spread() -> None:
     router = DPRouter(4, 16, MANY, 256)
     first = [router.begin(f"first{i}", _prompt((f"chat{i}", 500)), 1, among=range(4)) for i in range(4)]
     assert sorted(first) == [0, 1, 2, 3]
-    for turn in range(2, 6):
-        for i in random.Random(turn).sample(range(4), 4):
-            prompt = _prompt((f"chat{i}", 500 * turn))
-            assert router.begin(f"{turn}/{i}", prompt, 1, among=range(4)) == first[i]
+    for round_number in range(2, 6):
+        for i in random.Random(round_number).sample(range(4), 4):
+            prompt = _prompt((f"chat{i}", 500 * round_number))
+            assert router.begin(f"{round_number}/{i}", prompt, 1, among=range(4)) == first[i]
 
 
 def test_ties_are_spread() -> None:
@@ -101,12 +101,12 @@ def test_a_prefix_that_all_share_spreads_with_the_load() -> None:
     router = DPRouter(4, 16, MANY, 256)
     for number in range(200):
         router.begin(str(number), _prompt(("system", 1000), (f"user{number}", 20)), 1, among=range(4))
-        router.has_begun(str(number))
+        router.mark_started(str(number))
     loads = [router.load(engine)[0] for engine in range(4)]
     assert max(loads) - min(loads) <= 1000 // SEQUENCE_TOKENS + 1
 
 
-def test_copies_without_room_come_last() -> None:
+def test_engines_without_room_come_last() -> None:
     router = DPRouter(2, 16, MANY, max_num_seqs=4)
     prompt = _prompt(("long", 5000))
     first = router.begin("0", prompt, 4, among=range(2))
@@ -114,7 +114,7 @@ def test_copies_without_room_come_last() -> None:
     assert router.begin("2", prompt, 4, among=range(2)) != first, "no engine has room, and the other one less to do"
     router = DPRouter(2, 16, MANY, 256)
     first = router.begin("0", prompt, 1, among=range(2))
-    router.has_begun("0")
+    router.mark_started("0")
     router.report(first, SchedulerStats(3, 0, 1.0, 0, 0, 0))
     assert router.begin("1", prompt, 1, among=range(2)) == first, "full, but nobody waits"
     router.report(first, SchedulerStats(3, 2, 0.97, 0, 0, 0))

@@ -27,7 +27,7 @@ from stoker_engine.processes.heartbeat import Phase, Heartbeat
 connection, word = Connection(int(sys.argv[1])), Heartbeat(int(sys.argv[2]))
 """
 
-MORTAL = Path(__file__).with_name("crashing_engine.py")
+CRASHING_ENGINE = Path(__file__).with_name("crashing_engine.py")
 
 LARGE = 1 << 20  #: bytes; more than a pipe holds
 
@@ -201,7 +201,7 @@ def test_the_engine_dies_of_a_message_that_it_cannot_take(tmp_path: Path, data: 
     """It says so, instead of never hearing anything again; while it loads, and when it serves."""
     for loaded in (False, True):
         heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        process = EngineProcess(program=("-P", str(MORTAL), str(tmp_path)))
+        process = EngineProcess(program=("-P", str(CRASHING_ENGINE), str(tmp_path)))
         process.listen(heard.put, heard.put)
         if loaded:
             process.send(EngineArgs("/a/model"))

@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("args", "memory", "most"),
+    ("args", "memory", "limit"),
     [
         (EngineArgs("m", data_parallel_size=4), GIB, None),
         (EngineArgs("m", data_parallel_size=5), GIB, 4),
@@ -25,13 +25,13 @@ GIB = 1 << 30
         (EngineArgs("m", data_parallel_size=10, nnodes=2, master_addr="::1"), GIB, 4),
     ],
 )
-def test_room(args: EngineArgs, memory: int, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room(args: EngineArgs, memory: int, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "host_memory", lambda: memory)
-    if most is None:
-        memory_check.check_room(args)
+    if limit is None:
+        memory_check.check_memory(args)
         return
-    with pytest.raises(ArgumentError, match=f"room for {most} engines") as refused:
-        memory_check.check_room(args)
+    with pytest.raises(ArgumentError, match=f"room for {limit} engines") as refused:
+        memory_check.check_memory(args)
     assert refused.value.argument == "--data-parallel-size"
 
 

@@ -1,4 +1,4 @@
-"""Who is killed for standing still, and who is not. In virtual time; the process is pretended."""
+"""Who is killed for standing still, and who is not. In virtual time; the process is faked."""
 
 from __future__ import annotations
 

@@ -29,19 +29,19 @@ def peak(run: Callable[[], object]) -> int:
     """The most bytes of tensors that `run` held at once."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    held = most = 0
+    held = highest = 0
     for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
             held += event.nbytes()
-            most = max(most, held)
-    return most
+            highest = max(highest, held)
+    return highest
 
 
 def sequence(row: int, num_samples: int = 1, **fields: Any) -> SamplingMetadata:
-    asked = EngineRequest(str(row), [1, 2, 3], SamplingParams(**fields), 16)
-    rules = LogitRules.of(asked)
+    request = EngineRequest(str(row), [1, 2, 3], SamplingParams(**fields), 16)
+    rules = LogitRules.of(request)
     counts = None if rules is None else rules.counts([1, 2, 3])
-    return SamplingMetadata(asked.params, row, [1, 2, 3], 3, num_samples, rules, counts)
+    return SamplingMetadata(request.params, row, [1, 2, 3], 3, num_samples, rules, counts)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,13 @@ def test_the_sampler_stays_within_what_the_planner_counts(
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) / 10
     sequences = [sequence(row, **asked) for row in range(ROWS)]
     rows_at_once = activations.sampler_rows(VOCABULARY, ROWS)
-    most = peak(lambda: sample(logits, sequences, rows_at_once, KERNELS)) + logits.nbytes
+    peak_bytes = peak(lambda: sample(logits, sequences, rows_at_once, KERNELS)) + logits.nbytes
     counted = activations.sampling_bytes(VOCABULARY, ROWS)
-    assert most <= counted, f"{most / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
+    assert peak_bytes <= counted, (
+        f"{peak_bytes / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
+    )
     if asked is WORST:
-        assert most > counted * 0.8  # nor does it count what nobody uses
+        assert peak_bytes > counted * 0.8  # nor does it count what nobody uses
 
 
 def test_rows_at_a_time_are_drawn_like_rows_at_once() -> None:

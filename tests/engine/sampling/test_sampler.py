@@ -32,8 +32,8 @@ def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) ->
     seed, num_samples = fields.pop("seed", 0), fields.pop("num_samples", 1)
     bad_words, end_tokens = fields.pop("bad_words", ()), fields.pop("end_tokens", ())
     params = SamplingParams(**fields, min_tokens=9 if end_tokens else 0)
-    asked = EngineRequest("r", known[:prompt], params, 16, eos_token_ids=frozenset(end_tokens), bad_words=bad_words)
-    rules = LogitRules.of(asked)
+    request = EngineRequest("r", known[:prompt], params, 16, eos_token_ids=frozenset(end_tokens), bad_words=bad_words)
+    rules = LogitRules.of(request)
     counts = None if rules is None else rules.counts(known[:prompt])
     for token in known[prompt:]:
         if counts is not None:
@@ -104,9 +104,9 @@ def test_top_k_top_p_and_min_p_keep_what_their_definition_says(
 
 def test_min_p_is_transformers_min_p() -> None:
     logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(1)) * 3
-    theirs = MinPLogitsWarper(min_p=0.1)(None, logits)
-    ours = _kept(logits - logits.amax(-1, keepdim=True), [_draw(min_p=0.1)] * 4)
-    assert torch.equal(theirs.isfinite(), ours.isfinite())
+    expected = MinPLogitsWarper(min_p=0.1)(None, logits)
+    found = _kept(logits - logits.amax(-1, keepdim=True), [_draw(min_p=0.1)] * 4)
+    assert torch.equal(expected.isfinite(), found.isfinite())
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -142,8 +142,8 @@ def test_ties_are_drawn_alike_whatever_else_is_sorted() -> None:
     logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(4)).bfloat16().float().round()
     mine = _sequence(seed=5, top_k=20)
     alone = sample(logits[:1], [mine])[0].token_ids
-    for other in ({"top_k": 900}, {"top_p": 0.5}, {"top_p": 0.999}, {"temperature": 0.0}):
-        assert sample(logits, [mine, _sequence(seed=6, **other)])[0].token_ids == alone
+    for beside in ({"top_k": 900}, {"top_p": 0.5}, {"top_p": 0.999}, {"temperature": 0.0}):
+        assert sample(logits, [mine, _sequence(seed=6, **beside)])[0].token_ids == alone
 
 
 def test_a_tiny_temperature_is_greedy() -> None:
@@ -155,9 +155,9 @@ def test_a_tiny_temperature_is_greedy() -> None:
 def test_repetition_penalty_is_transformers() -> None:
     logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(6))
     known = [5, 9, 9, 31, 5, 2]
-    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([known]), logits.clone())
-    ours = process_logits(logits, [_sequence(known, prompt=3, repetition_penalty=1.7)])
-    assert torch.allclose(ours, theirs)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([known]), logits.clone())
+    found = process_logits(logits, [_sequence(known, prompt=3, repetition_penalty=1.7)])
+    assert torch.allclose(found, expected)
 
 
 def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
@@ -175,9 +175,9 @@ def test_bad_words_are_transformers() -> None:
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(7))
     words = [[4], [7, 8], [9, 9, 10], [7, 7, 11]]
     for known in ([1, 2, 7], [1, 9, 9], [1, 2, 3], [1, 7, 7]):
-        theirs = NoBadWordsLogitsProcessor(words, eos_token_id=0)(torch.tensor([known]), logits.clone())
-        ours = process_logits(logits, [_sequence(known, bad_words=tuple(map(tuple, words)))])
-        assert torch.equal(ours, theirs)
+        expected = NoBadWordsLogitsProcessor(words, eos_token_id=0)(torch.tensor([known]), logits.clone())
+        found = process_logits(logits, [_sequence(known, bad_words=tuple(map(tuple, words)))])
+        assert torch.equal(found, expected)
 
 
 def test_a_bad_word_is_not_one_that_began_in_the_prompt() -> None:
@@ -244,11 +244,11 @@ def test_logprobs_are_of_the_models_own_distribution(temperature: float) -> None
     found, none = sample(logits, [asked, _sequence()])
     reference = logits[0].log_softmax(-1)
     assert none.logprobs is None and found.logprobs is not None
-    [[told]] = found.logprobs
-    assert found.token_ids == [[7]] and told.token_ids[0] == 7
-    assert told.rank == int((reference > reference[7]).sum()) + 1
-    assert told.token_ids[1:] == reference.topk(3).indices.tolist()
-    assert torch.allclose(torch.tensor(told.logprobs), reference[told.token_ids])
+    [[reported]] = found.logprobs
+    assert found.token_ids == [[7]] and reported.token_ids[0] == 7
+    assert reported.rank == int((reference > reference[7]).sum()) + 1
+    assert reported.token_ids[1:] == reference.topk(3).indices.tolist()
+    assert torch.allclose(torch.tensor(reported.logprobs), reference[reported.token_ids])
 
 
 def test_several_samples_of_a_row_are_those_of_as_many_seeds() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.select import select_kernels
-from stoker_engine.sampling.vocab_parallel_argmax import likeliest
+from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
 from stoker_engine.sizing.sharding import every_part_has_some, largest_part
 
 from ...support.engine.thread_ranks import ThreadRanks
@@ -43,7 +43,7 @@ def test_it_is_that_of_the_whole(size: int, kernel: str) -> None:
             parts = logits.split(largest_part(vocabulary, size), dim=1)
             starts = [sum(part.shape[1] for part in parts[:rank]) for rank in range(size)]
             ranks = ThreadRanks.group(size)
-            found = list(pool.map(lambda *each: likeliest(*each, _KERNELS[kernel]), parts, starts, ranks))
+            found = list(pool.map(lambda *each: vocab_parallel_argmax(*each, _KERNELS[kernel]), parts, starts, ranks))
             largest = logits.amax(dim=1)
             right = largest.isfinite()
             for tokens, numbers in found:

@@ -1,6 +1,6 @@
-"""A pretend model that checks the cache: what it reads must be what was written for those very tokens.
+"""A fake model that checks the cache: what it reads must be what was written for those very tokens.
 
-A real model's keys at a position depend on all tokens up to it, so the pretend cache holds a hash of them. Every
+A real model's keys at a position depend on all tokens up to it, so the fake cache holds a hash of them. Every
 step copies, writes and reads block by block as a runner would, and its next tokens depend on nothing but the tokens
 known and the seed: whatever the scheduler does, `expected` says what must come out.
 
@@ -60,7 +60,7 @@ class Batch:
 
 @dataclass
 class Row:
-    """What the pretend runner keeps of a sequence."""
+    """What the fake runner keeps of a sequence."""
 
     spec: EngineRequest
     index: int
@@ -102,8 +102,8 @@ def expected(request: EngineRequest) -> list[list[int]]:
     return sequences
 
 
-class Pretend:
-    """A scheduler and its pretend runner.
+class FakeModel:
+    """A scheduler and its fake runner.
 
     Attributes:
         spoiled: requests whose logits are no numbers.
@@ -130,7 +130,7 @@ class Pretend:
         self.spoiled: set[str] = set()
         self.takes: Callable[[Scheduled], float] = lambda scheduled: 0.0
         self._groups = groups
-        self._most_in_flight = in_flight
+        self._max_in_flight = in_flight
         self._is_pipeline = int(str(options.get("num_batches", 1))) > 1
         self._in_flight: deque[Scheduled] = deque()
         self._rows: dict[int, Row] = {}
@@ -155,7 +155,7 @@ class Pretend:
 
     def launch(self) -> None:
         """As many steps as may be in flight."""
-        while len(self._in_flight) < self._most_in_flight and (scheduled := self.scheduler.schedule()) is not None:
+        while len(self._in_flight) < self._max_in_flight and (scheduled := self.scheduler.schedule()) is not None:
             self.scheduler.check()
             self._in_flight.append(scheduled)
 
@@ -185,18 +185,18 @@ class Pretend:
         assert 0 < step.num_tokens == sum(step.lengths) <= self.scheduler.max_num_batched_tokens
         assert len(set(step.rows)) == len(step.rows) <= self.scheduler.max_num_seqs
         assert list(step.lengths[: step.num_decodes]) == [1] * step.num_decodes
-        drafts = {draft.place: draft.token_ids for draft in step.drafts}
+        drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
         batch = [self._rows[row] for row in step.rows]
         known = []  # of each, up to the last token that it computes
         shares = []
-        for place, (row, start, length) in enumerate(zip(batch, step.starts, step.lengths, strict=True)):
-            draft = drafts.get(place, [])
+        for batch_index, (row, start, length) in enumerate(zip(batch, step.starts, step.lengths, strict=True)):
+            draft = drafts.get(batch_index, [])
             known.append([*row.token_ids[: start + length - len(draft)], *draft])
             assert len(known[-1]) == start + length
-            sequence = scheduled.sequences[place]
-            if sequence.epoch == scheduled.epochs[place]:
-                both = min(len(sequence.token_ids), start + length - len(draft))
-                assert known[-1][:both] == sequence.token_ids[:both]
+            sequence = scheduled.sequences[batch_index]
+            if sequence.epoch == scheduled.epochs[batch_index]:
+                num_known = min(len(sequence.token_ids), start + length - len(draft))
+                assert known[-1][:num_known] == sequence.token_ids[:num_known]
             blocks = [list(table) for table in row.blocks]
             shares.append(Share(f"{row.spec.id}#{row.index}", start, known[-1][start:], blocks))
         self.batches.append(Batch(shares, step.num_tokens, step.copies))
@@ -205,29 +205,31 @@ class Pretend:
         copied = {(to, i): self._cache.get((from_, i)) for from_, to in step.copies for i in range(BLOCK)}
         self._cache.update(copied)
         spoiled = [row.spec.id in self.spoiled and step.num_samples[p] > 0 for p, row in enumerate(batch)]
-        for place, row in enumerate(batch):
-            self._write(row, step.starts[place], known[place], spoiled[place])
+        for batch_index, row in enumerate(batch):
+            self._write(row, step.starts[batch_index], known[batch_index], spoiled[batch_index])
         spreads = True
         while spreads:
             spreads = False
-            for place, row in enumerate(batch):
-                if not spoiled[place] and self._reads_poison(row, step.starts[place], known[place]):
-                    self._write(row, step.starts[place], known[place], True)
-                    spoiled[place] = spreads = True
+            for batch_index, row in enumerate(batch):
+                if not spoiled[batch_index] and self._reads_poison(row, step.starts[batch_index], known[batch_index]):
+                    self._write(row, step.starts[batch_index], known[batch_index], True)
+                    spoiled[batch_index] = spreads = True
 
         sampled = []
-        for place, row in enumerate(batch):
-            if step.num_samples[place]:
-                draft = drafts.get(place, [])
+        for batch_index, row in enumerate(batch):
+            if step.num_samples[batch_index]:
+                draft = drafts.get(batch_index, [])
                 if row.spec.id in self.spoiled:
                     sampled.append(Sampled([], is_corrupted=True))
                     if not self._is_pipeline:
-                        row.token_ids[len(known[place]) - len(draft) :] = [0]  # a step in flight may look at it
+                        row.token_ids[len(known[batch_index]) - len(draft) :] = [0]  # a step in flight may look at it
                     continue
-                drawn = self._sample(row, known[place], step.num_samples[place], draft, spoiled[place])
+                drawn = self._sample(
+                    row, known[batch_index], step.num_samples[batch_index], draft, spoiled[batch_index]
+                )
                 sampled.append(drawn)
                 if drawn.token_ids and not self._is_pipeline:
-                    row.token_ids[len(known[place]) - len(draft) :] = drawn.token_ids[0]
+                    row.token_ids[len(known[batch_index]) - len(draft) :] = drawn.token_ids[0]
         return StepResult(sampled)
 
     def _sample(self, row: Row, known: list[int], num_samples: int, draft: list[int], spoiled: bool) -> Sampled:
@@ -305,17 +307,17 @@ class Oracle:
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._asked: list[EngineRequest] = []
+        self._added: list[EngineRequest] = []
 
     def expect(self, request: EngineRequest) -> None:
-        self._asked.append(request)
+        self._added.append(request)
 
-    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         known = list(token_ids)
-        spec = [r for r in self._asked if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
+        spec = [r for r in self._added if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
         draft: list[int] = []
         seed = self._rng.choice(spec).seed + self._rng.randrange(2) if spec else 0
-        while len(draft) < self._rng.randrange(most + 1):
+        while len(draft) < self._rng.randrange(max_tokens + 1):
             right = next_token([*known, *draft], seed)
             draft.append(right if self._rng.random() < 0.8 else self._rng.randrange(VOCABULARY))
         return draft

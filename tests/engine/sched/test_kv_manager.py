@@ -12,7 +12,7 @@ from stoker_engine.core.request import Request, Sequence
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
-from .fake_model import BLOCK, HYBRID, Pretend, sampling
+from .fake_model import BLOCK, HYBRID, FakeModel, sampling
 
 
 class Lookups(Counter[tuple[int, BlockHash]]):
@@ -62,7 +62,7 @@ def test_the_longest_prefix_is_found_and_nothing_is_looked_up_twice(monkeypatch:
         assert len(sequence.blocks[0]) == longest(kv, there, blocks)
         assert all(count == 1 for count in lookups.values())
         for group, (table, window) in enumerate(zip(sequence.blocks, kv.windows, strict=True)):
-            first = kv._first_seen(len(table) * BLOCK, window)
+            first = kv._first_visible(len(table) * BLOCK, window)
             assert table == [NULL_BLOCK if index < first else 1 + group * blocks + index for index in range(len(table))]
 
 
@@ -78,33 +78,33 @@ def test_a_long_prefix_whose_windows_are_gone_costs_two_lookups_a_block(monkeypa
 
 
 def test_the_head_of_the_line_is_looked_up_again_only_when_it_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend = Pretend(num_blocks=41, tokens=40)
+    fake_model = FakeModel(num_blocks=41, tokens=40)
     runner = sampling("runner", list(range(40)), max_tokens=60)
-    pretend.add(runner)
-    pretend.step()
-    pretend.add(sampling("waits", [7] * 80, max_tokens=2))  # 20 blocks of 30 that are free; the runner takes them
-    pretend.scheduler.max_num_seqs = 1
-    while pretend.scheduler.kv.pool.num_free >= 20:
-        pretend.step()
-    pretend.scheduler.max_num_seqs = 8
-    lookups = Lookups(pretend.scheduler.kv, monkeypatch)
-    pretend.step()
+    fake_model.add(runner)
+    fake_model.step()
+    fake_model.add(sampling("waits", [7] * 80, max_tokens=2))  # 20 blocks of 30 that are free; the runner takes them
+    fake_model.scheduler.max_num_seqs = 1
+    while fake_model.scheduler.kv.pool.num_free >= 20:
+        fake_model.step()
+    fake_model.scheduler.max_num_seqs = 8
+    lookups = Lookups(fake_model.scheduler.kv, monkeypatch)
+    fake_model.step()
     first = lookups.total()
     assert first > 0
     for _ in range(10):
-        pretend.step()
+        fake_model.step()
     assert lookups.total() == first
-    pretend.drain()
-    assert lookups.total() > first and pretend.result("waits")
+    fake_model.drain()
+    assert lookups.total() > first and fake_model.result("waits")
 
 
 def test_a_prefix_that_comes_into_use_lets_the_head_of_the_line_in() -> None:
     """Two requests of one long prompt fit only because they share it, and the second is refused before it is there."""
-    pretend = Pretend(num_blocks=31, tokens=16)
+    fake_model = FakeModel(num_blocks=31, tokens=16)
     prompt = list(range(50)) + list(range(30))  # 20 blocks
     for name in "ab":
-        pretend.add(sampling(name, prompt, max_tokens=6))
-    pretend.drain()
-    assert pretend.scheduler.num_preemptions == 0
-    together = [batch for batch in pretend.batches if len(batch.sequences) == 2]
+        fake_model.add(sampling(name, prompt, max_tokens=6))
+    fake_model.drain()
+    assert fake_model.scheduler.num_preemptions == 0
+    together = [batch for batch in fake_model.batches if len(batch.sequences) == 2]
     assert together, "the second waited for the first to end"

@@ -1,4 +1,4 @@
-"""How long the last stage of a pretend pipeline waits for work: while it fills, and no more.
+"""How long the last stage of a simulated pipeline waits for work: while it fills, and no more.
 
 Each stage takes one unit of time for a step, and a step goes from stage to stage. So step k leaves the last one of p
 stages at max(when step k - 1 does + 1, when k is launched + p); what is more than 1 after step k - 1 is a bubble.
@@ -15,10 +15,10 @@ import pytest
 
 from stoker_engine.core.engine_request import EngineRequest
 
-from .fake_model import Pretend, sampling
+from .fake_model import FakeModel, sampling
 
 
-def bubbles(pretend: Pretend, stages: int, until: int, later: Sequence[EngineRequest] = ()) -> int:
+def bubbles(fake_model: FakeModel, stages: int, until: int, later: Sequence[EngineRequest] = ()) -> int:
     """Units in which the last stage waited, while at least `until` sequences ran or more requests were to come.
 
     Args:
@@ -28,74 +28,74 @@ def bubbles(pretend: Pretend, stages: int, until: int, later: Sequence[EngineReq
     leaves: deque[int] = deque()
     for number in range(10_000):
         if waiting and number % 3 == 0:
-            pretend.add(waiting.popleft())
-        scheduler = pretend.scheduler
+            fake_model.add(waiting.popleft())
+        scheduler = fake_model.scheduler
         if not scheduler.has_work or (len(scheduler.running) + len(scheduler.waiting) < until and not waiting):
             return waited
         before = scheduler.num_in_flight
-        pretend.launch()
+        fake_model.launch()
         for _ in range(scheduler.num_in_flight - before):
             leaves.append(max(last + 1, now + stages))
             waited += leaves[-1] - last - 1
             last = leaves[-1]
         now = leaves.popleft()
-        pretend.step()
+        fake_model.step()
     raise AssertionError("it does not end")
 
 
-def pipeline(stages: int, tokens: int = 256) -> Pretend:
-    return Pretend(2000, 64, tokens, in_flight=stages, num_batches=stages)
+def pipeline(stages: int, tokens: int = 256) -> FakeModel:
+    return FakeModel(2000, 64, tokens, in_flight=stages, num_batches=stages)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("surplus", [0, 1, 5])
 def test_sequences_that_decode_keep_all_stages_busy(stages: int, surplus: int) -> None:
     """It fills once with the prompts, which are one step here, and once more with what they sampled."""
-    pretend = pipeline(stages)
+    fake_model = pipeline(stages)
     for index in range(stages + surplus):
-        pretend.add(sampling(str(index), [index, 1, 2], 40))
-    assert bubbles(pretend, stages, until=stages) <= 2 * (stages - 1)
+        fake_model.add(sampling(str(index), [index, 1, 2], 40))
+    assert bubbles(fake_model, stages, until=stages) <= 2 * (stages - 1)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_chunks_of_a_prompt_follow_each_other_through_the_stages(stages: int) -> None:
-    pretend = pipeline(stages, tokens=8)
-    pretend.add(sampling("long", [index % 7 for index in range(160)], 1))
-    assert bubbles(pretend, stages, until=1) <= stages - 1
-    assert len(pretend.batches) == 20
+    fake_model = pipeline(stages, tokens=8)
+    fake_model.add(sampling("long", [index % 7 for index in range(160)], 1))
+    assert bubbles(fake_model, stages, until=1) <= stages - 1
+    assert len(fake_model.batches) == 20
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_prompts_beside_decodes(stages: int) -> None:
-    chance, pretend = Random(stages), pipeline(stages, tokens=24)
+    chance, fake_model = Random(stages), pipeline(stages, tokens=24)
     for index in range(2 * stages):
-        pretend.add(sampling(str(index), [index, 1], 60))
+        fake_model.add(sampling(str(index), [index, 1], 60))
     later = [sampling(f"later {i}", [chance.randrange(40) for _ in range(50)], 30) for i in range(12)]
-    assert bubbles(pretend, stages, stages, later) <= 2 * (stages - 1)
+    assert bubbles(fake_model, stages, stages, later) <= 2 * (stages - 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_sequences_that_end_at_random(stages: int, seed: int) -> None:
     """A batch that ends as a whole leaves a gap, until others' sequences are dealt again: one filling at most each."""
-    chance, pretend, count = Random(seed), pipeline(stages), 32
+    chance, fake_model, count = Random(seed), pipeline(stages), 32
     for index in range(count):
-        pretend.add(sampling(str(index), [index, seed], chance.randrange(1, 80)))
-    waited = bubbles(pretend, stages, until=stages)
-    assert waited <= 4 * (stages - 1), f"{waited} of {len(pretend.batches)}"
+        fake_model.add(sampling(str(index), [index, seed], chance.randrange(1, 80)))
+    waited = bubbles(fake_model, stages, until=stages)
+    assert waited <= 4 * (stages - 1), f"{waited} of {len(fake_model.batches)}"
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
 def test_nobody_starves_and_one_alone_waits_for_nothing(stages: int) -> None:
-    pretend = pipeline(stages)
+    fake_model = pipeline(stages)
     for index in range(3 * stages + 1):
-        pretend.add(sampling(str(index), [index], 30))
-    pretend.drain()
+        fake_model.add(sampling(str(index), [index], 30))
+    fake_model.drain()
     steps: dict[str, list[int]] = {}
-    for number, batch in enumerate(pretend.batches):
+    for number, batch in enumerate(fake_model.batches):
         for share in batch.sequences:
             steps.setdefault(share.id, []).append(number)
-    assert max(b - a for its in steps.values() for a, b in itertools.pairwise(its)) <= 2 * stages
+    assert max(b - a for of_sequence in steps.values() for a, b in itertools.pairwise(of_sequence)) <= 2 * stages
     alone = pipeline(stages)
     alone.add(sampling("alone", [1], 20))
     alone.drain()

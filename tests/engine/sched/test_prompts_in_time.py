@@ -176,11 +176,11 @@ def test_what_no_step_has_shown_is_tried_in_small_steps() -> None:
     """The first prompt is short, so nothing is known of long ones."""
     timed = Timed(PROCESSORS["whose host is slow"])
     serve(timed, 1, 5000)
-    most = 6
+    largest = 6
     for work, _ in timed.steps:
-        assert work.num_prompt_tokens <= max(BLOCK, REACH * most)
-        most = max(most, work.num_prompt_tokens)
-    assert most > 400
+        assert work.num_prompt_tokens <= max(BLOCK, REACH * largest)
+        largest = max(largest, work.num_prompt_tokens)
+    assert largest > 400
 
 
 def test_a_processor_that_becomes_slower_or_faster_is_followed() -> None:

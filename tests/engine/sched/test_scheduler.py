@@ -1,4 +1,4 @@
-"""The scheduler against a pretend model (`pretend`), under workloads that hypothesis thinks of."""
+"""The scheduler against a fake model (`fake_model`), under workloads that hypothesis thinks of."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .fake_model import (
     HYBRID,
     ONLY_STATES,
     STATES,
+    FakeModel,
     Oracle,
-    Pretend,
     beams,
     expected,
     sampling,
@@ -30,105 +30,105 @@ from .fake_model import (
 
 
 def test_a_long_prompt_is_chunked_beside_decodes() -> None:
-    pretend = Pretend(tokens=8)
-    pretend.add(sampling("short", [1, 2], max_tokens=20))
-    pretend.step()
-    pretend.add(sampling("long", list(range(30))))
+    fake_model = FakeModel(tokens=8)
+    fake_model.add(sampling("short", [1, 2], max_tokens=20))
+    fake_model.step()
+    fake_model.add(sampling("long", list(range(30))))
     for _ in range(5):
-        pretend.step()
-    shares = [{s.id: len(s.token_ids) for s in batch.sequences} for batch in pretend.batches[1:]]
+        fake_model.step()
+    shares = [{s.id: len(s.token_ids) for s in batch.sequences} for batch in fake_model.batches[1:]]
     assert shares[:4] == [{"short#0": 1, "long#0": 7}] * 4
     assert shares[4] == {"short#0": 1, "long#0": 2}
 
 
 def test_prompts_share_what_is_left_for_them_beside_decodes() -> None:
-    pretend = Pretend(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
-    pretend.add(sampling("stream", [1, 2], max_tokens=20))
-    pretend.step()
+    fake_model = FakeModel(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
+    fake_model.add(sampling("stream", [1, 2], max_tokens=20))
+    fake_model.step()
     for name in ("a", "b"):
-        pretend.add(sampling(name, [ord(name) % 50] * 20, max_tokens=1))
+        fake_model.add(sampling(name, [ord(name) % 50] * 20, max_tokens=1))
     shares = []
-    while len(pretend.finished) < 2:
-        pretend.step()
-        shares.append({s.id: len(s.token_ids) for s in pretend.batches[-1].sequences})
+    while len(fake_model.finished) < 2:
+        fake_model.step()
+        shares.append({s.id: len(s.token_ids) for s in fake_model.batches[-1].sequences})
     assert [share["stream#0"] for share in shares] == [1] * len(shares)
     prompts = [{name: count for name, count in share.items() if name != "stream#0"} for share in shares]
     assert prompts == [{"a#0": 8}, {"a#0": 8}, {"a#0": 4, "b#0": 4}, {"b#0": 8}, {"b#0": 8}]
 
 
 def test_prompts_have_the_whole_step_while_nobody_decodes() -> None:
-    pretend = Pretend(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
+    fake_model = FakeModel(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
     for name in ("a", "b"):
-        pretend.add(sampling(name, [ord(name) % 50] * 60, max_tokens=1))
+        fake_model.add(sampling(name, [ord(name) % 50] * 60, max_tokens=1))
     for _ in range(3):
-        pretend.step()
-    assert [batch.num_tokens for batch in pretend.batches] == [40, 40, 40]
+        fake_model.step()
+    assert [batch.num_tokens for batch in fake_model.batches] == [40, 40, 40]
 
 
 def test_prompts_leave_decodes_their_tokens_and_still_get_on_when_there_are_too_many() -> None:
-    pretend = Pretend(num_blocks=200, seqs=12, tokens=8)
+    fake_model = FakeModel(num_blocks=200, seqs=12, tokens=8)
     for index in range(7):
-        pretend.add(sampling(str(index), [index], max_tokens=20))
-    pretend.step()
-    pretend.add(sampling("urgent", [40] * 20, max_tokens=1))
-    pretend.scheduler.waiting.first().sort_key = (-1, 0)  # before all of them
-    pretend.step()
-    assert [len(s.token_ids) for s in pretend.batches[-1].sequences] == [1] * 8
+        fake_model.add(sampling(str(index), [index], max_tokens=20))
+    fake_model.step()
+    fake_model.add(sampling("urgent", [40] * 20, max_tokens=1))
+    fake_model.scheduler.waiting.first().sort_key = (-1, 0)  # before all of them
+    fake_model.step()
+    assert [len(s.token_ids) for s in fake_model.batches[-1].sequences] == [1] * 8
 
 
 def test_a_prompt_lets_in_who_is_before_it_in_line() -> None:
-    pretend = Pretend(num_blocks=200, tokens=40, policy="priority", long_prefill_token_threshold=8)
-    pretend.add(sampling("stream", [1, 2], max_tokens=30, priority=0))
-    pretend.step()
-    pretend.add(sampling("low", [3] * 40, max_tokens=1, priority=2))
-    pretend.step()
-    pretend.add(sampling("high", [4] * 12, max_tokens=1, priority=1))
+    fake_model = FakeModel(num_blocks=200, tokens=40, policy="priority", long_prefill_token_threshold=8)
+    fake_model.add(sampling("stream", [1, 2], max_tokens=30, priority=0))
+    fake_model.step()
+    fake_model.add(sampling("low", [3] * 40, max_tokens=1, priority=2))
+    fake_model.step()
+    fake_model.add(sampling("high", [4] * 12, max_tokens=1, priority=1))
     shares = []
     for _ in range(3):
-        pretend.step()
-        shares.append({s.id: len(s.token_ids) for s in pretend.batches[-1].sequences if s.id != "stream#0"})
+        fake_model.step()
+        shares.append({s.id: len(s.token_ids) for s in fake_model.batches[-1].sequences if s.id != "stream#0"})
     assert shares == [{"high#0": 8}, {"high#0": 4, "low#0": 4}, {"low#0": 8}]
-    pretend.drain()
-    assert pretend.result("low") == expected(sampling("low", [3] * 40, max_tokens=1, priority=2))
+    fake_model.drain()
+    assert fake_model.result("low") == expected(sampling("low", [3] * 40, max_tokens=1, priority=2))
 
 
 def test_an_admission_given_back_is_looked_up_once() -> None:
-    pretend = Pretend(num_blocks=64, tokens=40, enable_chunked_prefill=False)
-    pretend.add(sampling("stream", [1] * 30, max_tokens=12))
-    pretend.step()
-    pretend.add(sampling("whole", [2] * 40, max_tokens=1))  # has no room in a step beside the stream
-    pretend.drain()
-    assert len(pretend.batches) > 10
-    assert pretend.scheduler.stats().prefix_cache_queries == 70
+    fake_model = FakeModel(num_blocks=64, tokens=40, enable_chunked_prefill=False)
+    fake_model.add(sampling("stream", [1] * 30, max_tokens=12))
+    fake_model.step()
+    fake_model.add(sampling("whole", [2] * 40, max_tokens=1))  # has no room in a step beside the stream
+    fake_model.drain()
+    assert len(fake_model.batches) > 10
+    assert fake_model.scheduler.stats().prefix_cache_queries == 70
 
 
 def test_without_chunked_prefill_a_prompt_is_computed_whole() -> None:
-    pretend = Pretend(tokens=32, enable_chunked_prefill=False)
+    fake_model = FakeModel(tokens=32, enable_chunked_prefill=False)
     for name in "abc":
-        pretend.add(sampling(name, [ord(name) % 50] * 20))
-    pretend.drain()
-    assert [len(batch.sequences) for batch in pretend.batches[:3]] == [1, 2, 3]
-    assert all(len(s.token_ids) in (1, 20) for batch in pretend.batches for s in batch.sequences)
+        fake_model.add(sampling(name, [ord(name) % 50] * 20))
+    fake_model.drain()
+    assert [len(batch.sequences) for batch in fake_model.batches[:3]] == [1, 2, 3]
+    assert all(len(s.token_ids) in (1, 20) for batch in fake_model.batches for s in batch.sequences)
 
 
 def test_the_last_in_line_is_preempted_and_finishes_all_the_same() -> None:
-    pretend = Pretend(num_blocks=8, prefix=False)
+    fake_model = FakeModel(num_blocks=8, prefix=False)
     requests = [sampling(name, [1] * 8, max_tokens=16) for name in "ab"]
     for request in requests:
-        pretend.add(request)
-    pretend.drain()
-    assert pretend.scheduler.num_preemptions > 0
-    assert [pretend.result(request.id) for request in requests] == [expected(request) for request in requests]
+        fake_model.add(request)
+    fake_model.drain()
+    assert fake_model.scheduler.num_preemptions > 0
+    assert [fake_model.result(request.id) for request in requests] == [expected(request) for request in requests]
 
 
 def test_priority_is_served_first_and_preempted_last() -> None:
-    pretend = Pretend(num_blocks=8, seqs=2, prefix=False, policy="priority")
+    fake_model = FakeModel(num_blocks=8, seqs=2, prefix=False, policy="priority")
     for name, priority in (("low", 5), ("middle", 1), ("high", -3)):
-        pretend.add(sampling(name, [priority + 10] * 8, max_tokens=16, priority=priority))
-    pretend.step()
-    assert [s.id for s in pretend.batches[0].sequences] == ["high#0", "middle#0"]
-    pretend.drain()
-    ended = [name for batch in pretend.batches for name in [s.id for s in batch.sequences]]
+        fake_model.add(sampling(name, [priority + 10] * 8, max_tokens=16, priority=priority))
+    fake_model.step()
+    assert [s.id for s in fake_model.batches[0].sequences] == ["high#0", "middle#0"]
+    fake_model.drain()
+    ended = [name for batch in fake_model.batches for name in [s.id for s in batch.sequences]]
     assert ended.index("low#0") > ended.index("middle#0")
     last_seen = {name: max(i for i, other in enumerate(ended) if other == name) for name in set(ended)}
     assert last_seen["high#0"] < last_seen["middle#0"] < last_seen["low#0"]
@@ -136,151 +136,151 @@ def test_priority_is_served_first_and_preempted_last() -> None:
 
 @pytest.mark.parametrize("groups", [FULL, HYBRID, STATES, ONLY_STATES])
 def test_a_prompt_is_computed_once_for_all_its_sequences(groups: tuple) -> None:
-    pretend = Pretend(num_blocks=200, groups=groups, prefix=False)
+    fake_model = FakeModel(num_blocks=200, groups=groups, prefix=False)
     request = sampling("r", list(range(30)), max_tokens=12, n=5)
-    pretend.add(request)
-    pretend.drain()
-    assert pretend.result("r") == expected(request)
-    computed = sum(batch.num_tokens for batch in pretend.batches)
+    fake_model.add(request)
+    fake_model.drain()
+    assert fake_model.result("r") == expected(request)
+    computed = sum(batch.num_tokens for batch in fake_model.batches)
     assert computed == 30 + 5 * 11  # and the last tokens are never computed
-    assert len({tuple(output) for output in pretend.result("r")}) == 5
+    assert len({tuple(output) for output in fake_model.result("r")}) == 5
 
 
 def test_forks_copy_the_block_they_share_only_when_they_write_into_it() -> None:
-    pretend = Pretend(prefix=False)
-    pretend.add(sampling("r", list(range(2 * BLOCK + 1)), max_tokens=3, n=4))
-    pretend.step()
-    assert pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free == 3
-    pretend.step()
-    assert len(pretend.batches[-1].copies) == 3  # the last of the four writes in place
-    assert pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free == 2 + 4
+    fake_model = FakeModel(prefix=False)
+    fake_model.add(sampling("r", list(range(2 * BLOCK + 1)), max_tokens=3, n=4))
+    fake_model.step()
+    assert fake_model.scheduler.kv.pool.num_usable - fake_model.scheduler.kv.pool.num_free == 3
+    fake_model.step()
+    assert len(fake_model.batches[-1].copies) == 3  # the last of the four writes in place
+    assert fake_model.scheduler.kv.pool.num_usable - fake_model.scheduler.kv.pool.num_free == 2 + 4
 
 
 def test_more_sequences_than_places_wait_for_one() -> None:
-    pretend = Pretend(seqs=3)
+    fake_model = FakeModel(seqs=3)
     request = sampling("r", list(range(9)), max_tokens=6, n=8)
-    pretend.add(request)
-    pretend.drain()
-    assert pretend.result("r") == expected(request)
+    fake_model.add(request)
+    fake_model.drain()
+    assert fake_model.result("r") == expected(request)
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
 @pytest.mark.parametrize("num_blocks", [40, 200])
 def test_beams_are_those_of_the_plain_search(groups: tuple, early_stopping: object, num_blocks: int) -> None:
-    pretend = Pretend(num_blocks=num_blocks, groups=groups)
-    asked = [beams(name, [3, 4, ord(name) % 40, 6, 7], 4, 12, early_stopping=early_stopping) for name in "abc"]
-    for request in asked:
-        pretend.add(request)
-    pretend.drain()
-    for request in asked:
-        assert pretend.result(request.id) == expected(request)
+    fake_model = FakeModel(num_blocks=num_blocks, groups=groups)
+    submitted = [beams(name, [3, 4, ord(name) % 40, 6, 7], 4, 12, early_stopping=early_stopping) for name in "abc"]
+    for request in submitted:
+        fake_model.add(request)
+    fake_model.drain()
+    for request in submitted:
+        assert fake_model.result(request.id) == expected(request)
 
 
 def test_a_window_releases_the_blocks_it_has_left() -> None:
-    pretend = Pretend(num_blocks=64, groups=HYBRID, prefix=False)
-    pretend.add(sampling("r", list(range(40)), max_tokens=20))
-    most = 0
-    while pretend.scheduler.has_work:
-        pretend.step()
-        most = max(most, pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free)
+    fake_model = FakeModel(num_blocks=64, groups=HYBRID, prefix=False)
+    fake_model.add(sampling("r", list(range(40)), max_tokens=20))
+    most_used = 0
+    while fake_model.scheduler.has_work:
+        fake_model.step()
+        most_used = max(most_used, fake_model.scheduler.kv.pool.num_usable - fake_model.scheduler.kv.pool.num_free)
     full, wide, narrow = 15, 2 * (16 + 10) // BLOCK + 4, (16 + 3) // BLOCK + 2
-    assert most <= full + wide + narrow < 4 * full
+    assert most_used <= full + wide + narrow < 4 * full
 
 
 def test_a_prefix_of_a_window_hits_though_its_oldest_blocks_are_gone() -> None:
-    pretend = Pretend(num_blocks=40, groups=HYBRID)
+    fake_model = FakeModel(num_blocks=40, groups=HYBRID)
     prompt = list(range(40))
-    pretend.add(sampling("first", prompt, max_tokens=2))
-    pretend.drain()
+    fake_model.add(sampling("first", prompt, max_tokens=2))
+    fake_model.drain()
     again = sampling("again", [*prompt[:32], 1, 2, 3], max_tokens=2)
-    pretend.add(again)
-    pretend.step()
-    assert pretend.batches[-1].sequences[0].start == 32
-    assert pretend.batches[-1].sequences[0].blocks[3][:7] == [NULL_BLOCK] * 7
-    pretend.drain()
-    assert pretend.result("again") == expected(again)
+    fake_model.add(again)
+    fake_model.step()
+    assert fake_model.batches[-1].sequences[0].start == 32
+    assert fake_model.batches[-1].sequences[0].blocks[3][:7] == [NULL_BLOCK] * 7
+    fake_model.drain()
+    assert fake_model.result("again") == expected(again)
 
 
 def test_a_new_prefix_is_computed_once_within_a_step() -> None:
-    pretend = Pretend(num_blocks=400, seqs=32, tokens=1200)
+    fake_model = FakeModel(num_blocks=400, seqs=32, tokens=1200)
     shared = [random.Random(0).randrange(50) for _ in range(1024)]
     for index in range(32):
-        pretend.add(sampling(str(index), [*shared, index], max_tokens=1))
-    pretend.step()
-    assert [len(s.token_ids) for s in pretend.batches[0].sequences] == [1] * 31 + [1025]
+        fake_model.add(sampling(str(index), [*shared, index], max_tokens=1))
+    fake_model.step()
+    assert [len(s.token_ids) for s in fake_model.batches[0].sequences] == [1] * 31 + [1025]
 
 
 def test_a_salt_keeps_prefixes_apart() -> None:
-    pretend = Pretend(num_blocks=64)
+    fake_model = FakeModel(num_blocks=64)
     for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
-        pretend.add(sampling(name, list(range(13)), max_tokens=1, cache_salt=salt))
-        pretend.drain()
-    assert [batch.sequences[0].start for batch in pretend.batches] == [0, 0, 12]
+        fake_model.add(sampling(name, list(range(13)), max_tokens=1, cache_salt=salt))
+        fake_model.drain()
+    assert [batch.sequences[0].start for batch in fake_model.batches] == [0, 0, 12]
 
 
 def test_prompt_logprobs_read_no_cached_prefix() -> None:
-    pretend = Pretend(num_blocks=64)
+    fake_model = FakeModel(num_blocks=64)
     for name in "ab":
         params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-        pretend.add(EngineRequest(name, list(range(13)), params, 1))
-        pretend.drain()
-    assert [batch.sequences[0].start for batch in pretend.batches] == [0, 0]
+        fake_model.add(EngineRequest(name, list(range(13)), params, 1))
+        fake_model.drain()
+    assert [batch.sequences[0].start for batch in fake_model.batches] == [0, 0]
 
 
 def test_unused_slots_are_few() -> None:
     """On a ShareGPT-like mix of lengths (log-normal, mean about 330 tokens) less than 4% of the slots lie idle."""
     rng = random.Random(0)
-    pretend = Pretend(num_blocks=100_000, seqs=256, tokens=8192, prefix=False)
+    fake_model = FakeModel(num_blocks=100_000, seqs=256, tokens=8192, prefix=False)
     block = 16
-    pretend.scheduler.kv.block_size = block
+    fake_model.scheduler.kv.block_size = block
     lengths = [min(4096, max(4, int(rng.lognormvariate(5.4, 0.9)))) for _ in range(256)]
     for index, length in enumerate(lengths):
-        pretend.add(sampling(str(index), [index % 50] * length, max_tokens=400))
+        fake_model.add(sampling(str(index), [index % 50] * length, max_tokens=400))
     known = held = 0
     for _ in range(40):
-        scheduled = pretend.scheduler.schedule()
+        scheduled = fake_model.scheduler.schedule()
         assert scheduled is not None
         samples = [count for count in scheduled.step.num_samples if count]
-        pretend.scheduler.commit(scheduled, StepResult([Sampled([[1]]) for _ in samples]))
-        pool = pretend.scheduler.kv.pool
-        known += sum(sequence.num_computed for sequence in pretend.scheduler.running)
+        fake_model.scheduler.commit(scheduled, StepResult([Sampled([[1]]) for _ in samples]))
+        pool = fake_model.scheduler.kv.pool
+        known += sum(sequence.num_computed for sequence in fake_model.scheduler.running)
         held += (pool.num_usable - pool.num_free) * block
     waste = 1 - known / held
     assert 0 < waste < 0.04, f"{waste:.1%} of the slots are unused"
 
 
 def test_a_step_is_scheduled_while_another_is_in_flight() -> None:
-    pretend = Pretend(in_flight=2)
-    pretend.add(sampling("r", list(range(20)), max_tokens=5))
-    pretend.launch()
-    assert pretend.scheduler.num_in_flight == 2  # both chunks of the prompt
-    pretend.drain()
-    assert pretend.result("r") == expected(sampling("r", list(range(20)), max_tokens=5))
-    assert [batch.num_tokens for batch in pretend.batches] == [16, 4, 1, 1, 1, 1]  # no step too many at the end
+    fake_model = FakeModel(in_flight=2)
+    fake_model.add(sampling("r", list(range(20)), max_tokens=5))
+    fake_model.launch()
+    assert fake_model.scheduler.num_in_flight == 2  # both chunks of the prompt
+    fake_model.drain()
+    assert fake_model.result("r") == expected(sampling("r", list(range(20)), max_tokens=5))
+    assert [batch.num_tokens for batch in fake_model.batches] == [16, 4, 1, 1, 1, 1]  # no step too many at the end
 
 
 def test_what_is_in_flight_when_a_sequence_ends_counts_for_nothing() -> None:
     request = sampling("r", [1, 2, 3], max_tokens=40)
     end = expected(request)[0][7]
     ended = sampling("r", [1, 2, 3], max_tokens=40, eos_token_ids=frozenset({end}))
-    pretend = Pretend(in_flight=2)
-    pretend.add(ended)
-    pretend.drain()
-    assert pretend.result("r") == expected(ended)
+    fake_model = FakeModel(in_flight=2)
+    fake_model.add(ended)
+    fake_model.drain()
+    assert fake_model.result("r") == expected(ended)
     computed = len(expected(ended)[0])
-    assert len(pretend.batches) == computed + 1  # the step that nobody could know to be one too many
+    assert len(fake_model.batches) == computed + 1  # the step that nobody could know to be one too many
 
 
 def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> None:
-    pretend = Pretend(num_blocks=400, seqs=40, tokens=512, in_flight=2)
+    fake_model = FakeModel(num_blocks=400, seqs=40, tokens=512, in_flight=2)
     shared = [random.Random(0).randrange(50) for _ in range(1024)]
     for index in range(32):
-        pretend.add(sampling(str(index), [*shared, index], max_tokens=2))
-    pretend.drain()
-    assert sum(batch.num_tokens for batch in pretend.batches) == 1024 + 32 + 32
+        fake_model.add(sampling(str(index), [*shared, index], max_tokens=2))
+    fake_model.drain()
+    assert sum(batch.num_tokens for batch in fake_model.batches) == 1024 + 32 + 32
     for index in range(32):
-        assert pretend.result(str(index)) == expected(sampling(str(index), [*shared, index], max_tokens=2))
+        assert fake_model.result(str(index)) == expected(sampling(str(index), [*shared, index], max_tokens=2))
 
 
 @pytest.mark.parametrize("ended", ["nobody", "the first", "who shares"])
@@ -288,110 +288,110 @@ def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> No
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
 def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_flight: int, ended: str) -> None:
     """Neither what the request computed that shows them, nor what those who shared it computed behind it."""
-    pretend = Pretend(num_blocks=400, tokens=200, in_flight=in_flight, groups=groups)
+    fake_model = FakeModel(num_blocks=400, tokens=200, in_flight=in_flight, groups=groups)
     prompt = list(range(30)) + list(range(10))
-    pretend.spoiled = {"bad"}
-    pretend.add(sampling("bad", prompt, max_tokens=9))
+    fake_model.spoiled = {"bad"}
+    fake_model.add(sampling("bad", prompt, max_tokens=9))
     shares = [sampling("b", [*prompt[:36], *range(20, 32)], max_tokens=6)]
     shares.append(sampling("c", [*shares[0].prompt_token_ids, *range(8)], max_tokens=6))
     for request in shares:
-        pretend.add(request)
-    pretend.launch()
+        fake_model.add(request)
+    fake_model.launch()
     if in_flight > 1:  # else the step has run
-        gone = {"nobody": "", "the first": "bad", "who shares": "b"}[ended]
-        pretend.scheduler.finish(gone, FinishReason.ABORT)
-        shares = [request for request in shares if request.id != gone]
-    pretend.drain()
-    pretend.add(sampling("later", [*range(30), *range(6), *range(20, 32), *range(8), 3], max_tokens=4))
-    pretend.drain()
+        aborted = {"nobody": "", "the first": "bad", "who shares": "b"}[ended]
+        fake_model.scheduler.finish(aborted, FinishReason.ABORT)
+        shares = [request for request in shares if request.id != aborted]
+    fake_model.drain()
+    fake_model.add(sampling("later", [*range(30), *range(6), *range(20, 32), *range(8), 3], max_tokens=4))
+    fake_model.drain()
     for request in (*shares, sampling("later", [*range(30), *range(6), *range(20, 32), *range(8), 3], max_tokens=4)):
-        assert pretend.result(request.id) == expected(request)
+        assert fake_model.result(request.id) == expected(request)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
 def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, groups: tuple) -> None:
-    pretend = Pretend(num_blocks=400, tokens=64, in_flight=in_flight, groups=groups)
+    fake_model = FakeModel(num_blocks=400, tokens=64, in_flight=in_flight, groups=groups)
     prompt = list(range(30)) + list(range(10))
-    pretend.spoiled = {"bad"}
-    pretend.add(sampling("bad", prompt, max_tokens=9))
-    asked = [sampling(str(index), [*prompt[:36], index], max_tokens=6, n=1 + index % 3) for index in range(3)]
-    asked.append(beams("beams", [*prompt[:24], 7], 2, 5))
-    for request in asked:
-        pretend.add(request)
-    pretend.launch()
-    assert any(request.num_cached for request in pretend.scheduler.requests.values()), "nobody shared"
-    pretend.drain()
-    for request in asked:
-        assert pretend.result(request.id) == expected(request)
-    assert pretend.scheduler.num_corrupted == 1
-    pretend.spoiled = set()
+    fake_model.spoiled = {"bad"}
+    fake_model.add(sampling("bad", prompt, max_tokens=9))
+    submitted = [sampling(str(index), [*prompt[:36], index], max_tokens=6, n=1 + index % 3) for index in range(3)]
+    submitted.append(beams("beams", [*prompt[:24], 7], 2, 5))
+    for request in submitted:
+        fake_model.add(request)
+    fake_model.launch()
+    assert any(request.num_cached for request in fake_model.scheduler.requests.values()), "nobody shared"
+    fake_model.drain()
+    for request in submitted:
+        assert fake_model.result(request.id) == expected(request)
+    assert fake_model.scheduler.num_corrupted == 1
+    fake_model.spoiled = set()
     after = sampling("after", [*prompt[:36], 0, *range(9)], max_tokens=4)  # nor what those who shared it computed
-    pretend.add(after)
-    pretend.drain()
-    assert pretend.result("after") == expected(after)
-    pretend.add(sampling("again", prompt, max_tokens=4))  # finds nothing of it
-    pretend.drain()
-    assert pretend.result("again") == expected(sampling("again", prompt, max_tokens=4))
+    fake_model.add(after)
+    fake_model.drain()
+    assert fake_model.result("after") == expected(after)
+    fake_model.add(sampling("again", prompt, max_tokens=4))  # finds nothing of it
+    fake_model.drain()
+    assert fake_model.result("again") == expected(sampling("again", prompt, max_tokens=4))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
     """As after Ctrl-C: nothing of a prefix that was never computed is found, and everybody starts again."""
-    pretend = Pretend(num_blocks=200, tokens=24, in_flight=in_flight, groups=HYBRID)
-    asked = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
-    for request in asked:
-        pretend.add(request)
+    fake_model = FakeModel(num_blocks=200, tokens=24, in_flight=in_flight, groups=HYBRID)
+    submitted = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
+    for request in submitted:
+        fake_model.add(request)
     for _ in range(9):
-        pretend.launch()
-        pretend.discard_in_flight()
-        pretend.step()
-    pretend.drain()
-    for request in asked:
-        assert pretend.result(request.id) == expected(request)
+        fake_model.launch()
+        fake_model.discard_in_flight()
+        fake_model.step()
+    fake_model.drain()
+    for request in submitted:
+        assert fake_model.result(request.id) == expected(request)
 
 
 def test_a_state_is_private_and_never_found_again() -> None:
-    pretend = Pretend(num_blocks=60, groups=STATES, in_flight=2)
+    fake_model = FakeModel(num_blocks=60, groups=STATES, in_flight=2)
     request = sampling("r", list(range(20)), max_tokens=6, n=3)
-    pretend.add(request)
-    pretend.drain()
-    assert pretend.result("r") == expected(request)
-    assert sum(len(batch.copies) for batch in pretend.batches) == 2 * 2  # two forks, two blocks each
-    pretend.add(sampling("again", list(range(20)), max_tokens=2))
-    pretend.drain()
-    assert pretend.batches[-2].sequences[0].start == 16  # the prompt's second chunk: none of it was there already
+    fake_model.add(request)
+    fake_model.drain()
+    assert fake_model.result("r") == expected(request)
+    assert sum(len(batch.copies) for batch in fake_model.batches) == 2 * 2  # two forks, two blocks each
+    fake_model.add(sampling("again", list(range(20)), max_tokens=2))
+    fake_model.drain()
+    assert fake_model.batches[-2].sequences[0].start == 16  # the prompt's second chunk: none of it was there already
 
 
 def test_drafts_save_steps_and_change_nothing() -> None:
     request = sampling("r", [1, 2, 3, 4], max_tokens=60)
     oracle = Oracle(random.Random(0))
     oracle.expect(request)
-    pretend = Pretend(num_blocks=200, groups=HYBRID, proposer=oracle)
-    pretend.add(request)
-    pretend.drain()
-    assert pretend.result("r") == expected(request)
-    assert len(pretend.batches) < 50
+    fake_model = FakeModel(num_blocks=200, groups=HYBRID, proposer=oracle)
+    fake_model.add(request)
+    fake_model.drain()
+    assert fake_model.result("r") == expected(request)
+    assert len(fake_model.batches) < 50
 
 
 @st.composite
 def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
-    own = st.lists(st.integers(0, 3), min_size=1, max_size=20)
+    suffix = st.lists(st.integers(0, 3), min_size=1, max_size=20)
     shared = draw(st.lists(st.integers(0, 3), max_size=24))
-    prompt = st.tuples(st.integers(0, 24), own).map(lambda drawn: [*shared[: drawn[0]], *drawn[1]])
-    asked: list[EngineRequest] = []
+    prompt = st.tuples(st.integers(0, 24), suffix).map(lambda drawn: [*shared[: drawn[0]], *drawn[1]])
+    submitted: list[EngineRequest] = []
     for index in range(draw(st.integers(1, 8))):
         length, tokens = draw(st.integers(1, 12)), draw(prompt)
         if draw(st.booleans()):
             width = draw(st.integers(1, 3))
-            asked.append(beams(str(index), tokens, width, length))
+            submitted.append(beams(str(index), tokens, width, length))
         else:
-            asked.append(
+            submitted.append(
                 sampling(str(index), tokens, length, draw(st.integers(1, 4)), priority=draw(st.integers(0, 2)))
             )
     groups, fewest = draw(st.sampled_from([(FULL, 40), (HYBRID, 90), (STATES, 60), (ONLY_STATES, 30)]))
     num_batches = draw(st.integers(1, 5))
-    return asked, {
+    return submitted, {
         "in_flight": draw(st.integers(1, 3)) if num_batches == 1 else num_batches,
         "num_batches": num_batches,
         "groups": groups,
@@ -410,32 +410,32 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
 def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
     workload: tuple[list[EngineRequest], dict[str, object]], drafts: bool, rng: random.Random
 ) -> None:
-    asked, options = workload
+    submitted, options = workload
     oracle = Oracle(rng)
-    pretend = Pretend(proposer=oracle if drafts else None, **options)  # type: ignore[arg-type]
-    pretend.takes = lambda scheduled: rng.choice([0.0, 1e-6, 1e-3 * scheduled.step.num_tokens, 0.1, 100.0])
+    fake_model = FakeModel(proposer=oracle if drafts else None, **options)  # type: ignore[arg-type]
+    fake_model.takes = lambda scheduled: rng.choice([0.0, 1e-6, 1e-3 * scheduled.step.num_tokens, 0.1, 100.0])
     spoiled, stopped = set(), set()
-    for request in asked:
-        pretend.add(request)
+    for request in submitted:
+        fake_model.add(request)
         if rng.random() < 0.8:
             oracle.expect(request)
         for _ in range(rng.randrange(4)):
-            if pretend.scheduler.has_work:
-                pretend.step()
+            if fake_model.scheduler.has_work:
+                fake_model.step()
         if rng.random() < 0.5:
-            pretend.launch()
-        chance, victim = rng.random(), rng.choice(asked).id
-        if chance < 0.1 and pretend.scheduler.finish(victim, FinishReason.ABORT):
+            fake_model.launch()
+        chance, victim = rng.random(), rng.choice(submitted).id
+        if chance < 0.1 and fake_model.scheduler.finish(victim, FinishReason.ABORT):
             spoiled.add(victim)
         elif chance < 0.2:
             stopped.add(victim)
-            pretend.scheduler.stop(victim, 0)
+            fake_model.scheduler.stop(victim, 0)
         elif chance < 0.3:
-            pretend.spoiled.add(victim)
+            fake_model.spoiled.add(victim)
         elif chance < 0.35:
-            pretend.discard_in_flight()
-        pretend.scheduler.check()
-    pretend.drain()
-    for request in asked:
-        if request.id not in spoiled | stopped | pretend.spoiled:
-            assert pretend.result(request.id) == expected(request)
+            fake_model.discard_in_flight()
+        fake_model.scheduler.check()
+    fake_model.drain()
+    for request in submitted:
+        if request.id not in spoiled | stopped | fake_model.spoiled:
+            assert fake_model.result(request.id) == expected(request)

@@ -168,7 +168,7 @@ class FakeEngine:
         self.alive: set[str] = set()
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._hangs_at: dict[str, int | None] = {}
-        self.asked: list[tuple[list[int], SamplingParams]] = []
+        self.requests_seen: list[tuple[list[int], SamplingParams]] = []
         self.options: list[dict[str, Any]] = []
         self.names: list[str] = []
         self.loaded = asyncio.Event()
@@ -205,7 +205,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
     ) -> int:
-        self.asked.append((prompt, params))  # type: ignore[arg-type]
+        self.requests_seen.append((prompt, params))  # type: ignore[arg-type]
         self.options.append({"priority": priority, "cache_salt": cache_salt})
         self.names.append(request_id)
         if self.error is not None:
@@ -233,7 +233,7 @@ class FakeEngine:
             if position == self._hangs_at[request_id]:
                 await self.released.wait()
             await asyncio.sleep(0)
-            await until_async(lambda: not (self.waits_for_reader and stream._kept))
+            await until_async(lambda: not (self.waits_for_reader and stream._pending))
             for index in range(n):
                 stream.put(self._delta(request_id, prompt, params, answer, position, index))
             stream.wake()
@@ -261,8 +261,8 @@ class FakeEngine:
             if params.logprobs is not None:
                 delta = replace(delta, logprobs=[fake_logprobs(token, params.logprobs)])
             if params.prompt_logprobs is not None and position == 0:
-                rest = [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]]
-                delta = replace(delta, prompt_logprobs=[None, *rest])
+                following = [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]]
+                delta = replace(delta, prompt_logprobs=[None, *following])
         if position == len(answer) - 1:
             reason = FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP
             delta = replace(delta, finish_reason=reason)

@@ -35,25 +35,25 @@ class ScriptedEngine(FakeEngine):
         answers = [answer[: params.max_tokens] for answer in self.script.pop(0)]
         longest = max(map(len, answers))
         assert len(answers) == n
-        said, hangs_at = 0, self._hangs_at[request_id]
-        while said <= longest:
-            if hangs_at is not None and said >= hangs_at:
+        num_written, hangs_at = 0, self._hangs_at[request_id]
+        while num_written <= longest:
+            if hangs_at is not None and num_written >= hangs_at:
                 await self.released.wait()
             await asyncio.sleep(0)
-            await until_async(lambda: not (self.waits_for_reader and stream._kept))
+            await until_async(lambda: not (self.waits_for_reader and stream._pending))
             for index, answer in enumerate(answers):
-                if said <= len(answer):
-                    stream.put(self._said(request_id, prompt, params, index, answer, said))
+                if num_written <= len(answer):
+                    stream.put(self._next_delta(request_id, prompt, params, index, answer, num_written))
             stream.wake()
-            said += self.piece
+            num_written += self.piece
 
-    def _said(
-        self, request_id: str, prompt: list[int], params: RequestParams, index: int, answer: str, said: int
+    def _next_delta(
+        self, request_id: str, prompt: list[int], params: RequestParams, index: int, answer: str, num_written: int
     ) -> OutputDelta:
-        text = answer[said : said + self.piece]
+        text = answer[num_written : num_written + self.piece]
         tokens = list(map(ord, text))
         reason = None
-        if said + self.piece > len(answer):
+        if num_written + self.piece > len(answer):
             reason = FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP
         logprobs = None
         if params.kind == "generate" and params.logprobs is not None:

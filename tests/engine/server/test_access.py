@@ -46,7 +46,7 @@ def test_every_path_wants_a_key_but_those_of_probes(make_client: MakeClient) -> 
 def test_other_keys_are_none(make_client: MakeClient, engine: FakeEngine, value: str) -> None:
     headers = {"authorization": value.encode()}
     assert make_client(api_key=("one",)).post("/v1/completions", json=BODY, headers=headers).status_code == 401
-    assert not engine.asked
+    assert not engine.requests_seen
 
 
 def test_a_key_is_checked_before_the_body_is_read(make_client: MakeClient) -> None:
@@ -143,13 +143,18 @@ def test_keys_are_never_logged(make_client: MakeClient, caplog: pytest.LogCaptur
 
 def test_web_pages_may_call_from_allowed_origins(make_client: MakeClient) -> None:
     client = make_client(allowed_origins=("https://a.example",), api_key=("k",))
-    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    preflight = client.options("/v1/completions", headers={**asked, "access-control-request-headers": "authorization"})
+    preflight_headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    preflight = client.options(
+        "/v1/completions", headers={**preflight_headers, "access-control-request-headers": "authorization"}
+    )
     assert preflight.status_code == 200, "browsers ask this without credentials"
     assert preflight.headers["access-control-allow-origin"] == "https://a.example"
     answer = client.post("/v1/completions", json=BODY, headers={"origin": "https://a.example", **_bearer("k")})
     assert answer.headers["access-control-allow-origin"] == "https://a.example"
-    assert client.options("/v1/completions", headers={**asked, "origin": "https://b.example"}).status_code == 400
+    assert (
+        client.options("/v1/completions", headers={**preflight_headers, "origin": "https://b.example"}).status_code
+        == 400
+    )
     refused = client.post("/v1/completions", json=BODY, headers={"origin": "https://a.example"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://a.example", "so that the page can read it"
@@ -173,9 +178,9 @@ def test_a_requests_id(client: TestClient, engine: FakeEngine) -> None:
     answer = client.post("/v1/completions", json=BODY, headers={"x-request-id": "abc-1"})
     assert answer.headers["x-request-id"] == "abc-1"
     assert answer.json()["id"] == "cmpl-abc-1"
-    asked = client.post("/v1/completions", json={**BODY, "request_id": "mine", "stream": True})
-    assert asked.headers["x-request-id"] == "mine"
-    assert '"id":"cmpl-mine"' in asked.text
+    named = client.post("/v1/completions", json={**BODY, "request_id": "mine", "stream": True})
+    assert named.headers["x-request-id"] == "mine"
+    assert '"id":"cmpl-mine"' in named.text
     both = client.post("/v1/completions", json={**BODY, "request_id": "mine"}, headers={"x-request-id": "theirs"})
     assert both.json()["id"] == "cmpl-theirs"
     assert len(set(engine.names)) == 3
@@ -190,11 +195,11 @@ def test_two_requests_of_one_id_do_not_meet(client: TestClient, engine: FakeEngi
     assert len(set(engine.names)) == 2
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_body_that_is_too_large(make_client: MakeClient, told: bool) -> None:
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_body_that_is_too_large(make_client: MakeClient, has_length: bool) -> None:
     client = make_client(max_request_bytes=1000)
     body = b'{"prompt": "' + b"a" * 1000 + b'"}'
-    content = body if told else iter([body[:600], body[600:]])
+    content = body if has_length else iter([body[:600], body[600:]])
     response = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     assert "1000 bytes" in error_of(response, 413)["message"]
     assert client.post("/v1/completions", json=BODY).status_code == 200

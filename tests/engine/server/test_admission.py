@@ -61,13 +61,13 @@ def test_no_request_is_let_in_between(make_service: MakeService, engine: FakeEng
 
     async def run() -> list[int]:
         async with _client(app) as client:
-            asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(20)]
-            await until_async(lambda: len(engine.alive) >= 5 and sum(task.done() for task in asked) >= 15)
+            requests = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(20)]
+            await until_async(lambda: len(engine.alive) >= 5 and sum(task.done() for task in requests) >= 15)
             assert (await client.get("/load")).json() == {"server_load": 5}
-            statuses = [task.result().status_code for task in asked if task.done()]
-            for task in asked:
+            statuses = [task.result().status_code for task in requests if task.done()]
+            for task in requests:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*requests, return_exceptions=True)
             engine.hangs_at = None
             statuses.append((await client.post("/v1/completions", json={"prompt": ["a"] * 5})).status_code)
             assert (await client.get("/load")).json() == {"server_load": 0}

@@ -35,7 +35,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 @contextmanager
-def said(*script: Any, **engine: Any) -> Iterator[tuple[ScriptedEngine, str]]:
+def scripted_server(*script: Any, **engine: Any) -> Iterator[tuple[ScriptedEngine, str]]:
     """An engine that says this, and its URL."""
     scripted = ScriptedEngine(*script, **engine)
     with serving_fake(scripted, tool_call_parser="hermes", reasoning_parser="qwen3") as served:
@@ -82,7 +82,7 @@ def weather(city: str) -> str:
 def test_agents_sdk(streamed: bool) -> None:
     ran.clear()
     thought = "<think>Two cities.</think>"
-    with said(
+    with scripted_server(
         f"{thought}{call('weather', city='Oslo')}\n{call('weather', city='Rome')}", f"{thought}Cold and warm."
     ) as (engine, url):
 
@@ -101,7 +101,7 @@ def test_agents_sdk(streamed: bool) -> None:
         result = asyncio.run(run())
         assert result.final_output.strip() == "Cold and warm."
         assert sorted(ran) == ["Oslo", "Rome"]
-        first, second = engine.asked
+        first, second = engine.requests_seen
         assert first[1].structured_outputs.structural_tag, "its tools are strict"
         messages = engine.tokenizer.rendered["messages"]
         assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "tool"]
@@ -111,7 +111,10 @@ def test_agents_sdk(streamed: bool) -> None:
 
 def test_agents_sdk_with_an_output_type_and_tools() -> None:
     ran.clear()
-    with said(f"</think>{call('weather', city='Oslo')}", '</think>{"city": "Oslo", "unit": "°C"}') as (engine, url):
+    with scripted_server(f"</think>{call('weather', city='Oslo')}", '</think>{"city": "Oslo", "unit": "°C"}') as (
+        engine,
+        url,
+    ):
 
         async def run() -> Any:
             async with async_client(url) as client:
@@ -121,9 +124,9 @@ def test_agents_sdk_with_an_output_type_and_tools() -> None:
 
         assert asyncio.run(run()).final_output == Weather(city="Oslo", unit="°C")
         assert ran == ["Oslo"]
-        asked = engine.asked[0][1].structured_outputs
-        assert asked.structural_tag["format"]["type"] == "or"
-        assert asked.begins_after
+        structured = engine.requests_seen[0][1].structured_outputs
+        assert structured.structural_tag["format"]["type"] == "or"
+        assert structured.begins_after
 
 
 def test_agents_sdk_with_a_required_tool(address: str) -> None:
@@ -235,7 +238,10 @@ def chat_of(url: str, **fields: Any) -> ChatOpenAI:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_langchain_tool_loop(streamed: bool) -> None:
-    with said(f"</think>I look.{call('temperature', city='Oslo')}", "</think>It is cold.", piece=3) as (engine, url):
+    with scripted_server(f"</think>I look.{call('temperature', city='Oslo')}", "</think>It is cold.", piece=3) as (
+        engine,
+        url,
+    ):
         chat = chat_of(url).bind_tools([temperature])
 
         def ask(messages: list[Any]) -> AIMessage:

@@ -50,22 +50,22 @@ def test_each_prompt_gets_a_choice(client: TestClient, engine: FakeEngine, promp
         (1, "hello", "length"),
     ]
     assert answer["usage"]["prompt_tokens"] == 5
-    assert [asked for asked, _ in engine.asked] == [[1, 97, 98], [1, 99]]
+    assert [asked for asked, _ in engine.requests_seen] == [[1, 97, 98], [1, 99]]
 
 
 def test_a_list_of_tokens_is_one_prompt(client: TestClient, engine: FakeEngine) -> None:
     client.post("/v1/completions", json={"prompt": [5, 6]})
-    assert [asked for asked, _ in engine.asked] == [[5, 6]]
+    assert [asked for asked, _ in engine.requests_seen] == [[5, 6]]
 
 
 def test_streams_of_several_prompts_are_merged(client: TestClient) -> None:
-    got = events(client, "/v1/completions", {"prompt": ["a", "b", "c"]})
-    assert {event["id"] for event in got} == {got[0]["id"]}
+    events_sent = events(client, "/v1/completions", {"prompt": ["a", "b", "c"]})
+    assert {event["id"] for event in events_sent} == {events_sent[0]["id"]}
     for index in range(3):
-        choices = [choice for event in got for choice in event["choices"] if choice["index"] == index]
+        choices = [choice for event in events_sent for choice in event["choices"] if choice["index"] == index]
         assert "".join(choice["text"] for choice in choices) == "hello world"
         assert [choice["finish_reason"] for choice in choices] == [None] * 10 + ["stop"]
-    order = [event["choices"][0]["index"] for event in got]
+    order = [event["choices"][0]["index"] for event in events_sent]
     ends = [len(order) - order[::-1].index(index) for index in range(3)]
     assert max(map(order.index, range(3))) < min(ends), "side by side, not one after another"
 
@@ -91,9 +91,9 @@ def test_chat(client: TestClient) -> None:
 
 
 def test_chat_stream(client: TestClient) -> None:
-    got = events(client, "/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 3})
-    assert {event["object"] for event in got} == {"chat.completion.chunk"}
-    choices = [event["choices"][0] for event in got]
+    events_sent = events(client, "/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 3})
+    assert {event["object"] for event in events_sent} == {"chat.completion.chunk"}
+    choices = [event["choices"][0] for event in events_sent]
     assert [choice["delta"] for choice in choices] == [
         {"role": "assistant", "content": ""},
         {"content": "h"},
@@ -139,10 +139,10 @@ def test_models(client: TestClient) -> None:
 
 
 def test_models_tell_how_they_are_stored(make_client: MakeClient, engine: FakeEngine) -> None:
-    told = {"dtype": "bfloat16", "quantization": "gptq", "weights": "gptq (uint4 in groups of 128)"}
-    engine.info = replace(engine.info, **told, kv_cache_dtype="fp8")
+    reported = {"dtype": "bfloat16", "quantization": "gptq", "weights": "gptq (uint4 in groups of 128)"}
+    engine.info = replace(engine.info, **reported, kv_cache_dtype="fp8")
     card = make_client().get("/v1/models/tiny").json()
-    assert {key: card[key] for key in told} == told
+    assert {key: card[key] for key in reported} == reported
     assert card["kv_cache_dtype"] == "fp8"
 
 
@@ -162,22 +162,23 @@ def test_n_gives_n_choices_a_prompt(client: TestClient) -> None:
 
 
 def test_n_in_streams(client: TestClient) -> None:
-    got = events(client, "/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 3})
-    assert _joined(got, 4, lambda choice: choice["text"]) == ["hel", "ifm", "hel", "ifm"]
-    got = events(client, "/v1/chat/completions", {"messages": MESSAGES, "n": 2, "max_tokens": 3})
-    assert _joined(got, 2, lambda choice: choice["delta"].get("content", "")) == ["hel", "ifm"]
-    roles = [choice["index"] for event in got for choice in event["choices"] if "role" in choice["delta"]]
+    events_sent = events(client, "/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 3})
+    assert _joined(events_sent, 4, lambda choice: choice["text"]) == ["hel", "ifm", "hel", "ifm"]
+    events_sent = events(client, "/v1/chat/completions", {"messages": MESSAGES, "n": 2, "max_tokens": 3})
+    assert _joined(events_sent, 2, lambda choice: choice["delta"].get("content", "")) == ["hel", "ifm"]
+    roles = [choice["index"] for event in events_sent for choice in event["choices"] if "role" in choice["delta"]]
     assert sorted(roles) == [0, 1], "each message begins with its role"
 
 
 def test_usage_with_every_event(client: TestClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    got = events(client, "/v1/completions", {"prompt": ["ab", "c"], "max_tokens": 2, "stream_options": options})
+    events_sent = events(client, "/v1/completions", {"prompt": ["ab", "c"], "max_tokens": 2, "stream_options": options})
     counts = [
-        (e["choices"][0]["index"], e["usage"]["prompt_tokens"], e["usage"]["completion_tokens"]) for e in got[:-1]
+        (e["choices"][0]["index"], e["usage"]["prompt_tokens"], e["usage"]["completion_tokens"])
+        for e in events_sent[:-1]
     ]
     assert sorted(counts) == [(0, 3, 1), (0, 3, 2), (1, 2, 1), (1, 2, 2)]
-    assert (got[-1]["usage"]["prompt_tokens"], got[-1]["usage"]["completion_tokens"]) == (5, 4)
+    assert (events_sent[-1]["usage"]["prompt_tokens"], events_sent[-1]["usage"]["completion_tokens"]) == (5, 4)
 
 
 def test_the_server_may_want_usage_always_or_without_details(make_client: MakeClient) -> None:
@@ -188,11 +189,13 @@ def test_the_server_may_want_usage_always_or_without_details(make_client: MakeCl
 
 def test_completion_logprobs(client: TestClient) -> None:
     body = {"prompt": "a", "max_tokens": 2, "logprobs": 1}
-    told = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    assert told["tokens"] == ["h", "e"]
-    assert told["text_offset"] == [0, 1]
-    assert told["token_logprobs"] == pytest.approx([math.log(1 / 3)] * 2)
-    assert told["top_logprobs"][0] == pytest.approx({"h": math.log(1 / 3), "i": math.log(0.5)}), "the token comes too"
+    reported = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert reported["tokens"] == ["h", "e"]
+    assert reported["text_offset"] == [0, 1]
+    assert reported["token_logprobs"] == pytest.approx([math.log(1 / 3)] * 2)
+    assert reported["top_logprobs"][0] == pytest.approx({"h": math.log(1 / 3), "i": math.log(0.5)}), (
+        "the token comes too"
+    )
     streamed = [event["choices"][0]["logprobs"] for event in events(client, "/v1/completions", body)]
     assert [entry["tokens"] for entry in streamed] == [["h"], ["e"]]
     assert [entry["text_offset"] for entry in streamed] == [[0], [1]]
@@ -200,8 +203,8 @@ def test_completion_logprobs(client: TestClient) -> None:
 
 def test_no_alternatives(client: TestClient) -> None:
     body = {"prompt": "a", "max_tokens": 1, "logprobs": 0}
-    told = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    assert told["top_logprobs"] == [pytest.approx({"h": math.log(1 / 3)})]
+    reported = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert reported["top_logprobs"] == [pytest.approx({"h": math.log(1 / 3)})]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -226,7 +229,7 @@ def test_echo_with_logprobs(client: TestClient, engine: FakeEngine) -> None:
     assert choice["logprobs"]["tokens"] == ["^", "a", "b", "h"]
     assert choice["logprobs"]["token_logprobs"] == [None, *[pytest.approx(math.log(1 / 3))] * 3]
     assert choice["logprobs"]["top_logprobs"][0] is None
-    assert engine.asked[0][1].prompt_logprobs == 1
+    assert engine.requests_seen[0][1].prompt_logprobs == 1
     (event,) = events(client, "/v1/completions", body)
     assert event["choices"][0]["logprobs"] == choice["logprobs"]
 
@@ -242,7 +245,7 @@ def test_scoring_a_prompt_tells_nothing_else(client: TestClient, engine: FakeEng
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
     assert choice["logprobs"]["tokens"] == ["^", "a", "b"]
-    assert engine.asked[0][1].max_tokens == 1
+    assert engine.requests_seen[0][1].max_tokens == 1
 
 
 @pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 400}])
@@ -252,8 +255,8 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context(
     limit = engine.info.max_model_len
     body = {"prompt": [99] * limit, "max_tokens": 0, "echo": True, "logprobs": 1, **more}
     assert client.post("/v1/completions", json=body).status_code == 200
-    assert engine.asked[0][1].only_scores
-    assert len(engine.asked[0][0]) == min(limit, 400 if more.get("truncate_prompt_tokens") == 400 else limit)
+    assert engine.requests_seen[0][1].only_scores
+    assert len(engine.requests_seen[0][0]) == min(limit, 400 if more.get("truncate_prompt_tokens") == 400 else limit)
     for refused in ({**body, "max_tokens": 1}, {**body, "prompt": [99] * (limit + 1)}):
         if not more:
             answer = client.post("/v1/completions", json=refused)
@@ -263,17 +266,17 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context(
 def test_every_event_of_a_chat_has_usage(client: TestClient) -> None:
     options = {"continuous_usage_stats": True}
     body = {"messages": [*MESSAGES, {"role": "assistant", "content": "so"}], "echo": True, "stream_options": options}
-    got = events(client, "/v1/chat/completions", body)
-    assert got[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert all(event["usage"]["prompt_tokens"] > 0 for event in got)
+    events_sent = events(client, "/v1/chat/completions", body)
+    assert events_sent[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert all(event["usage"]["prompt_tokens"] > 0 for event in events_sent)
 
 
 def test_prompt_logprobs_in_vllms_shape(client: TestClient) -> None:
     for path, body in (("/v1/completions", {"prompt": "b"}), ("/v1/chat/completions", {"messages": MESSAGES})):
         answer = client.post(path, json={**body, "prompt_logprobs": 1}).json()
-        told = answer["prompt_logprobs"] if "chat" in path else answer["choices"][0]["prompt_logprobs"]
-        assert told[0] is None
-        entry = told[1]
+        reported = answer["prompt_logprobs"] if "chat" in path else answer["choices"][0]["prompt_logprobs"]
+        assert reported[0] is None
+        entry = reported[1]
         assert {(key, value["rank"], value["decoded_token"]) for key, value in entry.items()} >= (
             {("98", 2, "b"), ("99", 1, "c")} if "chat" not in path else set()
         )
@@ -282,14 +285,14 @@ def test_prompt_logprobs_in_vllms_shape(client: TestClient) -> None:
 
 def test_chat_logprobs(client: TestClient) -> None:
     body = {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
-    told = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]
-    assert [entry["token"] for entry in told["content"]] == ["h", "e"]
-    first = told["content"][0]
+    reported = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]
+    assert [entry["token"] for entry in reported["content"]] == ["h", "e"]
+    first = reported["content"][0]
     assert first["bytes"] == [ord("h")]
     assert first["logprob"] == pytest.approx(math.log(1 / 3))
     assert [(top["token"], top["logprob"]) for top in first["top_logprobs"]] == [("i", pytest.approx(math.log(0.5)))]
     streamed = [event["choices"][0]["logprobs"] for event in events(client, "/v1/chat/completions", body)[1:]]
-    assert [entry["content"][0] for entry in streamed] == told["content"]
+    assert [entry["content"][0] for entry in streamed] == reported["content"]
     del body["top_logprobs"]
     plain = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]
     assert plain["content"][0]["top_logprobs"] == []
@@ -300,16 +303,16 @@ def test_tokens_as_ids(client: TestClient, make_client: MakeClient) -> None:
     asked = client.post("/v1/completions", json={**body, "return_tokens_as_token_ids": True})
     always = make_client(return_tokens_as_token_ids=True).post("/v1/completions", json=body)
     for answer in (asked, always):
-        told = answer.json()["choices"][0]["logprobs"]
-        assert told["tokens"] == ["token_id:104"]
-        assert set(told["top_logprobs"][0]) == {"token_id:104", "token_id:105"}
+        reported = answer.json()["choices"][0]["logprobs"]
+        assert reported["tokens"] == ["token_id:104"]
+        assert set(reported["top_logprobs"][0]) == {"token_id:104", "token_id:105"}
 
 
 def test_minus_infinity_is_told_as_a_number(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conftest, "fake_logprobs", lambda token, top: {token: Logprob(-math.inf, 3, "x")})
     body = {"prompt": "a", "max_tokens": 1, "logprobs": 0}
-    told = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    assert told["token_logprobs"] == [-9999.0]
+    reported = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert reported["token_logprobs"] == [-9999.0]
 
 
 def test_tokenize_and_detokenize(client: TestClient) -> None:
@@ -323,6 +326,6 @@ def test_tokenize_and_detokenize(client: TestClient) -> None:
     assert client.post("/detokenize", json={"tokens": [1, 97, 98]}).json() == {"prompt": "^ab"}
 
 
-def _joined(got: list[dict[str, Any]], num_choices: int, text: Callable[[dict[str, Any]], str]) -> list[str]:
-    choices = [choice for event in got for choice in event["choices"]]
+def _joined(events_sent: list[dict[str, Any]], num_choices: int, text: Callable[[dict[str, Any]], str]) -> list[str]:
+    choices = [choice for event in events_sent for choice in event["choices"]]
     return ["".join(text(choice) for choice in choices if choice["index"] == index) for index in range(num_choices)]

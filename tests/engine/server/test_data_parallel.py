@@ -24,20 +24,20 @@ from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.server.engine.restarts import BESIDE_OTHERS
 
 from .conftest import CHAT_TEMPLATE, Serving, sample, wait_until
-from .test_engine_deaths import ENGINE, Answer, Mortal, _ask_all, _whole
+from .test_engine_deaths import ENGINE, Answer, CrashingServer, _ask_all, _whole
 
 ENGINES = 3
 
 
 @contextmanager
-def _engines(model: Path, deaths: Path, restarts: int = 0, engines: int = 2) -> Iterator[Mortal]:
+def _engines(model: Path, deaths: Path, restarts: int = 0, engines: int = 2) -> Iterator[CrashingServer]:
     deaths.mkdir()
     args = EngineArgs(str(model), served_model_name=("tiny",), data_parallel_size=engines)
     llm = AsyncLLM(args, chat_template=CHAT_TEMPLATE, program=("-P", str(ENGINE), str(deaths)))
     serving = Serving(ServeArgs(args, FrontendArgs(shutdown_grace=0, max_engine_restarts=restarts)), llm)
     try:
         wait_until(lambda: llm.is_ready)
-        yield Mortal(serving, llm, deaths)
+        yield CrashingServer(serving, llm, deaths)
     finally:
         with suppress(RuntimeError):  # it has ended by itself
             serving.call(serving.server.stop, 2)
@@ -47,205 +47,207 @@ def _engines(model: Path, deaths: Path, restarts: int = 0, engines: int = 2) -> 
 
 
 @pytest.fixture(scope="module")
-def mortal(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+def crashing(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashingServer]:
     """One server for all deaths that it outlives."""
-    with _engines(tiny_llama, tmp_path_factory.mktemp("copies") / "deaths", 1000, ENGINES) as mortal:
-        yield mortal
+    with _engines(tiny_llama, tmp_path_factory.mktemp("engines") / "deaths", 1000, ENGINES) as crashing:
+        yield crashing
 
 
 def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def _counted(mortal: Mortal, name: str) -> list[float]:
+def _counted(crashing: CrashingServer, name: str) -> list[float]:
     """What /metrics says of each engine."""
-    return [sample(mortal.serving.url, name, engine=str(engine)) for engine in range(len(mortal.llm.engines))]
+    return [sample(crashing.serving.url, name, engine=str(engine)) for engine in range(len(crashing.llm.engines))]
 
 
-def _all_serve(mortal: Mortal) -> bool:
-    return _counted(mortal, "stoker:engine_up") == [1.0] * len(mortal.llm.engines)
+def _all_serve(crashing: CrashingServer) -> bool:
+    return _counted(crashing, "stoker:engine_up") == [1.0] * len(crashing.llm.engines)
 
 
-def _is_balanced(mortal: Mortal) -> bool:
+def _is_balanced(crashing: CrashingServer) -> bool:
     """No engine has anything, by its own word and by the router's."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    router = mortal.llm._router
+    router = crashing.llm._router
     assert router is not None
-    idle = all(not any(_counted(mortal, name)) for name in names)
-    return idle and all(router.load(engine) == (0, 0) for engine in range(len(mortal.llm.engines)))
+    idle = all(not any(_counted(crashing, name)) for name in names)
+    return idle and all(router.load(engine) == (0, 0) for engine in range(len(crashing.llm.engines)))
 
 
-def test_requests_are_spread_and_counted_by_engine(mortal: Mortal) -> None:
-    whole = _whole(mortal)
-    before = _counted(mortal, "vllm:generation_tokens_total")
-    assert all(answer.text == whole for answer in _ask_all(mortal, 24) if answer.ended == "whole")
-    wait_until(lambda: _is_balanced(mortal))
-    after = _counted(mortal, "vllm:generation_tokens_total")
+def test_requests_are_spread_and_counted_by_engine(crashing: CrashingServer) -> None:
+    whole = _whole(crashing)
+    before = _counted(crashing, "vllm:generation_tokens_total")
+    assert all(answer.text == whole for answer in _ask_all(crashing, 24) if answer.ended == "whole")
+    wait_until(lambda: _is_balanced(crashing))
+    after = _counted(crashing, "vllm:generation_tokens_total")
     assert all(new > old for new, old in zip(after, before, strict=True))
 
 
-def test_every_api_is_served_by_all_engines(mortal: Mortal) -> None:
+def test_every_api_is_served_by_all_engines(crashing: CrashingServer) -> None:
     """Whichever has a request, its answer is the same; a stored answer is the server's, and so goes on elsewhere."""
-    wait_until(lambda: _all_serve(mortal))
-    said = [{"role": "user", "content": "a"}]
-    asked = {
+    wait_until(lambda: _all_serve(crashing))
+    messages = [{"role": "user", "content": "a"}]
+    bodies = {
         "/v1/completions": {"prompt": ["a", "b", "a"], "n": 2, "max_tokens": 4, "ignore_eos": True},
-        "/v1/chat/completions": {"messages": said, "n": 2, "max_tokens": 4, "ignore_eos": True},
-        "/v1/messages": {"model": "tiny", "messages": said, "max_tokens": 4},
+        "/v1/chat/completions": {"messages": messages, "n": 2, "max_tokens": 4, "ignore_eos": True},
+        "/v1/messages": {"model": "tiny", "messages": messages, "max_tokens": 4},
         "/v1/responses": {"input": "a", "max_output_tokens": 16, "temperature": 0},
-        "/v1/messages/count_tokens": {"model": "tiny", "messages": said},
+        "/v1/messages/count_tokens": {"model": "tiny", "messages": messages},
         "/tokenize": {"prompt": "a"},
     }
-    told = {"id", "created", "created_at", "completed_at", "usage", "output"}
-    with httpx.Client(base_url=mortal.serving.url, timeout=60) as client:
-        before = _counted(mortal, "vllm:generation_tokens_total")
-        for path, body in asked.items():
+    varying = {"id", "created", "created_at", "completed_at", "usage", "output"}
+    with httpx.Client(base_url=crashing.serving.url, timeout=60) as client:
+        before = _counted(crashing, "vllm:generation_tokens_total")
+        for path, body in bodies.items():
             answers = [client.post(path, json=body) for _ in range(2 * ENGINES)]
             assert {answer.status_code for answer in answers} == {200}, (path, answers[0].text)
-            first, *others = ({k: v for k, v in answer.json().items() if k not in told} for answer in answers)
-            assert all(other == first for other in others), path
-        after = _counted(mortal, "vllm:generation_tokens_total")
+            first, *other_answers = ({k: v for k, v in answer.json().items() if k not in varying} for answer in answers)
+            assert all(other == first for other in other_answers), path
+        after = _counted(crashing, "vllm:generation_tokens_total")
         assert all(new > old for new, old in zip(after, before, strict=True))
-        stored = client.post("/v1/responses", json=asked["/v1/responses"]).json()["id"]
-        for engine in mortal.llm.engines[1:]:
+        stored = client.post("/v1/responses", json=bodies["/v1/responses"]).json()["id"]
+        for engine in crashing.llm.engines[1:]:
             os.kill(engine.process.pid, signal.SIGKILL)
         assert client.get(f"/v1/responses/{stored}").json()["id"] == stored
-        following = {**asked["/v1/responses"], "previous_response_id": stored}
+        following = {**bodies["/v1/responses"], "previous_response_id": stored}
         assert client.post("/v1/responses", json=following).status_code == 200
-    wait_until(lambda: _all_serve(mortal) and _is_balanced(mortal))
+    wait_until(lambda: _all_serve(crashing) and _is_balanced(crashing))
 
 
 @pytest.mark.parametrize("engine, how", [(0, "9"), (1, "raise"), (2, "memory"), (0, "19")])
-def test_an_engine_takes_only_its_own_requests_along(mortal: Mortal, engine: int, how: str) -> None:
+def test_an_engine_takes_only_its_own_requests_along(crashing: CrashingServer, engine: int, how: str) -> None:
     """What it died of does not matter, where others serve. It is loaded again meanwhile."""
-    wait_until(lambda: _all_serve(mortal))
-    whole, restarts = _whole(mortal), _counted(mortal, "stoker:engine_restarts_total")
-    mortal.plan(**{f"token-{engine}": how})
-    answers = _ask_all(mortal, 36, first=ENGINES)
-    assert mortal.all_died
+    wait_until(lambda: _all_serve(crashing))
+    whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
+    crashing.plan(**{f"token-{engine}": how})
+    answers = _ask_all(crashing, 36, first=ENGINES)
+    assert crashing.all_died
     _are_whole_or_failed(answers, whole)
     assert sum(answer.ended in ("whole", "left") for answer in answers) >= 12, "others had most of them"
     assert any(answer.ended == "error" or answer.status == 500 for answer in answers)
-    wait_until(lambda: _all_serve(mortal) and _is_balanced(mortal))
+    wait_until(lambda: _all_serve(crashing) and _is_balanced(crashing))
     restarts[engine] += 1
-    assert _counted(mortal, "stoker:engine_restarts_total") == restarts
+    assert _counted(crashing, "stoker:engine_restarts_total") == restarts
 
 
 @pytest.mark.parametrize(
     "plan", [{"step-0": "9"}, {"take-1": "raise"}, {"step-2": "memory"}, {"send-0": "9", "load-0": "9 raise"}], ids=str
 )
-def test_what_nobody_has_seen_anything_of_goes_to_another_engine(mortal: Mortal, plan: dict[str, str]) -> None:
-    wait_until(lambda: _all_serve(mortal))
-    whole = _whole(mortal)
-    mortal.plan(**plan)
-    for answer in _ask_all(mortal, 18):
+def test_what_nobody_has_seen_anything_of_goes_to_another_engine(
+    crashing: CrashingServer, plan: dict[str, str]
+) -> None:
+    wait_until(lambda: _all_serve(crashing))
+    whole = _whole(crashing)
+    crashing.plan(**plan)
+    for answer in _ask_all(crashing, 18):
         assert answer.status == 200
         assert answer.ended == "left" or answer.text == whole
-    wait_until(lambda: mortal.all_died and _all_serve(mortal) and _is_balanced(mortal))
+    wait_until(lambda: crashing.all_died and _all_serve(crashing) and _is_balanced(crashing))
 
 
-def test_prompts_of_one_request_outlive_the_engine_of_some(mortal: Mortal) -> None:
+def test_prompts_of_one_request_outlive_the_engine_of_some(crashing: CrashingServer) -> None:
     """Each has an answer, none twice, though they were dealt among all engines."""
-    wait_until(lambda: _all_serve(mortal))
-    whole = _whole(mortal)
-    mortal.plan(**{"step-1": "9"})
+    wait_until(lambda: _all_serve(crashing))
+    whole = _whole(crashing)
+    crashing.plan(**{"step-1": "9"})
     body = {"prompt": ["a"] * 12, "max_tokens": 60, "ignore_eos": True}
-    answer = httpx.post(f"{mortal.serving.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{crashing.serving.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code in (200, 500)
     if answer.status_code == 200:
         assert [choice["text"] for choice in answer.json()["choices"]] == [whole] * 12
-    assert mortal.all_died
-    wait_until(lambda: _all_serve(mortal) and _is_balanced(mortal))
+    assert crashing.all_died
+    wait_until(lambda: _all_serve(crashing) and _is_balanced(crashing))
 
 
 def test_health_says_how_each_engine_does(tiny_llama: Path, tmp_path: Path) -> None:
     """An engine that stays dead is named; with the last one the server ends."""
-    with _engines(tiny_llama, tmp_path / "deaths") as mortal:
-        url = mortal.serving.url
+    with _engines(tiny_llama, tmp_path / "deaths") as crashing:
+        url = crashing.serving.url
         for death in range(BESIDE_OTHERS + 1):
-            wait_until(lambda: _all_serve(mortal))
-            os.kill(mortal.llm.engines[1].process.pid, signal.SIGKILL)
+            wait_until(lambda: _all_serve(crashing))
+            os.kill(crashing.llm.engines[1].process.pid, signal.SIGKILL)
             assert httpx.get(f"{url}/ready").status_code == 200
             if death < BESIDE_OTHERS:
                 wait_until(lambda n=death: sample(url, "stoker:engine_restarts_total", engine="1") == n + 1)
-        wait_until(lambda: mortal.serving.service.restarts[1].given_up)
-        assert _counted(mortal, "stoker:engine_up") == [1.0, 0.0]
+        wait_until(lambda: crashing.serving.service.restarts[1].given_up)
+        assert _counted(crashing, "stoker:engine_up") == [1.0, 0.0]
         health = httpx.get(f"{url}/health")
         assert health.status_code == 200
         assert "engine 0 (of 2): serving" in health.text
         assert "engine 1 (of 2): the engine is dead: it was killed by signal 9" in health.text
-        assert _whole(mortal)
-        os.kill(mortal.llm.engines[0].process.pid, signal.SIGKILL)
-        mortal.serving.join()
-        assert isinstance(mortal.serving.server.failure, EngineDeadError)
+        assert _whole(crashing)
+        os.kill(crashing.llm.engines[0].process.pid, signal.SIGKILL)
+        crashing.serving.join()
+        assert isinstance(crashing.serving.server.failure, EngineDeadError)
 
 
 def test_an_engine_that_dies_while_the_other_is_loaded_again_waits_for_it(tiny_llama: Path, tmp_path: Path) -> None:
     """No restart is left for the last engine that serves, but it is not the last one for long."""
-    with _engines(tiny_llama, tmp_path / "deaths") as mortal:
-        whole, restarts = _whole(mortal), mortal.serving.service.restarts
-        os.kill(mortal.llm.engines[1].process.pid, signal.SIGKILL)
-        wait_until(restarts[1]._begun.is_set)
-        os.kill(mortal.llm.engines[0].process.pid, signal.SIGKILL)
-        wait_until(lambda: mortal.llm.engines[0].is_dead)
-        assert _whole(mortal) == whole, "who comes meanwhile waits"
-        wait_until(lambda: _all_serve(mortal))
-        assert _counted(mortal, "stoker:engine_restarts_total") == [1.0, 1.0]
+    with _engines(tiny_llama, tmp_path / "deaths") as crashing:
+        whole, restarts = _whole(crashing), crashing.serving.service.restarts
+        os.kill(crashing.llm.engines[1].process.pid, signal.SIGKILL)
+        wait_until(restarts[1]._under_way.is_set)
+        os.kill(crashing.llm.engines[0].process.pid, signal.SIGKILL)
+        wait_until(lambda: crashing.llm.engines[0].is_dead)
+        assert _whole(crashing) == whole, "who comes meanwhile waits"
+        wait_until(lambda: _all_serve(crashing))
+        assert _counted(crashing, "stoker:engine_restarts_total") == [1.0, 1.0]
         assert not any(each.given_up for each in restarts)
 
 
-def test_an_engine_that_is_stopped_while_it_has_nothing_is_loaded_again(mortal: Mortal) -> None:
+def test_an_engine_that_is_stopped_while_it_has_nothing_is_loaded_again(crashing: CrashingServer) -> None:
     """As soon as anything is asked of the others, which have the answers."""
-    wait_until(lambda: _all_serve(mortal))
-    whole, restarts = _whole(mortal), _counted(mortal, "stoker:engine_restarts_total")
-    os.kill(mortal.llm.engines[1].process.pid, signal.SIGSTOP)
-    wait_until(lambda: _counted(mortal, "stoker:engine_up") == [1.0, 0.0, 1.0])
-    assert {answer.text for answer in _ask_all(mortal, 3)} == {whole}
-    wait_until(lambda: _all_serve(mortal))
+    wait_until(lambda: _all_serve(crashing))
+    whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
+    os.kill(crashing.llm.engines[1].process.pid, signal.SIGSTOP)
+    wait_until(lambda: _counted(crashing, "stoker:engine_up") == [1.0, 0.0, 1.0])
+    assert {answer.text for answer in _ask_all(crashing, 3)} == {whole}
+    wait_until(lambda: _all_serve(crashing))
     restarts[1] += 1
-    assert _counted(mortal, "stoker:engine_restarts_total") == restarts
+    assert _counted(crashing, "stoker:engine_restarts_total") == restarts
 
 
 def test_the_last_engine_that_serves_ends_the_server_by_want_of_memory(tiny_llama: Path, tmp_path: Path) -> None:
-    with _engines(tiny_llama, tmp_path / "deaths", restarts=5) as mortal:
-        mortal.plan(**{"load-0": "hang", "step-1": "memory"})
-        os.kill(mortal.llm.engines[0].process.pid, signal.SIGKILL)
+    with _engines(tiny_llama, tmp_path / "deaths", restarts=5) as crashing:
+        crashing.plan(**{"load-0": "hang", "step-1": "memory"})
+        os.kill(crashing.llm.engines[0].process.pid, signal.SIGKILL)
         again = "engine 0 (of 2): loading again after: it was killed by signal 9 (SIGKILL)"
-        wait_until(lambda: again in httpx.get(f"{mortal.serving.url}/health").text)
-        statuses = {answer.status for answer in _ask_all(mortal, 6)}
+        wait_until(lambda: again in httpx.get(f"{crashing.serving.url}/health").text)
+        statuses = {answer.status for answer in _ask_all(crashing, 6)}
         assert statuses == {503}
-        mortal.serving.join()
-        assert isinstance(mortal.serving.server.failure, EngineOutOfMemoryError)
+        crashing.serving.join()
+        assert isinstance(crashing.serving.server.failure, EngineOutOfMemoryError)
 
 
-def test_an_engine_that_is_refused_when_it_is_loaded_again_is_tried_again(mortal: Mortal) -> None:
+def test_an_engine_that_is_refused_when_it_is_loaded_again_is_tried_again(crashing: CrashingServer) -> None:
     """Arguments that were right once are no reason to end, where others serve: a file may be back in a moment."""
-    wait_until(lambda: _all_serve(mortal))
-    whole, restarts = _whole(mortal), _counted(mortal, "stoker:engine_restarts_total")
-    mortal.plan(**{"load-1": "argument"})
-    os.kill(mortal.llm.engines[1].process.pid, signal.SIGKILL)
-    wait_until(lambda: mortal.all_died)
-    assert _whole(mortal) == whole
-    wait_until(lambda: _all_serve(mortal))
+    wait_until(lambda: _all_serve(crashing))
+    whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
+    crashing.plan(**{"load-1": "argument"})
+    os.kill(crashing.llm.engines[1].process.pid, signal.SIGKILL)
+    wait_until(lambda: crashing.all_died)
+    assert _whole(crashing) == whole
+    wait_until(lambda: _all_serve(crashing))
     restarts[1] += 2
-    assert _counted(mortal, "stoker:engine_restarts_total") == restarts
-    assert _whole(mortal) == whole
+    assert _counted(crashing, "stoker:engine_restarts_total") == restarts
+    assert _whole(crashing) == whole
 
 
-def test_all_engines_may_die_at_once(mortal: Mortal) -> None:
-    wait_until(lambda: _all_serve(mortal))
-    whole = _whole(mortal)
+def test_all_engines_may_die_at_once(crashing: CrashingServer) -> None:
+    wait_until(lambda: _all_serve(crashing))
+    whole = _whole(crashing)
 
     async def run() -> list[Any]:
-        asked = asyncio.create_task(asyncio.to_thread(_ask_all, mortal, 18))
+        asked = asyncio.create_task(asyncio.to_thread(_ask_all, crashing, 18))
         await asyncio.sleep(0.05)  # sleeps: the moment of the deaths; some requests are under way, others not yet
-        for engine in mortal.llm.engines:
+        for engine in crashing.llm.engines:
             os.kill(engine.process.pid, signal.SIGKILL)
         return await asked
 
     _are_whole_or_failed(asyncio.run(run()), whole)
-    wait_until(lambda: _all_serve(mortal) and _is_balanced(mortal))
-    assert _whole(mortal) == whole
+    wait_until(lambda: _all_serve(crashing) and _is_balanced(crashing))
+    assert _whole(crashing) == whole
 
 
 def _are_whole_or_failed(answers: list[Answer], whole: str) -> None:

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker_engine.cli.lines import lines_as_they_come
+from stoker_engine.cli.lines import stream_lines
 
 from .test_rank_deaths import SECONDS, Served, serving
 
@@ -74,10 +74,10 @@ def _samples(url: str) -> dict[str, float]:
 
 def _each(url: str, metric: str) -> list[float]:
     """What /metrics says of each engine."""
-    said = {
+    by_engine = {
         int(json.loads(n.split(" ", 1)[1])["engine"]): v for n, v in _samples(url).items() if n.split()[0] == metric
     }
-    return [said[engine] for engine in range(ENGINES)]
+    return [by_engine[engine] for engine in range(ENGINES)]
 
 
 def _engine(served: Served, engine: int) -> psutil.Process:
@@ -95,8 +95,8 @@ def _rank(served: Served, engine: int, rank: int) -> psutil.Process:
     for process in _engine(served, engine).children():
         words = process.cmdline()
         if "stoker_engine.exec.rank_main" in words:
-            place = words.index("stoker_engine.exec.rank_main") + 1
-            if words[place] == str(rank):
+            index = words.index("stoker_engine.exec.rank_main") + 1
+            if words[index] == str(rank):
                 return process
     raise AssertionError(f"there is no rank {rank} of engine {engine}")
 
@@ -106,7 +106,7 @@ async def _ask(client: httpx.AsyncClient, prompt: list[int], started: asyncio.Se
     answer = Answer()
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
-        async for line in lines_as_they_come(response.aiter_bytes()):
+        async for line in stream_lines(response.aiter_bytes()):
             event = line.removeprefix("data: ")
             if event == "[DONE]":
                 answer.ended = True
@@ -166,10 +166,10 @@ def test_an_engine_dies_and_the_other_serves(seed: int, tiny_llama: Path, tmp_pa
         url = served.url
         with _watched(url) as watch:
             assert [answer.text for answer in _ask_all(url)] == whole
-            for death, (who, signum, says) in enumerate(chance.sample(DEATHS, len(DEATHS))):
+            for death, (process_kind, signum, says) in enumerate(chance.sample(DEATHS, len(DEATHS))):
                 engine, before = death % ENGINES, _each(url, "stoker:engine_restarts_total")
                 number = chance.randrange(RANKS)
-                victim = _engine(served, engine) if who == "engine" else _rank(served, engine, number)
+                victim = _engine(served, engine) if process_kind == "engine" else _rank(served, engine, number)
                 answers = _ask_all(url, victim, signum)
                 assert all(answer.ended for answer in answers)
                 failed = [answer for answer in answers if answer.error]
@@ -181,7 +181,7 @@ def test_an_engine_dies_and_the_other_serves(seed: int, tiny_llama: Path, tmp_pa
                     assert expected.startswith(answer.text)
                     assert f"engine {engine + 1} of {ENGINES} (engine {engine})" in answer.error
                     assert says in answer.error
-                    assert who == "engine" or f"rank {number} of {RANKS}" in answer.error
+                    assert process_kind == "engine" or f"rank {number} of {RANKS}" in answer.error
                 before[engine] += 1
                 served.until(lambda: _each(url, "stoker:engine_up") == [1.0] * ENGINES, "it is not loaded again")
                 assert _each(url, "stoker:engine_restarts_total") == before

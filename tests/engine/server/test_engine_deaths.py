@@ -17,7 +17,7 @@ import pytest
 
 from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError
 from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.cli.lines import lines_as_they_come
+from stoker_engine.cli.lines import stream_lines
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
@@ -30,7 +30,7 @@ SECONDS = 120
 
 
 @dataclass
-class Mortal:
+class CrashingServer:
     """A server whose engine dies as `plan` says: by point, how."""
 
     serving: Serving
@@ -49,14 +49,14 @@ class Mortal:
 
 
 @contextmanager
-def _mortal(model: Path, deaths: Path, restarts: int) -> Iterator[Mortal]:
+def _crashing_server(model: Path, deaths: Path, restarts: int) -> Iterator[CrashingServer]:
     deaths.mkdir()
     args = EngineArgs(str(model), served_model_name=("tiny",))
     llm = AsyncLLM(args, program=("-P", str(ENGINE), str(deaths)))
     serving = Serving(ServeArgs(args, FrontendArgs(shutdown_grace=0, max_engine_restarts=restarts)), llm)
     try:
         wait_until(lambda: llm.is_ready)
-        yield Mortal(serving, llm, deaths)
+        yield CrashingServer(serving, llm, deaths)
     finally:
         with suppress(RuntimeError):  # it has ended by itself
             serving.call(serving.server.stop, 2)
@@ -65,10 +65,10 @@ def _mortal(model: Path, deaths: Path, restarts: int) -> Iterator[Mortal]:
 
 
 @pytest.fixture(scope="module")
-def mortal(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+def crashing(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashingServer]:
     """One server for all deaths that it outlives."""
-    with _mortal(tiny_llama, tmp_path_factory.mktemp("mortal") / "deaths", 1000) as mortal:
-        yield mortal
+    with _crashing_server(tiny_llama, tmp_path_factory.mktemp("crashing") / "deaths", 1000) as crashing:
+        yield crashing
 
 
 @dataclass
@@ -95,7 +95,7 @@ async def _ask(
             if answer.status == 200:
                 answer.text, answer.ended = content["choices"][0]["text"], "whole"
             return answer
-        async for line in lines_as_they_come(response.aiter_bytes()):
+        async for line in stream_lines(response.aiter_bytes()):
             event = line.removeprefix("data: ")
             if event == "[DONE]":
                 answer.ended = "whole"
@@ -111,7 +111,7 @@ async def _ask(
     return answer
 
 
-def _ask_all(mortal: Mortal, clients: int, first: int = 0) -> list[Answer]:
+def _ask_all(crashing: CrashingServer, clients: int, first: int = 0) -> list[Answer]:
     """Every second client streams, every sixth leaves when it has text.
 
     Before them `first` more stream, and all others wait for their text: whoever dies later has started something,
@@ -122,7 +122,7 @@ def _ask_all(mortal: Mortal, clients: int, first: int = 0) -> list[Answer]:
         limits = httpx.Limits(max_connections=None)
         async with (
             asyncio.timeout(SECONDS),
-            httpx.AsyncClient(base_url=mortal.serving.url, timeout=None, limits=limits) as c,
+            httpx.AsyncClient(base_url=crashing.serving.url, timeout=None, limits=limits) as c,
         ):
             texts = [asyncio.Event() for _ in range(first)]
             started = [asyncio.create_task(_ask(c, True, has_text=text)) for text in texts]
@@ -133,14 +133,14 @@ def _ask_all(mortal: Mortal, clients: int, first: int = 0) -> list[Answer]:
     return asyncio.run(run())
 
 
-def _whole(mortal: Mortal) -> str:
-    (answer,) = _ask_all(mortal, 1)
+def _whole(crashing: CrashingServer) -> str:
+    (answer,) = _ask_all(crashing, 1)
     assert answer.status == 200 and answer.ended == "whole"
     return answer.text
 
 
-def _is_balanced(mortal: Mortal) -> bool:
-    url = mortal.serving.url
+def _is_balanced(crashing: CrashingServer) -> bool:
+    url = crashing.serving.url
     return all(
         sample(url, name) == 0
         for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
@@ -167,28 +167,28 @@ def _is_balanced(mortal: Mortal) -> bool:
     ],
     ids=str,
 )
-def test_what_nobody_has_seen_anything_of_is_sent_on(mortal: Mortal, plan: dict[str, str]) -> None:
+def test_what_nobody_has_seen_anything_of_is_sent_on(crashing: CrashingServer, plan: dict[str, str]) -> None:
     """It waits for the next engine, and the next; each answer is whole, and nothing in it comes twice."""
-    whole = _whole(mortal)
-    restarts = sample(mortal.serving.url, "stoker:engine_restarts_total")
-    mortal.plan(**plan)
-    for answer in _ask_all(mortal, 18):
+    whole = _whole(crashing)
+    restarts = sample(crashing.serving.url, "stoker:engine_restarts_total")
+    crashing.plan(**plan)
+    for answer in _ask_all(crashing, 18):
         assert answer.status == 200
         assert answer.ended in ("whole", "left")
         assert whole.startswith(answer.text)
         assert answer.ended == "left" or answer.text == whole
-    assert mortal.all_died
+    assert crashing.all_died
     deaths = sum(len(words.split()) for words in plan.values())
-    assert sample(mortal.serving.url, "stoker:engine_restarts_total") == restarts + deaths
-    wait_until(lambda: _is_balanced(mortal))
+    assert sample(crashing.serving.url, "stoker:engine_restarts_total") == restarts + deaths
+    wait_until(lambda: _is_balanced(crashing))
 
 
 @pytest.mark.parametrize("how", ["9", "40", "11", "raise"])
-def test_what_has_begun_fails_and_nobody_hangs(mortal: Mortal, how: str) -> None:
-    whole = _whole(mortal)
-    mortal.plan(token=how)
-    answers = _ask_all(mortal, 60, first=1)
-    assert mortal.all_died
+def test_what_has_begun_fails_and_nobody_hangs(crashing: CrashingServer, how: str) -> None:
+    whole = _whole(crashing)
+    crashing.plan(token=how)
+    answers = _ask_all(crashing, 60, first=1)
+    assert crashing.all_died
     assert "error" in {answer.ended for answer in answers}
     for answer in answers:
         assert answer.status in (200, 500)
@@ -196,17 +196,17 @@ def test_what_has_begun_fails_and_nobody_hangs(mortal: Mortal, how: str) -> None
         # Who leaves may have all of it: on a busy machine it comes at once.
         assert answer.ended == "left" or (answer.text == whole) == (answer.ended == "whole")
         assert answer.ended != "error" or answer.text, "of what is told as an event, something was seen"
-    assert _whole(mortal) == whole
-    wait_until(lambda: _is_balanced(mortal))
+    assert _whole(crashing) == whole
+    wait_until(lambda: _is_balanced(crashing))
 
 
-def test_what_may_kill_engines_is_sent_on_once(mortal: Mortal) -> None:
+def test_what_may_kill_engines_is_sent_on_once(crashing: CrashingServer) -> None:
     """A prompt that kills whoever computes it must not use up all restarts."""
-    mortal.plan(step="11 raise")
-    (answer,) = _ask_all(mortal, 1)
+    crashing.plan(step="11 raise")
+    (answer,) = _ask_all(crashing, 1)
     assert answer.status == 500
-    assert mortal.all_died
-    assert _whole(mortal)
+    assert crashing.all_died
+    assert _whole(crashing)
 
 
 @pytest.mark.parametrize(
@@ -218,16 +218,16 @@ def test_without_restarts_left_clients_are_told_to_come_again(
     tiny_llama: Path, tmp_path: Path, restarts: int, plan: dict[str, str]
 ) -> None:
     """And the server ends, by the last death. Where memory ran out none are left."""
-    with _mortal(tiny_llama, tmp_path / "deaths", restarts) as mortal:
-        mortal.plan(**plan)
-        answers = _ask_all(mortal, 12)
+    with _crashing_server(tiny_llama, tmp_path / "deaths", restarts) as crashing:
+        crashing.plan(**plan)
+        answers = _ask_all(crashing, 12)
         assert not all(answer.not_begun for answer in answers), "what an engine died of must not reach another server"
         for answer in answers:
             assert answer.status == 503
             assert answer.retry_after is not None and int(answer.retry_after) > 0
-        mortal.serving.join()
-        assert mortal.all_died
-        failure = mortal.serving.server.failure
+        crashing.serving.join()
+        assert crashing.all_died
+        failure = crashing.serving.server.failure
         assert isinstance(failure, EngineDeadError)
         assert isinstance(failure, EngineOutOfMemoryError) == (plan == {"step": "memory"})
 
@@ -237,11 +237,11 @@ def test_what_stands_still_is_killed_and_its_clients_told(
     tiny_llama: Path, tmp_path: Path, point: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker_engine.processes.watchdog.STOPPED_TIMEOUT_S", 0.5)
-    with _mortal(tiny_llama, tmp_path / "deaths", 3) as mortal:
-        mortal.llm.engines[0].watchdog.step_timeout = 1.5
-        mortal.plan(**{point: how})
-        for answer in _ask_all(mortal, 12):
+    with _crashing_server(tiny_llama, tmp_path / "deaths", 3) as crashing:
+        crashing.llm.engines[0].watchdog.step_timeout = 1.5
+        crashing.plan(**{point: how})
+        for answer in _ask_all(crashing, 12):
             assert answer.status == 503
-        mortal.serving.join()
-        assert ("stopped" if how == "19" else "stuck") in str(mortal.serving.server.failure)
-        assert ("sending" in str(mortal.serving.server.failure)) == (point == "send")
+        crashing.serving.join()
+        assert ("stopped" if how == "19" else "stuck") in str(crashing.serving.server.failure)
+        assert ("sending" in str(crashing.serving.server.failure)) == (point == "send")

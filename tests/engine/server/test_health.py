@@ -66,7 +66,7 @@ def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEn
     assert int(response.headers["retry-after"]) > 0
     assert response.json()["error"]["type"] == "service_unavailable_error"
     assert client.get("/v1/models").status_code == 503
-    assert not engine.asked
+    assert not engine.requests_seen
 
 
 @pytest.mark.parametrize("stuck", [True, False])
@@ -97,7 +97,7 @@ def test_an_engine_that_dies_while_the_prompt_is_tokenized_is_not_asked(
     monkeypatch.setattr(engine.tokenizer, "encode", dying)
     refused = client.post("/v1/completions", json={"prompt": "a"})
     assert (refused.status_code, refused.headers["x-stoker-not-begun"]) == (503, "1")
-    assert not engine.asked
+    assert not engine.requests_seen
 
 
 def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> None:
@@ -106,12 +106,12 @@ def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> 
     client.get("/nowhere")
     client.get("/health")
     families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
-    told = {
+    reported = {
         (s.labels["method"], s.labels["status"], s.labels["handler"]): s.value
         for s in families["http_requests"].samples
         if s.name == "http_requests_total"
     }
-    assert told == {
+    assert reported == {
         ("POST", "2xx", "/v1/completions"): 1,
         ("POST", "4xx", "/v1/completions"): 1,
         ("GET", "4xx", "none"): 1,

@@ -89,9 +89,9 @@ def test_a_slow_client_gets_the_same_in_fewer_events(
     for expected in whole["choices"]:
         mine = [(e["choices"][0], e.get("usage")) for e in came if e["choices"][0]["index"] == expected["index"]]
         choices = [choice for choice, _ in mine]
-        said = [(c["delta"].get("content") or "") if is_chat else c["text"] for c in choices]
+        pieces = [(c["delta"].get("content") or "") if is_chat else c["text"] for c in choices]
         text = "".join(chr(ord(character) + expected["index"]) for character in engine.answer)
-        assert "".join(said) == text == (expected["message"]["content"] if is_chat else expected["text"])
+        assert "".join(pieces) == text == (expected["message"]["content"] if is_chat else expected["text"])
         tokens = [c.get("token_ids") or [] for c in choices]
         assert [token for some in tokens for token in some] == expected["token_ids"]
         assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["length"]

@@ -109,7 +109,7 @@ def test_a_message(client: Anthropic, engine: ScriptedEngine) -> None:
     assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hello world"}]
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
-    prompt, params = engine.asked[0]
+    prompt, params = engine.requests_seen[0]
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (len(prompt) - 2, 2, 11)
     assert usage.cache_creation_input_tokens == 0
@@ -167,11 +167,11 @@ ANSWERS = [
 @thinking
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 def test_streamed_is_whole(client: Anthropic, engine: ScriptedEngine, display: str) -> None:
-    asked: Any = {**WITH_TOOLS, "thinking": {"type": "adaptive", "display": display}}
+    request: Any = {**WITH_TOOLS, "thinking": {"type": "adaptive", "display": display}}
     for answer in ANSWERS:
         engine.script = [answer] * 2
-        whole = client.messages.create(**asked)
-        with client.messages.stream(**asked) as stream:
+        whole = client.messages.create(**request)
+        with client.messages.stream(**request) as stream:
             events = list(stream)
             streamed = stream.get_final_message()
         assert without_ids(streamed) == without_ids(whole)
@@ -190,11 +190,11 @@ def test_streamed_is_whole(client: Anthropic, engine: ScriptedEngine, display: s
 
 def test_a_stop_sequence_is_named(client: Anthropic, engine: ScriptedEngine) -> None:
     engine.stopped_by = "END"
-    asked: Any = {**HELLO, "stop_sequences": ["END", "FIN"]}
-    message = client.messages.create(**asked)
+    request: Any = {**HELLO, "stop_sequences": ["END", "FIN"]}
+    message = client.messages.create(**request)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
-    assert engine.asked[0][1].stop == ("END", "FIN")
-    with client.messages.stream(**asked) as stream:
+    assert engine.requests_seen[0][1].stop == ("END", "FIN")
+    with client.messages.stream(**request) as stream:
         assert stream.get_final_message().stop_sequence == "END"
     engine.script = [call("Oslo")]
     message = client.messages.create(**{**WITH_TOOLS, "stop_sequences": ["END"]})
@@ -205,7 +205,7 @@ def test_what_bounds_an_answer(client: Anthropic, engine: ScriptedEngine) -> Non
     assert client.messages.create(**{**HELLO, "max_tokens": 4}).stop_reason == "max_tokens"
     engine.info = replace(engine.info, max_model_len=20)
     message = client.messages.create(**{**HELLO, "max_tokens": 64_000})
-    assert engine.asked[-1][1].max_tokens == 20 - len(engine.asked[-1][0])
+    assert engine.requests_seen[-1][1].max_tokens == 20 - len(engine.requests_seen[-1][0])
     assert message.stop_reason == "end_turn"
     engine.answer = "a" * 100
     message = client.messages.create(**{**HELLO, "max_tokens": 64_000})
@@ -224,13 +224,13 @@ def test_what_is_hard_to_read_is_called_all_the_same(
     url: str, engine: ScriptedEngine, arguments: str, read: Any, forced: bool
 ) -> None:
     """The whole message has it as far as JSON can be sent, the stream as the model wrote it."""
-    said = arguments if forced else f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
-    engine.script = [said] * 2
-    asked = {**WITH_TOOLS, "tool_choice": {"type": "tool", "name": "weather"}} if forced else WITH_TOOLS
-    whole = httpx.post(f"{url}/v1/messages", json=asked).json()
+    answer_text = arguments if forced else f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    engine.script = [answer_text] * 2
+    request = {**WITH_TOOLS, "tool_choice": {"type": "tool", "name": "weather"}} if forced else WITH_TOOLS
+    whole = httpx.post(f"{url}/v1/messages", json=request).json()
     [block] = whole["content"]
     assert block["input"] == (json.loads(arguments) if read is None else read)
-    lines = httpx.post(f"{url}/v1/messages", json={**asked, "stream": True}).text.strip("\n").split("\n")
+    lines = httpx.post(f"{url}/v1/messages", json={**request, "stream": True}).text.strip("\n").split("\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     pieces = [event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"]
     assert "".join(pieces) == arguments
@@ -268,30 +268,30 @@ def test_tools_run_until_the_model_has_its_answer(client: Anthropic, engine: Scr
     assert [block.to_dict() for block in final.content] == [{"type": "text", "text": "It rains."}]
     rendered = engine.tokenizer.rendered
     assert rendered["tools"][0]["function"]["name"] == "weather"
-    _, asked, *results = rendered["messages"]
-    assert (asked["role"], asked["content"], asked["reasoning"]) == ("assistant", "\n\nI look.", "look")
-    assert [each["function"]["arguments"] for each in asked["tool_calls"]] == [{"city": "Oslo"}, {"city": "Bergen"}]
+    _, request, *results = rendered["messages"]
+    assert (request["role"], request["content"], request["reasoning"]) == ("assistant", "\n\nI look.", "look")
+    assert [each["function"]["arguments"] for each in request["tool_calls"]] == [{"city": "Oslo"}, {"city": "Bergen"}]
     assert [(each["role"], each["content"]) for each in results] == [
         ("tool", "rain in Oslo"),
         ("tool", "rain in Bergen"),
     ]
-    assert [each["tool_call_id"] for each in results] == [each["id"] for each in asked["tool_calls"]]
+    assert [each["tool_call_id"] for each in results] == [each["id"] for each in request["tool_calls"]]
 
 
 def test_tokens_are_counted_as_they_would_be_read(client: Anthropic, engine: ScriptedEngine) -> None:
-    asked: Any = {
+    request: Any = {
         "model": "tiny",
         "system": [{"type": "text", "text": "be brief"}, {"type": "text", "text": "be kind"}],
         "messages": [*HELLO["messages"], {"role": "assistant", "content": "yes"}, {"role": "user", "content": "é🦊"}],
         "tools": [WEATHER],
         "thinking": {"type": "enabled", "budget_tokens": 1024},
     }
-    count = client.messages.count_tokens(**asked).input_tokens
+    count = client.messages.count_tokens(**request).input_tokens
     counted = engine.tokenizer.rendered
-    usage = client.messages.create(**asked, max_tokens=2000).usage
+    usage = client.messages.create(**request, max_tokens=2000).usage
     assert engine.tokenizer.rendered == counted
     assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    assert len(engine.asked) == 1, "to count asks the engine for nothing"
+    assert len(engine.requests_seen) == 1, "to count asks the engine for nothing"
     long: Any = {"model": "tiny", "messages": [{"role": "user", "content": "a" * 5000}]}
     assert client.messages.count_tokens(**long).input_tokens > 5000, "also what is too long for a message"
 
@@ -361,16 +361,16 @@ def test_a_stream_that_breaks_says_so(client: Anthropic, engine: ScriptedEngine)
 
 
 def test_a_real_model_says_the_same_in_both_apis(address: str) -> None:
-    asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 12}
-    chat = httpx.post(f"{address}/v1/chat/completions", json={**asked, "temperature": 0}, timeout=60).json()
+    request: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 12}
+    chat = httpx.post(f"{address}/v1/chat/completions", json={**request, "temperature": 0}, timeout=60).json()
     with Anthropic(base_url=address, api_key="none", max_retries=0) as client:
-        message: Any = client.messages.create(**asked, extra_body={"temperature": 0})
-        with client.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+        message: Any = client.messages.create(**request, extra_body={"temperature": 0})
+        with client.messages.stream(**request, extra_body={"temperature": 0}) as stream:
             streamed: Any = stream.get_final_message()
-        count = client.messages.count_tokens(model="tiny", messages=asked["messages"])
+        count = client.messages.count_tokens(model="tiny", messages=request["messages"])
         unstopped = message.content[0].text
         stop = unstopped[3:6]
-        stopped: Any = client.messages.create(**asked, stop_sequences=[stop], extra_body={"temperature": 0})
+        stopped: Any = client.messages.create(**request, stop_sequences=[stop], extra_body={"temperature": 0})
     assert unstopped == streamed.content[0].text == chat["choices"][0]["message"]["content"]
     assert message.stop_reason == streamed.stop_reason == "max_tokens"
     assert message.usage.output_tokens == streamed.usage.output_tokens == 12
@@ -388,31 +388,31 @@ class Verdict(BaseModel):
 
 
 def test_a_real_model_answers_by_a_schema_and_calls_the_tools_that_it_must(address: str) -> None:
-    asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 300}
+    request: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 300}
     tools: Any = [
         {"name": name, "strict": True, "input_schema": transform_schema(Verdict)} for name in ("judge", "appraise")
     ]
     with Anthropic(base_url=address, api_key="none", max_retries=0) as client:
-        parsed: Any = client.messages.parse(**asked, output_format=Verdict)
+        parsed: Any = client.messages.parse(**request, output_format=Verdict)
         assert isinstance(parsed.parsed_output, Verdict)
         assert parsed.stop_reason == "end_turn"
         for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "appraise"}):
-            with client.messages.stream(**asked, tools=tools, tool_choice=choice) as stream:  # type: ignore[arg-type]
+            with client.messages.stream(**request, tools=tools, tool_choice=choice) as stream:  # type: ignore[arg-type]
                 called: Any = stream.get_final_message()
             assert called.stop_reason == "tool_use"
             [call] = called.content
             assert call.name in ("judge", choice.get("name", "appraise"))
             assert choice.get("name") in (None, call.name)
             Verdict.model_validate(call.input, strict=True)
-            short = client.messages.create(**{**asked, "max_tokens": 9}, tools=tools, tool_choice=choice)  # type: ignore[arg-type]
+            short = client.messages.create(**{**request, "max_tokens": 9}, tools=tools, tool_choice=choice)  # type: ignore[arg-type]
             assert short.stop_reason == "max_tokens"
         with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
             client.messages.create(
-                **asked, output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}}
+                **request, output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}}
             )
         with pytest.raises(anthropic.BadRequestError, match="tools"):
             client.messages.create(
-                **asked,
+                **request,
                 tools=[{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "nothing"}}}}],
                 tool_choice={"type": "any"},
             )

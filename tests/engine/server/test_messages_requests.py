@@ -132,9 +132,9 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_a_conversation_is_the_chat_that_it_means(
     client: TestClient, engine: FakeEngine, anthropic: dict[str, Any], openai: dict[str, Any]
 ) -> None:
-    ours = rendered(client, engine, "/v1/messages", {"model": "tiny", "max_tokens": 2000, **anthropic})
-    assert ours == rendered(client, engine, "/v1/chat/completions", openai)
-    assert engine.asked[0][0] == engine.asked[1][0]
+    counted = rendered(client, engine, "/v1/messages", {"model": "tiny", "max_tokens": 2000, **anthropic})
+    assert counted == rendered(client, engine, "/v1/chat/completions", openai)
+    assert engine.requests_seen[0][0] == engine.requests_seen[1][0]
 
 
 @pytest.mark.parametrize("anywhere", [True, False])
@@ -150,14 +150,14 @@ def test_later_instructions_go_where_the_template_takes_them(
 
     if not anywhere:
         monkeypatch.setattr(engine.tokenizer, "chat_text", first_only)
-    asked = {**HELLO, "system": "one", "messages": [user("a"), {"role": "system", "content": "two"}, user("b")]}
+    body = {**HELLO, "system": "one", "messages": [user("a"), {"role": "system", "content": "two"}, user("b")]}
     for _ in range(2):
-        messages = rendered(client, engine, "/v1/messages", asked)["messages"]
-        said = [(message["role"], message["content"]) for message in messages]
+        messages = rendered(client, engine, "/v1/messages", body)["messages"]
+        roles_and_texts = [(message["role"], message["content"]) for message in messages]
         if anywhere:
-            assert said == [("system", "one"), ("user", "a"), ("system", "two"), ("user", "b")]
+            assert roles_and_texts == [("system", "one"), ("user", "a"), ("system", "two"), ("user", "b")]
         else:
-            assert said == [("system", "one\ntwo"), ("user", "a\nb")]
+            assert roles_and_texts == [("system", "one\ntwo"), ("user", "a\nb")]
 
 
 def test_what_coding_agents_send_is_taken(client: TestClient, engine: FakeEngine) -> None:
@@ -190,9 +190,9 @@ def test_what_coding_agents_send_is_taken(client: TestClient, engine: FakeEngine
     assert response.status_code == 200, response.text
     assert response.headers["request-id"]
     assert response.text.endswith('data: {"type":"message_stop"}\n\n')
-    system, said = engine.tokenizer.rendered["messages"]
+    system, roles_and_texts = engine.tokenizer.rendered["messages"]
     assert system["content"] == "You are an agent.\nBe careful."
-    assert said["content"].endswith("</system-reminder>\nhi")
+    assert roles_and_texts["content"].endswith("</system-reminder>\nhi")
 
 
 IMAGE: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
@@ -255,7 +255,7 @@ def test_what_is_refused_is_named(client: TestClient, engine: FakeEngine) -> Non
         for stream in (False, True):
             response = client.post("/v1/messages", json={**HELLO, "stream": stream, **fields})
             assert named in error_of(response, 400, "invalid_request_error"), fields
-    assert not engine.asked
+    assert not engine.requests_seen
 
 
 def test_threads_are_refused_by_the_code_that_clients_know(client: TestClient) -> None:
@@ -327,8 +327,8 @@ def test_a_full_queue(make_client: MakeClient, engine: FakeEngine) -> None:
 def test_very_many_messages_are_no_more_work_than_in_a_chat() -> None:
     """The event loop answers nobody meanwhile."""
     body = {**HELLO, "messages": [{"role": "user", "content": "a"}] * 5000}
-    ours, chat = (
+    counted, chat = (
         work(lambda kind=kind: kind.model_validate(body)) for kind in (MessagesRequest, ChatCompletionRequest)
     )  # type: ignore[misc]
-    assert ours < 2 * chat, "a string of a message needs no blocks"
+    assert counted < 2 * chat, "a string of a message needs no blocks"
     assert {type(message.content) for message in MessagesRequest.model_validate(body).messages} == {str}

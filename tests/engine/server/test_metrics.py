@@ -108,8 +108,8 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 
 
 def test_names_and_types_are_vllms(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
-    ours = {name: family.type for name, family in families(registry).items() if name.startswith("vllm:")}
-    assert {name: kind for name, kind in ours.items() if not name.endswith("_created")} == VLLM
+    registered = {name: family.type for name, family in families(registry).items() if name.startswith("vllm:")}
+    assert {name: kind for name, kind in registered.items() if not name.endswith("_created")} == VLLM
 
 
 def test_every_sample_names_model_and_engine(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
@@ -208,8 +208,8 @@ def test_a_requests_life(metrics: EngineMetrics, registry: CollectorRegistry) ->
         "request_params_n": (1, 1),
         "request_num_preemptions": (1, 1),
     }
-    for name, told in expected.items():
-        assert (value(registry, f"vllm:{name}_count"), value(registry, f"vllm:{name}_sum")) == told, name
+    for name, reported in expected.items():
+        assert (value(registry, f"vllm:{name}_count"), value(registry, f"vllm:{name}_sum")) == reported, name
 
 
 @pytest.mark.parametrize("queue", [None, 1.0])
@@ -236,12 +236,12 @@ def test_several_sequences_of_a_request(metrics: EngineMetrics, registry: Collec
 
 def test_rejections_have_vllms_reasons(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
     metrics.on_rejected("max_num_queued_reqs")
-    told = {
+    reported = {
         (sample.labels["model_name"], sample.labels["reason"]): sample.value
         for sample in families(registry)["vllm:admission_rejections"].samples
         if sample.name.endswith("_total")
     }
-    assert told == {("tiny", "max_num_queued_reqs"): 1, ("tiny", "max_num_queued_tokens"): 0}
+    assert reported == {("tiny", "max_num_queued_reqs"): 1, ("tiny", "max_num_queued_tokens"): 0}
 
 
 def test_each_engine_has_its_own(registry: CollectorRegistry) -> None:

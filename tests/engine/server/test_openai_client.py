@@ -95,11 +95,11 @@ def test_completion_logprobs_are_the_models(openai_client: OpenAI, reference: An
     choice: Any = answer.choices[0]
     tokens = choice.prompt_token_ids + choice.token_ids
     expected = reference(tokens)
-    told = choice.logprobs
-    assert told.token_logprobs[0] is None
+    reported = choice.logprobs
+    assert reported.token_logprobs[0] is None
     chosen = [float(expected[position, token]) for position, token in enumerate(tokens[1:])]
-    assert told.token_logprobs[1:] == pytest.approx(chosen, abs=1e-4)
-    for position, top in enumerate(told.top_logprobs[1:]):
+    assert reported.token_logprobs[1:] == pytest.approx(chosen, abs=1e-4)
+    for position, top in enumerate(reported.top_logprobs[1:]):
         best = {*expected[position].topk(3).values.tolist(), chosen[position]}
         assert sorted(top.values()) == pytest.approx(sorted(best), abs=1e-4), "three, and the token itself"
 
@@ -110,11 +110,11 @@ def test_chat_logprobs_are_the_models(openai_client: OpenAI, reference: Any) -> 
     )
     choice = answer.choices[0]
     expected = reference(answer.prompt_token_ids + choice.token_ids)[len(answer.prompt_token_ids) - 1 :]
-    for position, (token, told) in enumerate(zip(choice.token_ids, choice.logprobs.content, strict=True)):
-        assert told.logprob == pytest.approx(float(expected[position, token]), abs=1e-4)
+    for position, (token, reported) in enumerate(zip(choice.token_ids, choice.logprobs.content, strict=True)):
+        assert reported.logprob == pytest.approx(float(expected[position, token]), abs=1e-4)
         best = expected[position].topk(4).values.tolist()
-        assert [top.logprob for top in told.top_logprobs] == pytest.approx(best, abs=1e-4)
-    text = b"".join(bytes(told.bytes) for told in choice.logprobs.content)
+        assert [top.logprob for top in reported.top_logprobs] == pytest.approx(best, abs=1e-4)
+    text = b"".join(bytes(reported.bytes) for reported in choice.logprobs.content)
     assert text.decode(errors="replace") == choice.message.content
 
 

@@ -110,9 +110,9 @@ def test_lm_eval_scores_as_transformers_does(
     assert len(samples) == len(QUESTIONS)
     for sample in samples:
         question = sample["doc"]
-        told = [float(response[0][0]) for response in sample["resps"]]
+        scores = [float(response[0][0]) for response in sample["resps"]]
         context = tokenizer(question["question"]).input_ids
-        for choice, loglikelihood in zip(question["choices"], told, strict=True):
+        for choice, loglikelihood in zip(question["choices"], scores, strict=True):
             tokens = tokenizer(f"{question['question']} {choice}").input_ids
             with torch.inference_mode():
                 logprobs = model(torch.tensor([tokens])).logits[0].log_softmax(-1)

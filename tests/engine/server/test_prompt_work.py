@@ -36,7 +36,7 @@ def test_what_is_too_long_is_not_encoded(
     assert answer.status_code == 400
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("context_length_exceeded", param)
     assert not engine.tokenizer.encoded
-    assert not engine.asked
+    assert not engine.requests_seen
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_is_cut_may_be_of_any_length(
 ) -> None:
     answer = client.post(path, json={**subject, "truncate_prompt_tokens": 3})
     assert answer.status_code == 200
-    assert len(engine.asked[0][0]) == 3
+    assert len(engine.requests_seen[0][0]) == 3
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
@@ -76,4 +76,4 @@ def test_hanging_up_ends_the_work_for_the_prompt(
             wait_until(started.is_set)
             assert not ended.is_set()
         wait_until(ended.is_set)
-    assert not engine.asked
+    assert not engine.requests_seen

@@ -61,31 +61,31 @@ class Served:
         assert "serving " in self.log, f"it has ended: {self.log}"
         return next(line.split()[-1] for line in self.lines if "serving " in line)
 
-    def find(self, what: str) -> psutil.Process | None:
+    def find(self, name: str) -> psutil.Process | None:
         """Its own process or one of those it has started now: ``server``, ``tokenizer``, ``engine``, ``rank 1``."""
         module, _, number = {
             "tokenizer": "stoker_engine.tokens.tokenizer_worker",
             "engine": "stoker_engine.processes.main",
-        }.get(what, f"stoker_engine.exec.rank_main {what[5:]}").partition(" ")
+        }.get(name, f"stoker_engine.exec.rank_main {name[5:]}").partition(" ")
         for process in self._all():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                if what == "server" and process.pid == self.process.pid:
+                if name == "server" and process.pid == self.process.pid:
                     return process
                 if module in words and (not number or words[words.index(module) + 1] == number):
                     return process
         return None
 
-    def wait_for(self, what: str) -> psutil.Process:
+    def wait_for(self, name: str) -> psutil.Process:
         """The same, as soon as it is there."""
         found: list[psutil.Process] = []
 
         def find() -> bool:
-            if (process := self.find(what)) is not None:
+            if (process := self.find(name)) is not None:
                 found.append(process)
             return bool(found)
 
-        self.until(find, f"there is no {what}")
+        self.until(find, f"there is no {name}")
         return found[0]
 
     def ended(self) -> int:
@@ -163,7 +163,7 @@ def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_pat
     """First under traffic, then while nobody asks; that is once too often."""
     with serving(tiny_llama, tmp_path, "--max-engine-restarts=1", "--log-format=json") as served:
         url = served.url.rstrip('"}')
-        first = [served.wait_for(what) for what in ("engine", "rank 0", "rank 1")]
+        first = [served.wait_for(name) for name in ("engine", "rank 0", "rank 1")]
         with _in_flight(url) as lines:
             first[2].kill()
             *_, last = lines
@@ -175,10 +175,10 @@ def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_pat
         assert f"rank 1 of {SIZE} was killed by signal 9 (SIGKILL)" in served.log
         served.wait_for("rank 0").kill()
         assert served.ended() == 1
-        told = TerminationMessage.parse(served.last_words.read_text())
-        assert told is not None
-        assert told.reason is Reason.ENGINE_DIED
-        assert f"rank 0 of {SIZE} was killed by signal 9 (SIGKILL)" in told.message
+        written = TerminationMessage.parse(served.last_words.read_text())
+        assert written is not None
+        assert written.reason is Reason.ENGINE_DIED
+        assert f"rank 0 of {SIZE} was killed by signal 9 (SIGKILL)" in written.message
         assert "Traceback" not in served.log
         of_ranks = [json.loads(line) for line in served.lines if '"rank"' in line]
         assert {line["rank"] for line in of_ranks} == {0}, "all ranks know the same; one says it"
@@ -196,9 +196,9 @@ def test_a_stopped_rank_is_named(traffic: bool, tiny_llama: Path, tmp_path: Path
         if traffic:
             assert f"rank 1 of {SIZE} was stopped" in json.loads(last.removeprefix("data: "))["error"]["message"]
         assert served.ended() == 1, "what it runs on may be stuck"
-        told = TerminationMessage.parse(served.last_words.read_text())
-        assert told is not None
-        assert f"rank 1 of {SIZE} was stopped" in told.message
+        written = TerminationMessage.parse(served.last_words.read_text())
+        assert written is not None
+        assert f"rank 1 of {SIZE} was stopped" in written.message
         assert "Traceback" not in served.log
 
 
@@ -213,36 +213,36 @@ def test_asked_to_stop_it_finishes_what_it_began(signum: signal.Signals, tiny_ll
         served.until(lambda: not any(map(_lives, served.seen.values())), "a process outlives the server")
 
 
-WHO = ("server", "tokenizer", "engine", "rank 0", "rank 1")
+PROCESS_KINDS = ("server", "tokenizer", "engine", "rank 0", "rank 1")
 #: Those that are seen in every run.
 QUICK = {("rank 1", signal.SIGSTOP, True), ("engine", signal.SIGKILL, False)}
 
 
 @pytest.mark.parametrize(
-    "who, signum, loads",
+    "process_kind, signum, loads",
     [
-        pytest.param(who, signum, loads, marks=() if (who, signum, loads) in QUICK else pytest.mark.slow)
-        for who in WHO
+        pytest.param(kind, signum, loads, marks=() if (kind, signum, loads) in QUICK else pytest.mark.slow)
+        for kind in PROCESS_KINDS
         for signum in (signal.SIGKILL, signal.SIGSTOP)
         for loads in (True, False)
     ],
 )
 def test_whoever_dies_or_stops_nobody_is_left_behind(
-    who: str, signum: signal.Signals, loads: bool, tiny_llama: Path, tmp_path: Path
+    process_kind: str, signum: signal.Signals, loads: bool, tiny_llama: Path, tmp_path: Path
 ) -> None:
     """The server recovers, or ends by itself, or else is killed: nothing is left of it then."""
-    chance = random.Random(f"{who} {signum} {loads}")
+    chance = random.Random(f"{process_kind} {signum} {loads}")
     with serving(tiny_llama, tmp_path, "--max-engine-restarts=1") as served:
         if loads:
-            victim = served.wait_for(who)
+            victim = served.wait_for(process_kind)
             time.sleep(chance.random())  # sleeps: the moment of the death is drawn
             victim.send_signal(signum)
             time.sleep(chance.random())  # sleeps: and the moment of what follows
         else:
-            url, victim = served.url, served.wait_for(who)
+            url, victim = served.url, served.wait_for(process_kind)
             with contextlib.suppress(httpx.HTTPError), _in_flight(url) as lines:
                 victim.send_signal(signum)
-                for _ in lines if who != "server" else ():
+                for _ in lines if process_kind != "server" else ():
                     pass
-        if who == "engine" or who.startswith("rank"):
-            served.until(lambda: not _lives(victim), f"nobody has ended {who}")
+        if process_kind == "engine" or process_kind.startswith("rank"):
+            served.until(lambda: not _lives(victim), f"nobody has ended {process_kind}")

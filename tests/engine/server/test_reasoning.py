@@ -11,7 +11,8 @@ from stoker_engine.server.conversation.reasoning_tokens import ReasoningTokens
 from stoker_engine.server.parsers.parts import Content, Reasoning
 
 from .scripted_engine import ScriptedEngine
-from .test_tools import FORCED, MESSAGES, OSLO, TIME, WEATHER, calls_of, openai_client, serve
+from .test_forced_calls import FORCED
+from .test_tools import MESSAGES, OSLO, TIME, WEATHER, calls_of, openai_client, serve
 
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 TOOLS = [WEATHER, TIME]
@@ -23,26 +24,26 @@ def ask(client: Any, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("piece", [1, 4, 1000])
 @pytest.mark.parametrize(
-    "said", [f"{THOUGHT}It rains.", "Let me see.</think>It rains.", "still thinking", f"{THOUGHT}{OSLO}"]
+    "text", [f"{THOUGHT}It rains.", "Let me see.</think>It rains.", "still thinking", f"{THOUGHT}{OSLO}"]
 )
-def test_streamed_is_whole(piece: int, said: str) -> None:
-    client = openai_client(ScriptedEngine(said, said, piece=piece), reasoning_parser="qwen3")
+def test_streamed_is_whole(piece: int, text: str) -> None:
+    client = openai_client(ScriptedEngine(text, text, piece=piece), reasoning_parser="qwen3")
     whole = ask(client, tools=TOOLS)
     message = whole.choices[0].message
     assert message.reasoning.strip() in ("Let me see.", "still thinking")
     assert message.reasoning_content == message.reasoning
-    assert (message.content or "").strip() == ("It rains." if "rains" in said else "")
-    assert calls_of(message) == ([("weather", {"city": "Oslo"})] if OSLO in said else [])
+    assert (message.content or "").strip() == ("It rains." if "rains" in text else "")
+    assert calls_of(message) == ([("weather", {"city": "Oslo"})] if OSLO in text else [])
     events = list(ask(client, tools=TOOLS, stream=True, stream_options={"include_usage": True}))
     deltas = [choice.delta.model_dump(exclude_unset=True) for event in events for choice in event.choices]
     for name in ("reasoning", "reasoning_content", "content"):
         streamed = "".join(delta.get(name) or "" for delta in deltas)
         assert streamed == (getattr(message, name) or ""), name
-    assert sum("tool_calls" in delta for delta in deltas) == 2 * (OSLO in said)
+    assert sum("tool_calls" in delta for delta in deltas) == 2 * (OSLO in text)
     assert all(delta.get("reasoning") == delta.get("reasoning_content") for delta in deltas)
     reasoning_tokens = whole.usage.completion_tokens_details.reasoning_tokens
     assert events[-1].usage.completion_tokens_details.reasoning_tokens == reasoning_tokens
-    assert reasoning_tokens == (said.index("</think>") + len("</think>") if "</think>" in said else len(said))
+    assert reasoning_tokens == (text.index("</think>") + len("</think>") if "</think>" in text else len(text))
 
 
 def test_content_is_null_while_there_is_only_reasoning() -> None:
@@ -74,7 +75,7 @@ def test_forced_calls_come_after_the_reasoning(piece: int) -> None:
     choice = ask(client, tools=TOOLS, tool_choice="required").choices[0]
     assert choice.message.reasoning == "hm <tool_call>"
     assert [name for name, _ in calls_of(choice.message)] == ["weather", "time"]
-    structured = engine.asked[0][1].structured_outputs
+    structured = engine.requests_seen[0][1].structured_outputs
     assert structured is not None
     assert structured.begins_after == "</think>"
 
@@ -93,11 +94,11 @@ def test_reasoning_tokens_are_the_same_in_whatever_deltas_they_come(ends: Sequen
     for first in range(len(tokens) + 1):
         for second in range(first, len(tokens) + 1):
             counting = ReasoningTokens(ends, is_reasoning=True)
-            said = 0
+            num_tokens = 0
             for piece in (tokens[:first], tokens[first:second], tokens[second:]):
-                said += len(piece)
+                num_tokens += len(piece)
                 # The parser knows it late, as if its text still waited.
-                counting.add(piece, [Reasoning("x")] if piece else [], is_reasoning=said < len(tokens))
+                counting.add(piece, [Reasoning("x")] if piece else [], is_reasoning=num_tokens < len(tokens))
             assert counting.count == expected
     none = ReasoningTokens(ends, is_reasoning=True)
     none.add([1, 2], [Content("x")], is_reasoning=False)
@@ -149,7 +150,7 @@ def test_what_continues_an_answer_is_no_reasoning(stream: bool) -> None:
     chat = {"messages": started, "continue_final_message": True, "structured_outputs": {"regex": "[a-z ]+"}}
     answer = client.post("/v1/chat/completions", json={**chat, "stream": stream})
     assert "reasoning_content" not in answer.text
-    assert engine.asked[-1][1].structured_outputs.begins_after is None, "its format holds at once"
+    assert engine.requests_seen[-1][1].structured_outputs.begins_after is None, "its format holds at once"
     answer = client.post("/v1/messages", json={"messages": started, "max_tokens": 9, "model": "tiny", "stream": stream})
     assert "thinking" not in answer.text.replace("thinking_tokens", "")
 

@@ -228,7 +228,7 @@ def test_parameters_reach_the_engine(client: TestClient, engine: FakeEngine, pat
     subject = {"messages": MESSAGES} if "chat" in path else {"prompt": "ab", "add_special_tokens": False}
     body = {**subject, **SAMPLING, "max_tokens": 5, "logit_bias": {"104": -100, "7": 1.5}}
     assert client.post(path, json=body).status_code == 200
-    prompt, params = engine.asked[0]
+    prompt, params = engine.requests_seen[0]
     assert prompt == [ord(character) for character in ("<user>hi" if "chat" in path else "ab")]
     for name, value in SAMPLING.items():
         assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value), name
@@ -244,7 +244,7 @@ def test_what_the_models_makers_recommend_counts_where_nothing_is_said(
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "top_k": 3, "temperature": None})
     client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x" * 53}]})
     client.post("/v1/completions", json={"prompt": "a", "temperature": 0})
-    chat, nearly_full, completion = (params for _, params in engine.asked)
+    chat, nearly_full, completion = (params for _, params in engine.requests_seen)
     assert (chat.temperature, chat.top_k, chat.max_tokens) == (0.6, 3, 9)
     assert nearly_full.max_tokens == 5, "a recommended length bends to the room there is"
     assert (completion.temperature, completion.top_k, completion.max_tokens) == (0, 20, 16)
@@ -256,7 +256,7 @@ def test_beam_search(client: TestClient, engine: FakeEngine) -> None:
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"]) == 3
     assert client.post("/v1/chat/completions", json={"messages": MESSAGES, **beams}).status_code == 200
-    assert engine.asked[0][1] == BeamSearchParams(
+    assert engine.requests_seen[0][1] == BeamSearchParams(
         beam_width=3, max_tokens=4, length_penalty=0.5, early_stopping="never", stop_token_ids=(7,)
     )
 
@@ -289,11 +289,14 @@ def test_a_prompts_end_is_kept(client: TestClient, engine: FakeEngine) -> None:
     assert answer.json()["usage"]["prompt_tokens"] == 2
     client.post("/v1/completions", json={"prompt": "x" * 100, "truncate_prompt_tokens": -1, "max_tokens": 4})
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "truncate_prompt_tokens": 3})
-    assert [len(prompt) for prompt, _ in engine.asked] == [2, 60, 3]
-    for path, said in (("/v1/completions", {"prompt": "abcdef"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+    assert [len(prompt) for prompt, _ in engine.requests_seen] == [2, 60, 3]
+    for path, prompt_fields in (
+        ("/v1/completions", {"prompt": "abcdef"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+    ):
         for side in ("left", "right"):
-            client.post(path, json={**said, "truncate_prompt_tokens": 3, "truncation_side": side})
-    cut = ["".join(map(chr, prompt)) for prompt, _ in engine.asked[3:]]
+            client.post(path, json={**prompt_fields, "truncate_prompt_tokens": 3, "truncation_side": side})
+    cut = ["".join(map(chr, prompt)) for prompt, _ in engine.requests_seen[3:]]
     assert cut == ["def", "\x01ab", ">hi", "<us"]
 
 
@@ -330,7 +333,7 @@ def test_defaults_are_openais(client: TestClient, engine: FakeEngine) -> None:
     client.post("/v1/completions", json={"prompt": "a", "temperature": None, "stop": None, "top_p": None})
     client.post("/v1/completions", json={"prompt": "a" * 58})
     client.post("/v1/chat/completions", json={"messages": MESSAGES})
-    completion, nearly_full, chat = (params for _, params in engine.asked)
+    completion, nearly_full, chat = (params for _, params in engine.requests_seen)
     assert (completion.temperature, completion.top_p, completion.top_k, completion.stop) == (1.0, 1.0, 0, ())
     assert completion.max_tokens == 16
     assert nearly_full.max_tokens == 5, "the default bends to the room there is"
@@ -342,7 +345,7 @@ def test_a_chat_reaches_the_template_as_text(client: TestClient, engine: FakeEng
     parts = [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]
     messages = [{"role": "developer", "content": "a"}, sent_back, {"role": "user", "content": parts}]
     client.post("/v1/chat/completions", json={"messages": messages})
-    assert "".join(map(chr, engine.asked[0][0])) == "<system>a<assistant>b<user>c\nd"
+    assert "".join(map(chr, engine.requests_seen[0][0])) == "<system>a<assistant>b<user>c\nd"
 
 
 def test_tools_and_their_messages_reach_the_template(make_client: MakeClient, engine: FakeEngine) -> None:
@@ -357,9 +360,9 @@ def test_tools_and_their_messages_reach_the_template(make_client: MakeClient, en
         assert response.status_code == 200, response.text
         rendered = engine.tokenizer.rendered
         assert rendered["tools"] == [TOOL]
-    _, asked, answered = rendered["messages"]
-    assert asked["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
-    assert (asked["content"], asked["reasoning"]) == ("", "hm")
+    _, call_message, answered = rendered["messages"]
+    assert call_message["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert (call_message["content"], call_message["reasoning"]) == ("", "hm")
     assert answered == {"role": "tool", "content": "5 °C", "tool_call_id": "1"}
 
 
@@ -376,8 +379,8 @@ def test_a_call_that_is_no_object_leaves_the_conversation_served(
         body = {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, *MESSAGES]}
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
-    [told] = engine.tokenizer.rendered["messages"][1]["tool_calls"]
-    assert told["function"] == {"name": "f", "arguments": arguments}
+    [rendered_call] = engine.tokenizer.rendered["messages"][1]["tool_calls"]
+    assert rendered_call["function"] == {"name": "f", "arguments": arguments}
 
 
 def test_tools_may_be_left_out_when_none_is_to_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:
@@ -412,10 +415,12 @@ def test_how_a_chat_is_rendered(make_client: MakeClient, engine: FakeEngine) -> 
     thinking = {"enable_thinking": True, "style": 1, "reasoning_effort": "low"}
     assert rendered(reasoning_effort="low")["chat_template_kwargs"] == thinking
     assert rendered(reasoning_effort="none")["chat_template_kwargs"]["enable_thinking"] is False
-    own = rendered(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "reasoning_effort": 1})
-    assert own["chat_template_kwargs"] == {"enable_thinking": False, "style": 1, "reasoning_effort": "high"}
+    rendering = rendered(
+        reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "reasoning_effort": 1}
+    )
+    assert rendering["chat_template_kwargs"] == {"enable_thinking": False, "style": 1, "reasoning_effort": "high"}
     rendered(add_special_tokens=True)
-    assert engine.asked[-1][0][0] == 1
+    assert engine.requests_seen[-1][0][0] == 1
     body = {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True}
     _assert_refused(client, "/v1/chat/completions", body, "continue_final_message")
 

@@ -11,9 +11,8 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from stoker_common.errors import NotFoundError
 from stoker_engine.server.responses.items import from_json, messages, to_json
-from stoker_engine.server.responses.store import ResponseStore, StoredResponse
+from stoker_engine.server.responses.store import ResponseStore
 
 from .conftest import FakeEngine, MakeClient
 from .test_errors import error_of
@@ -43,7 +42,7 @@ def user(text: str) -> dict[str, Any]:
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
 THOUGHT = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
-SAID = {
+ASSISTANT_MESSAGE = {
     "type": "message",
     "id": "m",
     "status": "completed",
@@ -96,12 +95,12 @@ def test_a_schema_is_not_changed_on_its_way() -> None:
     from stoker_engine.server.responses.request import ResponsesRequest, _response_format
 
     schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}, "x": {"schema_": None}}
-    given = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
-    body = ResponsesRequest.model_validate({"input": "a", "text": {"format": given}})
+    text_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    body = ResponsesRequest.model_validate({"input": "a", "text": {"format": text_format}})
     assert body.text is not None
     assert body.text.format is not None
-    asked = _response_format(body.text.format)
-    assert asked == {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    chat_format = _response_format(body.text.format)
+    assert chat_format == {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
     assert body.text.model_dump(by_alias=True, exclude_none=True)["format"]["schema"] == schema
 
 
@@ -120,12 +119,12 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         top_logprobs=3,
         cache_salt="s",
     )
-    _, params = engine.asked[-1]
+    _, params = engine.requests_seen[-1]
     assert (params.max_tokens, params.temperature, params.top_k, params.min_p, params.seed) == (7, 0.5, 3, 0.1, 4)
     assert (list(params.stop), params.repetition_penalty, params.logprobs) == (["x"], 1.5, 3)
     assert engine.options[-1]["cache_salt"] == "s"
     ask(client)
-    assert engine.asked[-1][1].logprobs is None
+    assert engine.requests_seen[-1][1].logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         ),
         ([{"role": "user", "content": []}], [user("")]),
         (
-            [THOUGHT, SAID, CALL, {**CALL, "call_id": "c2"}, RESULT],
+            [THOUGHT, ASSISTANT_MESSAGE, CALL, {**CALL, "call_id": "c2"}, RESULT],
             [
                 {
                     "role": "assistant",
@@ -152,7 +151,7 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         ([CALL], [{"role": "assistant", "tool_calls": [call_in_chat()]}]),
         ([THOUGHT, user("go on")], [{"role": "assistant", "reasoning": "hm", "content": ""}, user("go on")]),
         (
-            [SAID, SAID, CALL, THOUGHT, CALL],
+            [ASSISTANT_MESSAGE, ASSISTANT_MESSAGE, CALL, THOUGHT, CALL],
             [
                 {"role": "assistant", "content": "well, no"},
                 {"role": "assistant", "content": "well, no", "tool_calls": [call_in_chat()]},
@@ -161,7 +160,7 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
         ),
         ([{"type": "reasoning", "summary": []}, user("a")], [user("a")]),
         (
-            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, SAID],
+            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, ASSISTANT_MESSAGE],
             [{"role": "assistant", "reasoning": "s", "content": "well, no"}],
         ),
         (
@@ -194,8 +193,8 @@ def test_no_text_of_an_item_is_lost() -> None:
                 )
             )
         written = json.dumps(messages(from_json(json.dumps(items).encode())))
-        places = [written.index(text) for text in texts]
-        assert places == sorted(places)
+        positions = [written.index(text) for text in texts]
+        assert positions == sorted(positions)
         assert written.count("<") == len(texts)
 
 
@@ -203,13 +202,15 @@ def test_instructions_come_first_and_are_not_carried_over(client: TestClient, en
     first = ask(client, input="one", instructions="be brief")
     assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be brief"}, user("one")]
     second = ask(client, input=[user("two")], instructions="be long", previous_response_id=first["id"])
-    said = {"role": "assistant", "content": "hello world"}
-    asked = [user("one"), said, user("two")]
-    assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be long"}, *asked]
+    answer = {"role": "assistant", "content": "hello world"}
+    chat_format = [user("one"), answer, user("two")]
+    assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be long"}, *chat_format]
     assert second["previous_response_id"] == first["id"]
     client.delete(f"{PATH}/{first['id']}")
     ask(client, input="three", previous_response_id=second["id"])
-    assert engine.tokenizer.rendered["messages"] == [*asked, said, user("three")], "the whole conversation is kept"
+    assert engine.tokenizer.rendered["messages"] == [*chat_format, answer, user("three")], (
+        "the whole conversation is kept"
+    )
 
 
 def test_an_answer_given_back_as_it_came(client: TestClient, engine: FakeEngine) -> None:
@@ -220,10 +221,10 @@ def test_an_answer_given_back_as_it_came(client: TestClient, engine: FakeEngine)
 
 
 def test_what_the_assistant_says_half_is_gone_on_with(client: TestClient, engine: FakeEngine) -> None:
-    half = {**SAID, "status": "incomplete"}
+    half = {**ASSISTANT_MESSAGE, "status": "incomplete"}
     ask(client, input=[user("hi"), half])
     assert engine.tokenizer.rendered["continue_final_message"] is True
-    for items in ([user("hi"), SAID], [half, user("hi")], [user("hi"), THOUGHT]):
+    for items in ([user("hi"), ASSISTANT_MESSAGE], [half, user("hi")], [user("hi"), THOUGHT]):
         ask(client, input=items)
         assert engine.tokenizer.rendered["continue_final_message"] is False
 
@@ -386,7 +387,7 @@ def test_answers_have_names_of_their_own(client: TestClient) -> None:
 
 
 def test_input_items_are_listed_in_pages(client: TestClient) -> None:
-    first = ask(client, input=[user("0"), {**SAID, "id": None}])
+    first = ask(client, input=[user("0"), {**ASSISTANT_MESSAGE, "id": None}])
     second = ask(client, input=[CALL, RESULT, user("4")], previous_response_id=first["id"])
     where = f"{PATH}/{second['id']}/input_items"
 
@@ -413,56 +414,6 @@ def test_input_items_are_listed_in_pages(client: TestClient) -> None:
     assert client.get(where).json()["data"] == items[::-1]
     for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "x"}):
         error_of(client.get(where, params=wrong), 400)
-
-
-def stored(size: int) -> StoredResponse:
-    return StoredResponse(b"x" * size, b"", 0)
-
-
-def holds(store: ResponseStore, owner: bytes, name: str) -> bool:
-    try:
-        store.get(owner, name)
-    except NotFoundError:
-        return False
-    return True
-
-
-def test_the_store_is_bounded() -> None:
-    rng = random.Random(1)
-    store = ResponseStore(max_bytes=1000, max_responses=20)
-    sizes: dict[tuple[bytes, str], int] = {}
-    for number in range(2000):
-        owner, name, size = bytes([rng.randrange(4)]), str(rng.randrange(60)), rng.randrange(1, 300)
-        sizes[owner, name] = size
-        assert store.put(owner, name, stored(size)) == holds(store, owner, name)
-        if number % 50 == 0:
-            kept = [key for key in sizes if holds(store, *key)]
-            assert len(kept) <= 20
-            assert sum(sizes[key] for key in kept) <= 1000
-            assert kept, "it is of use, too"
-
-
-def test_what_was_used_last_stays() -> None:
-    store = ResponseStore(max_bytes=300)
-    for name in "abc":
-        store.put(b"o", name, stored(100))
-    store.get(b"o", "a")
-    store.put(b"o", "d", stored(100))
-    assert [name for name in "abcd" if holds(store, b"o", name)] == ["a", "c", "d"]
-    assert not store.put(b"o", "e", stored(301))
-    assert [name for name in "abcde" if holds(store, b"o", name)] == ["a", "c", "d"], "it takes nothing from others"
-
-
-def test_nobody_displaces_all_that_others_hold() -> None:
-    store = ResponseStore(max_bytes=1000)
-    for name in "ab":
-        store.put(b"small", name, stored(100))
-    for number in range(100):
-        store.put(b"large", str(number), stored(50))
-    assert all(holds(store, b"small", name) for name in "ab")
-    assert holds(store, b"large", "99")
-    store.delete(b"small", "a")
-    assert not holds(store, b"small", "a")
 
 
 def test_a_conversation_grows_no_larger_than_a_request_may_be(make_client: MakeClient) -> None:
@@ -495,7 +446,9 @@ def test_a_gateway_names_responses(client: TestClient) -> None:
         answer = client.post("/v1/responses", json=body, headers=headers)
         assert answer.json()["id"] == name and answer.headers["x-request-id"] == "shared"
         assert client.get(f"/v1/responses/{name}").status_code == 200
-    asked = client.post("/v1/responses", json=body | {"request_id": "mine"}, headers={"x-stoker-response-id": "resp_x"})
-    assert asked.json()["id"] == "mine"
+    chat_format = client.post(
+        "/v1/responses", json=body | {"request_id": "mine"}, headers={"x-stoker-response-id": "resp_x"}
+    )
+    assert chat_format.json()["id"] == "mine"
     odd = client.post("/v1/responses", json=body, headers={"x-stoker-response-id": "two words"})
     assert odd.json()["id"].startswith("resp_")

@@ -96,12 +96,12 @@ def test_a_conversation_is_gone_on_with(real: OpenAI) -> None:
     assert second.output_text == chat.choices[0].message.content
     again = real.responses.create(input=messages, max_output_tokens=8, **GREEDY)
     assert again.output_text == second.output_text
-    told: Any = second.output[0]
+    message: Any = second.output[0]
     expected: Any = chat.choices[0].logprobs
-    assert [each.logprob for each in told.content[0].logprobs] == pytest.approx(
+    assert [each.logprob for each in message.content[0].logprobs] == pytest.approx(
         [each.logprob for each in expected.content], abs=1e-4
     )
-    assert [[top.token for top in each.top_logprobs] for each in told.content[0].logprobs] == [
+    assert [[top.token for top in each.top_logprobs] for each in message.content[0].logprobs] == [
         [top.token for top in each.top_logprobs] for each in expected.content
     ]
     assert real.responses.retrieve(second.id).output_text == second.output_text
@@ -124,11 +124,11 @@ class Place(BaseModel):
 
 def test_parsed_by_openais_client(real: OpenAI) -> None:
     """A schema's finite: whatever a random model likes best, it ends, and is what was asked for."""
-    asked: Any = {"model": "tiny", "temperature": 1.5, "text_format": Place, "max_output_tokens": 200}
-    whole = real.responses.parse(input="where?", **asked)
+    request: Any = {"model": "tiny", "temperature": 1.5, "text_format": Place, "max_output_tokens": 200}
+    whole = real.responses.parse(input="where?", **request)
     assert whole.status == "completed"
     assert isinstance(whole.output_parsed, Place)
-    with real.responses.stream(input="where?", **asked) as stream:
+    with real.responses.stream(input="where?", **request) as stream:
         assert isinstance(stream.get_final_response().output_parsed, Place)
     cut = real.responses.create(
         model="tiny", input="where?", max_output_tokens=3, text={"format": {"type": "json_object"}}
@@ -141,7 +141,7 @@ def test_parsed_by_openais_client(real: OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "go"}])
 def test_calls_that_are_forced(real: OpenAI, stream: bool, choice: Any) -> None:
     tools = [openai.pydantic_function_tool(Place, name="go")["function"]]
-    asked: Any = {
+    request: Any = {
         "model": "tiny",
         "input": "where?",
         "temperature": 1.5,
@@ -150,10 +150,10 @@ def test_calls_that_are_forced(real: OpenAI, stream: bool, choice: Any) -> None:
         "parallel_tool_calls": False,
     }
     if stream:
-        with real.responses.stream(**asked) as events:
+        with real.responses.stream(**request) as events:
             answer: Any = events.get_final_response()
     else:
-        answer = real.responses.create(**asked)
+        answer = real.responses.create(**request)
     assert answer.status == "completed"
     (call,) = answer.output
     assert (call.type, call.name) == ("function_call", "go")
@@ -244,8 +244,8 @@ def test_an_agent_uses_a_tool(engine: FakeEngine, fake_url: str, stream: bool, b
                     pass
             return result.final_output, result.context_wrapper.usage.output_tokens
 
-    said, tokens = asyncio.run(run())
-    assert said == "Take a coat."
+    text, tokens = asyncio.run(run())
+    assert text == "Take a coat."
     assert called == ["Oslo"]
     assert tokens > 20
     system, user, assistant, tool = engine.tokenizer.rendered["messages"]

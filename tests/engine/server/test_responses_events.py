@@ -85,13 +85,13 @@ def pieces(rng: random.Random, parts: list[Part]) -> Iterator[list[Part]]:
     """The same in steps, texts cut anywhere."""
     step: list[Part] = []
     for part in parts:
-        rest = getattr(part, "text", None)
-        if rest is None:
+        remaining = getattr(part, "text", None)
+        if remaining is None:
             step.append(part)
-        while rest:
-            cut = rng.randint(1, len(rest))
-            step.append(replace(part, text=rest[:cut]))
-            rest = rest[cut:]
+        while remaining:
+            cut = rng.randint(1, len(remaining))
+            step.append(replace(part, text=remaining[:cut]))
+            remaining = remaining[cut:]
             if rng.random() < 0.5:
                 yield step
                 step = []
@@ -129,8 +129,8 @@ def test_streamed_is_whole(reason: FinishReason) -> None:
         streamed, events = write(list(pieces(rng, parts)), reason=reason)
         assert without_names(streamed) == without_names(whole)
         assert [event.sequence_number for event in events] == list(range(len(events)))
-        told = "".join(getattr(event, "delta", "") for event in events)
-        assert told == "".join(getattr(part, "text", "") for part in parts), "nothing is lost, in its order"
+        deltas = "".join(getattr(event, "delta", "") for event in events)
+        assert deltas == "".join(getattr(part, "text", "") for part in parts), "nothing is lost, in its order"
         for event in events:
             parsed = SDK_EVENT.validate_json(event.model_dump_json())
             assert parsed.type == event.type
@@ -219,15 +219,15 @@ def test_logprobs_go_to_the_text() -> None:
     response, events = write(steps, logprobs, reason=FinishReason.STOP)
     text: Any = response.output[1]
     assert [each.token for each in text.content[0].logprobs] == ["a", "b", "c1", "c2", "end"]
-    told = [each.token for event in events for each in getattr(event, "logprobs", []) if "delta" in event.type]
-    assert told == ["a", "b", "c1", "c2", "end"]
+    deltas = [each.token for event in events for each in getattr(event, "logprobs", []) if "delta" in event.type]
+    assert deltas == ["a", "b", "c1", "c2", "end"]
 
 
-@pytest.mark.parametrize("said", ["ab</think>hello", "<think>ab</think>\n\nhello", "ab"])
-def test_logprobs_are_those_of_the_answer_in_whatever_deltas_they_come(said: str) -> None:
-    expected = said.partition("</think>")[2]
-    for piece in range(1, len(said) + 2):
-        client = serve(ScriptedEngine(said, piece=piece), reasoning_parser="deepseek_r1")
+@pytest.mark.parametrize("text", ["ab</think>hello", "<think>ab</think>\n\nhello", "ab"])
+def test_logprobs_are_those_of_the_answer_in_whatever_deltas_they_come(text: str) -> None:
+    expected = text.partition("</think>")[2]
+    for piece in range(1, len(text) + 2):
+        client = serve(ScriptedEngine(text, piece=piece), reasoning_parser="deepseek_r1")
         body = {"input": "hi", "include": ["message.output_text.logprobs"]}
         message = client.post("/v1/responses", json=body).json()["output"][-1]
         tokens = [each["token"] for part in message["content"] for each in part.get("logprobs", [])]
@@ -272,9 +272,9 @@ def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: Fake
         answer = streamed(client, input="hi", tools=tools)[-1]["response"]
     else:
         answer = client.post("/v1/responses", json={"input": "hi", "tools": tools}).json()
-    thought, said, call = answer["output"]
+    thought, message, call = answer["output"]
     assert thought["content"][0]["text"] == "hm, é"
-    assert said["content"][0]["text"] == "I ask."
+    assert message["content"][0]["text"] == "I ask."
     assert (call["name"], json.loads(call["arguments"])) == ("f", {"a": [1, "é"]})
     assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < answer["usage"]["output_tokens"]
     hidden = client.post("/v1/responses", json={"input": "hi", "tools": tools, "include_reasoning": False}).json()
@@ -316,11 +316,11 @@ def test_a_call_that_a_stop_string_cut_off_is_not_to_be_run(piece: int) -> None:
     }
     cut, whole = '{"a": "Os', '{"a": "Oslo"}'
     client = serve(ScriptedEngine(cut, whole, cut, piece=piece), tool_call_parser="hermes")
-    for said, status in ((cut, "incomplete"), (whole, "completed")):
+    for message, status in ((cut, "incomplete"), (whole, "completed")):
         answer = OpenAIResponse.model_validate(client.post("/v1/responses", json=body).json())
         assert answer.status == status
         [call] = answer.output
-        assert (call.status, call.to_dict()["arguments"]) == (status, said)
+        assert (call.status, call.to_dict()["arguments"]) == (status, message)
     assert streamed(client, **body)[-1]["type"] == "response.incomplete"
 
 
@@ -340,11 +340,11 @@ def test_a_call_that_was_cut_off_is_gone_on_with(
     [call] = answer["output"]
     assert (call["status"], call["arguments"]) == ("incomplete", engine.answer)
     question = [{"role": "user", "content": "and?"}]
-    given = {"previous_response_id": answer["id"]} if by_id else {}
-    again = client.post("/v1/responses", json={"input": question if by_id else [call, *question], **given})
+    continued = {"previous_response_id": answer["id"]} if by_id else {}
+    again = client.post("/v1/responses", json={"input": question if by_id else [call, *question], **continued})
     assert again.status_code == 200, again.text
-    told = engine.tokenizer.rendered["messages"][-2]["tool_calls"][0]["function"]["arguments"]
-    assert told == engine.answer
+    deltas = engine.tokenizer.rendered["messages"][-2]["tool_calls"][0]["function"]["arguments"]
+    assert deltas == engine.answer
     assert client.get(f"/v1/responses/{answer['id']}").json()["output"] == [call]
 
 

@@ -95,10 +95,10 @@ def test_a_mistake_is_told_in_a_sentence(words: list[str], code: int, says: str)
 def test_its_last_words_tell_why(words: list[str], reason: Reason, says: str, tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
     assert run(*words, STOKER_TERMINATION_LOG=str(file)).returncode != 0
-    told = TerminationMessage.parse(file.read_text())
-    assert told is not None
-    assert told.reason is reason
-    assert says in told.message
+    written = TerminationMessage.parse(file.read_text())
+    assert written is not None
+    assert written.reason is reason
+    assert says in written.message
 
 
 def test_last_words_that_cannot_be_written_change_nothing(tmp_path: Path) -> None:
@@ -193,10 +193,10 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
         code, log = ended(process)
     assert code == 1, log
     assert "signal 9" in log, "the log has the cause"
-    told = TerminationMessage.parse(last_words.read_text())
-    assert told is not None
-    assert told.reason is Reason.ENGINE_DIED
-    assert "signal 9" in told.message
+    written = TerminationMessage.parse(last_words.read_text())
+    assert written is not None
+    assert written.reason is Reason.ENGINE_DIED
+    assert "signal 9" in written.message
     assert "Traceback" not in log
 
 
@@ -276,10 +276,10 @@ def test_https_keys_and_json_logs(tiny_llama: Path, tmp_path: Path) -> None:
     assert code == 0, log
     lines = [json.loads(line) for line in log.strip("\n").split("\n")]
     assert all({"timestamp", "level", "logger", "message"} <= line.keys() for line in lines)
-    (told,) = [line for line in lines if line["logger"] == "stoker_engine.requests"]
-    assert told["request_id"] == "mine" and "finished cmpl-mine-" in told["message"]
-    assert (told["finish_reason"], told["output_tokens"], told["n"]) == ("length", 2, 1)
-    assert told["e2e_s"] >= told["ttft_s"] >= told["queue_s"] >= 0
+    (written,) = [line for line in lines if line["logger"] == "stoker_engine.requests"]
+    assert written["request_id"] == "mine" and "finished cmpl-mine-" in written["message"]
+    assert (written["finish_reason"], written["output_tokens"], written["n"]) == ("length", 2, 1)
+    assert written["e2e_s"] >= written["ttft_s"] >= written["queue_s"] >= 0
     assert any(line.get("request_id") == "mine" for line in lines if line["logger"] == "uvicorn.access")
     assert "hush" not in log
     assert "sesame" not in log
@@ -320,10 +320,10 @@ def test_two_engines_are_one_server(tiny_llama: Path) -> None:
             up = re.findall(r"^stoker:engine_up\{.*\} ([0-9.]+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
             assert up == ["1.0", "1.0"]
             children = psutil.Process(process.pid).children(recursive=True)
-            asked = [pool.submit(ask, url, prompt, max_tokens=200) for prompt in prompts]
+            answers = [pool.submit(ask, url, prompt, max_tokens=200) for prompt in prompts]
             until(lambda: _running(httpx.get(f"{url}/metrics").text) >= 2)
             process.send_signal(signal.SIGTERM)
-            assert [future.result()[0] for future in asked] == [200] * len(prompts)
+            assert [future.result()[0] for future in answers] == [200] * len(prompts)
             code, log = ended(process)
     assert code == 0
     assert "Traceback" not in log

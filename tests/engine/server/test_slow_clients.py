@@ -97,7 +97,7 @@ def test_a_body_that_does_not_come_is_408(engine: FakeEngine, sent: bytes) -> No
     with serving(engine, request_body_timeout=0.1) as server:
         _assert_timed_out(_talk(server, sent))
         wait_until(lambda: server.service.lifecycle.in_flight == 0)
-        assert not engine.asked
+        assert not engine.requests_seen
 
 
 def test_a_body_that_nobody_reads_does_not_keep_its_connection(engine: FakeEngine) -> None:
@@ -117,7 +117,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(engine: FakeEngine, stream: bool
     body = json.dumps({"prompt": "a", "max_tokens": len(engine.answer), "stream": stream, "n": 1 if stream else 64})
     with serving(engine, send_timeout=0.2) as server, _connect(server.url) as connection:
         connection.sendall(HEAD % len(body) + body.encode())
-        wait_until(lambda: bool(engine.asked))
+        wait_until(lambda: bool(engine.requests_seen))
         wait_until(lambda: not engine.alive and not server.service.lifecycle.in_flight)
         wait_until(lambda: not server.server.server_state.connections)
 

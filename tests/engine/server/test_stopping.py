@@ -27,7 +27,7 @@ def _post(url: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json={"prompt": "a", **fields}, timeout=60)
 
 
-class Asked:
+class PendingRequest:
     """A request on its way, in a thread."""
 
     def __init__(self, url: str, **fields: Any) -> None:
@@ -85,7 +85,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
         serving(engine, shutdown_grace=5, shutdown_timeout=60) as server,
         httpx.Client(base_url=server.url, timeout=60) as kept,
     ):
-        before = Asked(server.url)
+        before = PendingRequest(server.url)
         wait_until(lambda: len(engine.alive) == 1)
         assert kept.get("/ready").status_code == 200
         engine.hangs_at = None
@@ -159,10 +159,10 @@ def test_a_connection_ends_with_the_stream_that_began_before_the_end(engine: Fak
 def test_what_takes_too_long_is_told_so(engine: FakeEngine, stream: bool) -> None:
     engine.hangs_at = 3
     with serving(engine, shutdown_grace=0, shutdown_timeout=0.2) as server:
-        asked = Asked(server.url, stream=stream)
+        pending = PendingRequest(server.url, stream=stream)
         wait_until(lambda: len(engine.alive) == 1)
         server.call(server.server.stop, signal.SIGTERM)
-        answer = asked.answer()
+        answer = pending.answer()
         server.join(60)
     body = answer.text.split("\n\n")[-2].removeprefix("data: ") if stream else answer.text
     assert json.loads(body)["error"]["type"] == "service_unavailable_error"
@@ -184,11 +184,11 @@ def test_without_requests_it_ends_with_the_grace(engine: FakeEngine) -> None:
 def test_a_second_signal_ends_it_at_once(engine: FakeEngine) -> None:
     engine.hangs_at = 0
     with serving(engine, shutdown_grace=30, shutdown_timeout=30) as server:
-        asked = Asked(server.url)
+        pending = PendingRequest(server.url)
         wait_until(lambda: len(engine.alive) == 1)
         for _ in range(2):
             server.call(server.server.stop, signal.SIGTERM)
-        assert asked.answer().status_code == 503
+        assert pending.answer().status_code == 503
         server.join(60)
 
 
@@ -206,15 +206,15 @@ def test_idle_it_sleeps(engine: FakeEngine) -> None:
     with serving(engine) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         due: list[float] = []
-        told = threading.Event()
+        collected = threading.Event()
 
         def look() -> None:
             loop: Any = server._loop
             due.extend(timer.when() - loop.time() for timer in loop._scheduled if not timer.cancelled())
-            told.set()
+            collected.set()
 
         server.call(look)
-        assert told.wait(60)
+        assert collected.wait(60)
     assert all(seconds > 10 for seconds in due), f"{due}"
 
 

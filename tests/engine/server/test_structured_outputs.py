@@ -71,13 +71,13 @@ def http(address: str) -> httpx.Client:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_answers_keep_to_it(http: httpx.Client, path: str, constraint: str) -> None:
     fields, keeps = CONSTRAINTS[constraint]
-    asked = {"prompt": "the quick fox"} if path == "/v1/completions" else {"messages": MESSAGES}
-    answer = http.post(path, json={**asked, **fields, **HOT, "n": 3}).json()
+    prompt_fields = {"prompt": "the quick fox"} if path == "/v1/completions" else {"messages": MESSAGES}
+    answer = http.post(path, json={**prompt_fields, **fields, **HOT, "n": 3}).json()
     texts = [choice.get("text") or choice["message"]["content"] for choice in answer["choices"]]
     for choice, text in zip(answer["choices"], texts, strict=True):
         assert choice["finish_reason"] == "stop", text
         assert keeps(text), text
-    with http.stream("POST", path, json={**asked, **fields, **HOT, "n": 3, "stream": True}) as stream:
+    with http.stream("POST", path, json={**prompt_fields, **fields, **HOT, "n": 3, "stream": True}) as stream:
         assert stream.status_code == 200
         lines = [line.removeprefix("data: ") for line in lines_of(stream.iter_bytes()) if line]
     streamed = [""] * 3
@@ -164,8 +164,8 @@ def test_openai_parses_into_models(address: str) -> None:
 def test_refusals_name_the_field(
     http: httpx.Client, path: str, stream: bool, fields: dict[str, Any], param: str | None, word: str
 ) -> None:
-    asked = {"prompt": "fox"} if path == "/v1/completions" else {"messages": MESSAGES}
-    response = http.post(path, json={**asked, **fields, "stream": stream, "max_tokens": 5})
+    prompt_fields = {"prompt": "fox"} if path == "/v1/completions" else {"messages": MESSAGES}
+    response = http.post(path, json={**prompt_fields, **fields, "stream": stream, "max_tokens": 5})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"

@@ -58,15 +58,17 @@ def test_the_same_events_with_a_count(client: TestClient, path: str, body: dict[
 
 
 def test_an_event_has_what_was_counted_up_to_it(engine: FakeEngine, client: TestClient) -> None:
-    said = 0
+    num_characters = 0
     for event in streamed(client, "/v1/completions", {"n": 2}, **{"X-Stoker-Usage": "1"}):
-        said += sum(len(choice["text"]) for choice in event["choices"])
+        num_characters += sum(len(choice["text"]) for choice in event["choices"])
         if "stoker_usage" in event:
-            assert said <= event["stoker_usage"]["completion_tokens"] <= said + 2  # each ends with a token without text
+            assert (
+                num_characters <= event["stoker_usage"]["completion_tokens"] <= num_characters + 2
+            )  # each ends with a token without text
 
 
 def test_cached_tokens_are_told_where_they_are_told_at_all(make_client: MakeClient) -> None:
-    for told in (True, False):
-        client = make_client(enable_prompt_tokens_details=told)
+    for include_usage in (True, False):
+        client = make_client(enable_prompt_tokens_details=include_usage)
         events = streamed(client, "/v1/completions", {}, **{"X-Stoker-Usage": "1"})
-        assert ("cached_tokens" in events[-1]["stoker_usage"]) is told
+        assert ("cached_tokens" in events[-1]["stoker_usage"]) is include_usage

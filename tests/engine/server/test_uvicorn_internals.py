@@ -31,9 +31,9 @@ def class_of(module: object, name: str) -> ast.ClassDef:
 
 def names_in(node: ast.ClassDef, *of: str) -> Iterator[str]:
     """Attributes of ``self.<of>`` that a class uses; its methods too where `of` is nothing."""
-    wanted = ast.unparse(ast.parse(".".join(("self", *of))))
+    prefix = ast.unparse(ast.parse(".".join(("self", *of))))
     for each in ast.walk(node):
-        if isinstance(each, ast.Attribute) and ast.unparse(each.value) == wanted:
+        if isinstance(each, ast.Attribute) and ast.unparse(each.value) == prefix:
             yield each.attr
         elif not of and isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
             yield each.name
@@ -48,9 +48,9 @@ def test_what_connections_use_is_listed_and_there(
 ) -> None:
     async def run() -> None:
         connected = Connected()
-        theirs = H11Protocol(connected.protocol.config, ServerState(), {})
-        ours = set(filter(public, names_in(class_of(http_protocol, "Connection"))))
-        assert ours & set(dir(theirs)) == set(uvicorn_internals.CONNECTION)
+        base = H11Protocol(connected.protocol.config, ServerState(), {})
+        own_names = set(filter(public, names_in(class_of(http_protocol, "Connection"))))
+        assert own_names & set(dir(base)) == set(uvicorn_internals.CONNECTION)
         await connected.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
         used = set(names_in(class_of(http_protocol, "Connection"), "cycle"))
         assert isinstance(connected.protocol.cycle, RequestResponseCycle)
@@ -63,8 +63,8 @@ def test_what_connections_use_is_listed_and_there(
 
 def test_what_the_server_uses_is_listed_and_there() -> None:
     config = uvicorn.Config(lambda: None, log_config=None)
-    ours = set(filter(public, names_in(class_of(http_server, "Server"))))
-    assert ours & set(dir(uvicorn.Server(config))) == set(uvicorn_internals.SERVER)
+    own_names = set(filter(public, names_in(class_of(http_server, "Server"))))
+    assert own_names & set(dir(uvicorn.Server(config))) == set(uvicorn_internals.SERVER)
 
 
 def test_both_know_what_is_shared() -> None:
@@ -73,14 +73,14 @@ def test_both_know_what_is_shared() -> None:
 
 
 def test_what_is_overridden_is_called_as_before() -> None:
-    for ours, theirs in (
+    for own_names, base in (
         (http_server.Server, uvicorn.Server),
         (http_protocol.http_protocol(FrontendArgs()), H11Protocol),
     ):
-        for name, member in vars(theirs).items():
-            if name in vars(ours) and name != "__init__" and inspect.isfunction(member):
-                mine = inspect.signature(vars(ours)[name])
+        for name, member in vars(base).items():
+            if name in vars(own_names) and name != "__init__" and inspect.isfunction(member):
+                mine = inspect.signature(vars(own_names)[name])
                 assert list(mine.parameters)[: len(inspect.signature(member).parameters)] == list(
                     inspect.signature(member).parameters
                 ), name
-                assert inspect.iscoroutinefunction(vars(ours)[name]) == inspect.iscoroutinefunction(member), name
+                assert inspect.iscoroutinefunction(vars(own_names)[name]) == inspect.iscoroutinefunction(member), name

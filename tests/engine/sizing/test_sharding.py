@@ -114,13 +114,13 @@ def test_what_is_objected_to_is_what_layers_refuse(seed: int) -> None:
     config = ModelConfig.from_dict(drawn(dice))
     formats = stored(config, dice)
     for ranks in (1, 2, 3, 4, 8):
-        said, refused = objection(config, ranks, formats=formats), refusal(config, ranks, formats)
-        assert bool(said) == bool(refused), (ranks, said, refused)
-        assert (ranks in tensor_sizes(config, ranks, formats=formats)) == (said is None)
+        message, refused = objection(config, ranks, formats=formats), refusal(config, ranks, formats)
+        assert bool(message) == bool(refused), (ranks, message, refused)
+        assert (ranks in tensor_sizes(config, ranks, formats=formats)) == (message is None)
         if any(layer.moe for layer in config.layers):
-            said = objection(config, ranks, whole_experts=True, formats=formats)
+            message = objection(config, ranks, whole_experts=True, formats=formats)
             refused = refusal(config, ranks, formats, whole_experts=True)
-            assert bool(said) == bool(refused), (ranks, said, refused)
+            assert bool(message) == bool(refused), (ranks, message, refused)
 
 
 def test_the_draws_are_of_all_kinds() -> None:
@@ -139,7 +139,7 @@ def test_the_draws_are_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sizes", "reason", "said"),
+    ("change", "sizes", "reason", "message"),
     [
         ({}, {"tensor": 1, "pipeline": 3}, "TooFewLayers", "pipeline 3 is more than the model's 2 layers"),
         ({}, {"tensor": 2, "whole_experts": True}, "NotMixtureOfExperts", "no mixture"),
@@ -149,13 +149,13 @@ def test_the_draws_are_of_all_kinds() -> None:
         ({"vocab_size": 5}, {"tensor": 4}, "ShardsNotDivisible", "the vocabulary, 5"),
     ],
 )
-def test_what_is_said(change: dict[str, int], sizes: dict[str, Any], reason: str, said: str) -> None:
+def test_what_is_said(change: dict[str, int], sizes: dict[str, Any], reason: str, message: str) -> None:
     plain = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     plain |= {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8, "max_position_embeddings": 64}
     config = ModelConfig.from_dict({"architectures": ["LlamaForCausalLM"], **plain, **change})
     found = objection(config, **sizes)
     assert found is not None
-    assert (found.reason, said in found.message) == (reason, True)
+    assert (found.reason, message in found.message) == (reason, True)
 
 
 def test_whole_experts_are_dealt_as_far_as_there_are_some() -> None:
@@ -187,7 +187,7 @@ def test_parts_are_dealt_front_to_back(size: int, parts: int, multiple: int) -> 
 
 @pytest.mark.parametrize(("count", "parts"), [(1, 1), (4, 3), (6, 4), (8, 3), (9, 8), (60, 7), (128, 48)])
 def test_whole_things_are_dealt_evenly(count: int, parts: int) -> None:
-    ranges = [dealt(count, parts, place) for place in range(parts)]
+    ranges = [dealt(count, parts, part) for part in range(parts)]
     assert [thing for mine in ranges for thing in mine] == list(range(count))
     lengths = [len(mine) for mine in ranges]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1

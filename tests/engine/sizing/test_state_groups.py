@@ -134,15 +134,15 @@ def test_a_states_tensors_fill_its_blocks_without_overlap(seed: int) -> None:
     group = groups[-1]
     taken: set[tuple[int, int]] = set()
     total = 0
-    for spec, places in zip(states, state_layout(states, element, block), strict=True):
+    for spec, offsets in zip(states, state_layout(states, element, block), strict=True):
         for tensor in spec.tensors:
             item = {None: element, "float32": 4, "bfloat16": 2, "float16": 2}[tensor.dtype]
             size = math.prod(tensor.shape) * item
-            places_of = [(p.index, byte) for p in places[tensor.name] for byte in range(p.start, p.stop)]
+            places_of = [(p.index, byte) for p in offsets[tensor.name] for byte in range(p.start, p.stop)]
             assert len(places_of) == size
             assert taken.isdisjoint(places_of)
             assert all(0 <= index < group.blocks_per_sequence and 0 <= byte < block for index, byte in places_of)
-            assert all(p.start % item == p.stop % item == 0 for p in places[tensor.name]), "a number is cut"
+            assert all(p.start % item == p.stop % item == 0 for p in offsets[tensor.name]), "a number is cut"
             taken.update(places_of)
             total += -(-size // 16) * 16
     assert group.state_bytes == total

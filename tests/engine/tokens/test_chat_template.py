@@ -163,25 +163,25 @@ def test_a_refusal_is_the_templates_own(byte_level: Backend) -> None:
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_text_and_tokens_are_transformers(byte_level: Backend, template: str, chat: str) -> None:
-    ours = Tokenizer(byte_level, {"bos_token": "<s>", "eos_token": "</s>"}, TEMPLATES[template])
-    theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level, bos_token="<s>", eos_token="</s>")
-    theirs.chat_template = TEMPLATES[template]
+    found = Tokenizer(byte_level, {"bos_token": "<s>", "eos_token": "</s>"}, TEMPLATES[template])
+    reference = PreTrainedTokenizerFast(tokenizer_object=byte_level, bos_token="<s>", eos_token="</s>")
+    reference.chat_template = TEMPLATES[template]
     options = dict(CHATS[chat])
     messages = options.pop("messages")
     variables = options.get("chat_template_kwargs", {})
-    rest = {key: value for key, value in options.items() if key != "chat_template_kwargs"}
-    rest.setdefault("add_generation_prompt", True)
+    call_options = {key: value for key, value in options.items() if key != "chat_template_kwargs"}
+    call_options.setdefault("add_generation_prompt", True)
     only_strings = chat == "parts" and template != "gemma"
-    told = [{"role": "user", "content": " hello "}] if only_strings else messages
+    conversation = [{"role": "user", "content": " hello "}] if only_strings else messages
     try:
-        expected = theirs.apply_chat_template(told, tokenize=False, **rest, **variables)
+        expected = reference.apply_chat_template(conversation, tokenize=False, **call_options, **variables)
     except Exception:
         with pytest.raises(RequestError):
-            ours.chat_text(messages, **options)
+            found.chat_text(messages, **options)
         return
-    assert ours.chat_text(messages, **options) == expected
-    tokens = theirs.apply_chat_template(told, tokenize=True, return_dict=False, **rest, **variables)
-    assert ours.render_chat(messages, **options) == tokens
+    assert found.chat_text(messages, **options) == expected
+    tokens = reference.apply_chat_template(conversation, tokenize=True, return_dict=False, **call_options, **variables)
+    assert found.render_chat(messages, **options) == tokens
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,10 @@ def test_the_template_for_tools_is_taken_when_there_are_tools(byte_level: Backen
 def test_the_models_own_template_is_compiled_when_it_is_loaded(
     byte_level: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = "{{ messages[0].content }} of a model"
-    tokenizer = Tokenizer(byte_level, chat_template=own, chat_template_for_tools=own + " with tools")
+    model_template = "{{ messages[0].content }} of a model"
+    tokenizer = Tokenizer(
+        byte_level, chat_template=model_template, chat_template_for_tools=model_template + " with tools"
+    )
     compiled = chat_template._compiled.cache_info().misses
     tokenizer.chat_text([USER])
     tokenizer.chat_text([USER], tools=[TOOL])

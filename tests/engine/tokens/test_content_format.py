@@ -82,9 +82,11 @@ def template(body: str) -> str:
     return f"{MACROS}{{% for m in messages %}}[{{{{ m.role }}}}]{body}\n{{% endfor %}}"
 
 
-def text(backend: Backend, template: str, messages: list[dict[str, Any]], wanted: ContentFormat = "auto") -> str:
+def text(
+    backend: Backend, template: str, messages: list[dict[str, Any]], content_format: ContentFormat = "auto"
+) -> str:
     return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"}, template).chat_text(
-        messages, chat_template_content_format=wanted
+        messages, chat_template_content_format=content_format
     )
 
 
@@ -95,12 +97,12 @@ def part(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("body", BODIES)
 def test_no_text_of_any_role_is_dropped_or_spelled(byte_level: Backend, body: str) -> None:
     roles = ("system", "user", "assistant", "tool")
-    said = "Was ist das?"
-    for contents in itertools.product((said, [part(said)], [part(said), part("Na?")]), repeat=2):
+    question = "Was ist das?"
+    for contents in itertools.product((question, [part(question)], [part(question), part("Na?")]), repeat=2):
         before = [{"role": role, "content": content} for role, content in zip(roles, contents * 2, strict=True)]
         written = text(byte_level, template(BODIES[body]), before)
-        assert written.count(said) == 4
-        assert written.count("Na?") == 2 * sum(content is not said and len(content) == 2 for content in contents)
+        assert written.count(question) == 4
+        assert written.count("Na?") == 2 * sum(content is not question and len(content) == 2 for content in contents)
         assert "'type'" not in written and '"type"' not in written
 
 
@@ -195,11 +197,11 @@ def test_whole_templates_write_all_text_in_every_form(byte_level: Backend, name:
         for forms in itertools.product((0, 1, 2), repeat=len(roles)):
             texts = [[f"one{index}x", f"two{index}x"][: max(form, 1)] for index, form in enumerate(forms)]
             messages: list[dict[str, Any]] = [
-                {"role": role, "content": [part(each) for each in said] if form else said[0]}
-                for role, form, said in zip(roles, forms, texts, strict=True)
+                {"role": role, "content": [part(each) for each in texts_of_role] if form else texts_of_role[0]}
+                for role, form, texts_of_role in zip(roles, forms, texts, strict=True)
             ]
             written = text(byte_level, given, messages)
-            assert [written.count(each) for said in texts for each in said] == [1] * sum(map(len, texts))
+            assert all(written.count(each) == 1 for texts_of_role in texts for each in texts_of_role)
             assert "'type'" not in written
 
 

@@ -34,9 +34,9 @@ def test_any_tokens_at_any_split(backend: Backend, data: st.DataObject, skip: bo
     whole = backend.decode(ids, skip_special_tokens=skip)
     assert "".join(stream(tokenizer, [], ids, skip)) == whole == tokenizer.decode(ids, skip)
     split = data.draw(st.integers(0, len(ids)))
-    told = backend.decode(ids[:split], skip_special_tokens=skip)
-    if whole.startswith(told) and not told.endswith("\ufffd"):
-        assert told + "".join(stream(tokenizer, ids[:split], ids[split:], skip)) == whole
+    emitted = backend.decode(ids[:split], skip_special_tokens=skip)
+    if whole.startswith(emitted) and not emitted.endswith("\ufffd"):
+        assert emitted + "".join(stream(tokenizer, ids[:split], ids[split:], skip)) == whole
 
 
 @settings(max_examples=100, deadline=None)
@@ -61,10 +61,10 @@ def test_text_is_whole_at_every_split_and_never_in_pieces_of_characters(tokenize
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     for split in range(len(ids)):
-        told = tokenizer.decode(ids[:split])
+        emitted = tokenizer.decode(ids[:split])
         deltas = stream(tokenizer, ids[:split], ids[split:])
         assert not any("\ufffd" in delta for delta in deltas)
-        assert told.rstrip("\ufffd") + "".join(deltas) == text
+        assert emitted.rstrip("\ufffd") + "".join(deltas) == text
 
 
 def test_text_comes_as_soon_as_it_is_certain(tokenizer: Tokenizer) -> None:

@@ -73,10 +73,10 @@ REFERENCES: dict[str, Callable[[], PreTokenizer]] = {
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_text_is_split_as_the_family_splits_it(name: str) -> None:
-    ours, theirs = pre_tokenizer(name), REFERENCES[name]()
+    found, expected = pre_tokenizer(name), REFERENCES[name]()
     # Falcon's cuts further at digits, which no token of its vocabulary has beside anything else.
     for text in drawn(300, digits=name != "falcon"):
-        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text), text
+        assert found.pre_tokenize_str(text) == expected.pre_tokenize_str(text), text
 
 
 @pytest.mark.parametrize("name", SPLITTINGS)

@@ -156,17 +156,17 @@ def test_what_is_quick_waits_for_nothing_slow(folder: Path) -> None:
 @pytest.mark.parametrize("lane", ["grammars", "slow"])
 def test_only_so_many_wait(folder: Path, lane: str) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
-        tokenizer._lanes[lane].most = 2
+        tokenizer._lanes[lane].max_jobs = 2
         waiting = [asyncio.create_task(tokenizer.compile_grammar(endless(number % 2))) for number in range(4)]
         waiting.append(asyncio.create_task(tokenizer.compile_grammar(endless(2))))
-        done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert done == {waiting[-1]}, "what is asked for again is one"
         error = waiting[-1].exception()
         assert isinstance(error, OverloadedError)
         assert error.param == "structured_outputs.json"
-        for task in others:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         assert await outcome(tokenizer, {"regex": "a+"}) is None
 
     run(folder, check)
@@ -183,8 +183,8 @@ def test_what_is_no_fault_of_the_grammar_is_an_error_of_ours(
 
     monkeypatch.setattr(tokenizer_process, "PROGRAM", ("-c", BROKEN))
     run(folder, check)
-    said, logged = capfd.readouterr()
-    assert said.count("read") == 1
+    stdout, logged = capfd.readouterr()
+    assert stdout.count("read") == 1
     assert "ZeroDivisionError" in logged
 
 
@@ -212,7 +212,7 @@ def test_thousands_of_hostile_constraints_are_answered(folder: Path, part_of: Ca
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_engine.tokens.grammar_cache._MOST", 1000)
+    monkeypatch.setattr("stoker_engine.tokens.grammar_cache._MAX_LENGTH", 1000)
     compiled = []
 
     async def compile_grammar(structured: StructuredOutputs) -> str:

@@ -36,14 +36,14 @@ def feed(
     """What is told of one sequence, and at which of the steps the engine is told to stop it."""
     processor = OutputProcessor(tokenizer)
     processor.add(request(params))
-    told, stops = [], []
+    outputs, stops = [], []
     for number, tokens in enumerate(steps):
         reason = last if number == len(steps) - 1 else None
         output, stopped = processor.process(TokenDelta("r", 0, tokens, reason))
         stops.append(stopped)
         if output is not None:
-            told.append(output)
-    return told, stops
+            outputs.append(output)
+    return outputs, stops
 
 
 def letters(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -51,8 +51,8 @@ def letters(tokenizer: Tokenizer, text: str) -> list[int]:
     return [token for token in ids if token is not None]
 
 
-def text_of(told: list[OutputDelta]) -> str:
-    return "".join(output.text for output in told)
+def text_of(outputs: list[OutputDelta]) -> str:
+    return "".join(output.text for output in outputs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,48 +61,48 @@ def test_steps_of_any_size_tell_the_same(tokenizer: Tokenizer, data: st.DataObje
     ids = data.draw(st.lists(st.integers(3, 330), min_size=1, max_size=20))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=5)) | {len(ids)})
     steps = [ids[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
-    told, _ = feed(tokenizer, SamplingParams(), steps)
-    assert text_of(told) == tokenizer.decode(ids)
-    assert [token for output in told for token in output.token_ids] == ids
-    assert [output.finish_reason for output in told] == [None] * (len(steps) - 1) + [FinishReason.LENGTH]
+    outputs, _ = feed(tokenizer, SamplingParams(), steps)
+    assert text_of(outputs) == tokenizer.decode(ids)
+    assert [token for output in outputs for token in output.token_ids] == ids
+    assert [output.finish_reason for output in outputs] == [None] * (len(steps) - 1) + [FinishReason.LENGTH]
 
 
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_over_several_tokens_ends_the_sequence(tokenizer: Tokenizer, include: bool) -> None:
     params = SamplingParams(stop=("lo w",), include_stop_str_in_output=include)
     steps = [[token] for token in letters(tokenizer, "hello world")]
-    told, stops = feed(tokenizer, params, steps)
-    assert text_of(told) == ("hello w" if include else "hel")
+    outputs, stops = feed(tokenizer, params, steps)
+    assert text_of(outputs) == ("hello w" if include else "hel")
     assert stops == [False] * 6 + [True] + [False] * 4
-    assert told[-1].finish_reason is FinishReason.STOP
-    assert told[-1].stop_reason == "lo w"
-    assert len(told) == 7, "what the engine computed past the stop string is not told"
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].stop_reason == "lo w"
+    assert len(outputs) == 7, "what the engine computed past the stop string is not told"
 
 
 def test_tokens_past_the_stop_string_of_one_step_are_dropped(tokenizer: Tokenizer) -> None:
-    told, stops = feed(tokenizer, SamplingParams(stop=("lo",)), [letters(tokenizer, "hello world")], last=None)
-    assert text_of(told) == "hel"
-    assert told[0].token_ids == letters(tokenizer, "hello")
+    outputs, stops = feed(tokenizer, SamplingParams(stop=("lo",)), [letters(tokenizer, "hello world")], last=None)
+    assert text_of(outputs) == "hel"
+    assert outputs[0].token_ids == letters(tokenizer, "hello")
     assert stops == [True]
 
 
 def test_a_stop_string_completed_by_the_last_token(tokenizer: Tokenizer) -> None:
-    told, stops = feed(tokenizer, SamplingParams(stop=("lo",)), [[token] for token in letters(tokenizer, "hello")])
-    assert text_of(told) == "hel"
-    assert told[-1].finish_reason is FinishReason.STOP
+    outputs, stops = feed(tokenizer, SamplingParams(stop=("lo",)), [[token] for token in letters(tokenizer, "hello")])
+    assert text_of(outputs) == "hel"
+    assert outputs[-1].finish_reason is FinishReason.STOP
     assert stops[-1] is False, "the engine has ended it already"
 
 
 def test_before_min_tokens_no_stop_string_is_looked_for(tokenizer: Tokenizer) -> None:
     steps = [[token] for token in letters(tokenizer, "lo hello lo")]
-    told, _ = feed(tokenizer, SamplingParams(stop=("lo",), min_tokens=4), steps)
-    assert text_of(told) == "lo hel"
+    outputs, _ = feed(tokenizer, SamplingParams(stop=("lo",), min_tokens=4), steps)
+    assert text_of(outputs) == "lo hel"
 
 
 def test_the_token_that_stops_has_no_text_unless_it_is_asked_for(tokenizer: Tokenizer) -> None:
     ids = letters(tokenizer, "abc")
-    told, _ = feed(tokenizer, SamplingParams(stop_token_ids=(ids[2],)), [ids], FinishReason.STOP)
-    assert (text_of(told), told[0].token_ids) == ("ab", ids)
+    outputs, _ = feed(tokenizer, SamplingParams(stop_token_ids=(ids[2],)), [ids], FinishReason.STOP)
+    assert (text_of(outputs), outputs[0].token_ids) == ("ab", ids)
     included = SamplingParams(stop_token_ids=(ids[2],), include_stop_str_in_output=True)
     assert text_of(feed(tokenizer, included, [ids], FinishReason.STOP)[0]) == "abc"
 

@@ -73,7 +73,7 @@ def test_whenever_the_reader_comes_it_gets_the_same(
         for number, delta in enumerate(put):
             stream.put(delta)
             if number in takes or number == len(put) - 1:
-                taken = await stream.take()
+                taken = await stream.get()
                 assert len({(each.request_id, each.index) for each in taken}) == len(taken)
                 for each in taken:
                     came[each.request_id, each.index].append(each)
@@ -92,7 +92,7 @@ def test_a_reader_that_keeps_up_gets_the_deltas_as_they_are() -> None:
         stream = OutputStream()
         for delta in generated("a", 0, 50, logprobs=True):
             assert stream.put(delta), "its reader waits"
-            [taken] = await stream.take()
+            [taken] = await stream.get()
             assert taken is delta
 
     asyncio.run(run())
@@ -102,7 +102,7 @@ def test_only_what_an_empty_stream_gets_wakes_its_reader() -> None:
     async def run() -> None:
         stream = OutputStream()
         first, *others = generated("a", 0, 10, logprobs=False)
-        reader = asyncio.create_task(stream.take())
+        reader = asyncio.create_task(stream.get())
         await asyncio.sleep(0)
         assert stream.put(first)
         assert not any(stream.put(delta) for delta in others)
@@ -125,11 +125,11 @@ def test_an_error_comes_after_what_came_before_it_and_once(failed: bool) -> None
         else:
             stream.fail(RequestFailedError("no finite numbers"))
         stream.fail(ValueError("a later one"))
-        assert await stream.take() == [first]
+        assert await stream.get() == [first]
         with pytest.raises(RequestFailedError, match="no finite numbers"):
-            await stream.take()
+            await stream.get()
         stream.put(second)
-        assert await stream.take() == [second], "whoever goes on can"
+        assert await stream.get() == [second], "whoever goes on can"
 
     asyncio.run(run())
 
@@ -151,7 +151,7 @@ def test_a_thread_that_puts_while_the_loop_takes() -> None:
         came: list[list[OutputDelta]] = [[], [], []]
         chance = random.Random(0)
         while not all(each and each[-1].finish_reason for each in came):
-            for delta in await asyncio.wait_for(stream.take(), 120):
+            for delta in await asyncio.wait_for(stream.get(), 120):
                 came[delta.index].append(delta)
             for _ in range(chance.choice([0, 0, 10])):
                 await asyncio.sleep(0)
@@ -167,11 +167,11 @@ def test_an_error_is_raised_though_others_go_on() -> None:
         stream.put(OutputDelta("a", "before"))
         stream.fail(RequestFailedError("the server stops"))
         stream.put(OutputDelta("b", "after, "))
-        assert [delta.text for delta in await stream.take()] == ["before"]
+        assert [delta.text for delta in await stream.get()] == ["before"]
         stream.put(OutputDelta("b", "later, "))
         with pytest.raises(RequestFailedError, match="the server stops"):
-            await stream.take()
+            await stream.get()
         stream.put(OutputDelta("b", "again"))
-        assert [delta.text for delta in await stream.take()] == ["after, later, again"], "and lose nothing"
+        assert [delta.text for delta in await stream.get()] == ["after, later, again"], "and lose nothing"
 
     asyncio.run(run())

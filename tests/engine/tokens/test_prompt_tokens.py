@@ -44,7 +44,7 @@ def test_tokens(token: int, at: int) -> None:
 
 
 def test_the_callers_list_is_not_the_engines() -> None:
-    given = [5, 6, 7]
-    kept = prompt_tokens(given, None, 16, INFO)
-    given.append(8)
+    prompt_list = [5, 6, 7]
+    kept = prompt_tokens(prompt_list, None, 16, INFO)
+    prompt_list.append(8)
     assert kept == [5, 6, 7]

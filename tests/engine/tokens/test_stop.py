@@ -16,13 +16,13 @@ _stops = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
 
 
 def feed(watcher: StopStrings, pieces: list[str]) -> tuple[list[str], str | None]:
-    told = []
+    texts = []
     for piece in pieces:
         text, found = watcher.add(piece)
-        told.append(text)
+        texts.append(text)
         if found is not None:
-            return told, found
-    return [*told, watcher.flush()], None
+            return texts, found
+    return [*texts, watcher.flush()], None
 
 
 def naive(stops: list[str], include: bool, pieces: list[tuple[str, bool]]) -> tuple[list[str], str | None]:

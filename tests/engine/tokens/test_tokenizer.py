@@ -62,17 +62,17 @@ def write_config(folder: Path, **config: object) -> None:
 )
 def test_tokenizer_config_means_what_transformers_takes_it_for(folder: Path, config: dict[str, object]) -> None:
     write_config(folder, **config)
-    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
-    assert ours.vocab_size == len(theirs)
-    assert ours.special_tokens == theirs.special_tokens_map
+    found, reference = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    assert found.vocab_size == len(reference)
+    assert found.special_tokens == reference.special_tokens_map
     for text in [*ODD, "<|z|><|b|><|a|><|y|>"]:
         for special in (True, False):
-            assert ours.encode(text, special) == theirs.encode(text, add_special_tokens=special)
-        ids = ours.encode(text)
+            assert found.encode(text, special) == reference.encode(text, add_special_tokens=special)
+        ids = found.encode(text)
         for skip in (True, False):
-            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
-            streamed = IncrementalDetokenizer(ours, skip_special_tokens=skip)
-            assert "".join(map(streamed.add, ids)) + streamed.flush() == ours.decode(ids, skip)
+            assert found.decode(ids, skip) == reference.decode(ids, skip_special_tokens=skip)
+            streamed = IncrementalDetokenizer(found, skip_special_tokens=skip)
+            assert "".join(map(streamed.add, ids)) + streamed.flush() == found.decode(ids, skip)
 
 
 def test_chat_templates_are_found_where_transformers_finds_them(folder: Path) -> None:
@@ -232,29 +232,29 @@ def test_gguf_files_are_read_as_transformers_reads_them(
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     path = write(kind, tmp_path / "model.gguf", byte_level)
-    ours = Tokenizer.load(path)
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=path.name)
+    found = Tokenizer.load(path)
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=path.name)
     for text in ODD:
-        ids = ours.encode(text)
-        assert ids == theirs.encode(text), text
-        assert ours.decode(ids, False) == theirs.decode(ids), text
-    assert ours.chat_template == theirs.chat_template
+        ids = found.encode(text)
+        assert ids == reference.encode(text), text
+        assert found.decode(ids, False) == reference.decode(ids), text
+    assert found.chat_template == reference.chat_template
 
 
 def test_the_demo_models_tokenizer_is_transformers(demo_gguf: Path) -> None:
-    ours = Tokenizer.load(demo_gguf)
-    assert ours.encode("The capital of France is")[:3] == [2, 818, 5279]
+    found = Tokenizer.load(demo_gguf)
+    assert found.encode("The capital of France is")[:3] == [2, 818, 5279]
     for text in ODD[:4]:  # a round trip; the whole conversion is compared in the slow test
-        assert ours.decode(ours.encode(text)) == text
+        assert found.decode(found.encode(text)) == text
 
 
 @pytest.mark.slow
 def test_the_demo_models_conversion_is_transformers(demo_gguf: Path) -> None:
-    ours = Tokenizer.load(demo_gguf)
-    theirs = AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
+    found = Tokenizer.load(demo_gguf)
+    reference = AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
     source = Path(__file__).read_text()
     for text in [*ODD, source, *source.splitlines(), *"".join(map(chr, range(0x20, 0x3000, 7)))]:
-        assert ours.encode(text) == theirs.encode(text), text
+        assert found.encode(text) == reference.encode(text), text
 
 
 def test_an_unknown_way_to_split_text_is_refused(

@@ -61,19 +61,19 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_it_says_what_the_tokenizer_says(folder: Path) -> None:
-    here = Tokenizer.load(folder, TEMPLATE)
+    reference = Tokenizer.load(folder, TEMPLATE)
 
     async def check(tokenizer: TokenizerProcess) -> None:
         texts = ["hello", "", "emoji 🎉<think>\u0000", LARGE]
         for special in (True, False):
-            assert await tokenizer.encode(texts, special) == [here.encode(text, special) for text in texts]
-        ids = here.encode(texts[2])
+            assert await tokenizer.encode(texts, special) == [reference.encode(text, special) for text in texts]
+        ids = reference.encode(texts[2])
         for skip in (True, False):
-            assert await tokenizer.decode(ids, skip) == here.decode(ids, skip)
-            assert tokenizer.vocabulary.decode(ids, skip) == here.decode(ids, skip)
-        assert tokenizer.vocabulary.tokens == here.tokens
+            assert await tokenizer.decode(ids, skip) == reference.decode(ids, skip)
+            assert tokenizer.vocabulary.decode(ids, skip) == reference.decode(ids, skip)
+        assert tokenizer.vocabulary.tokens == reference.tokens
         options = {"chat_template_kwargs": {"shout": "é\ud800"}}
-        assert await tokenizer.chat_text([USER], **options) == here.chat_text([USER], **options)
+        assert await tokenizer.chat_text([USER], **options) == reference.chat_text([USER], **options)
         with pytest.raises(RequestError, match="surrogate") as error:
             await tokenizer.encode(["\ud800"])
         assert error.value.param == "prompt"
@@ -86,13 +86,13 @@ def test_it_says_what_the_tokenizer_says(folder: Path) -> None:
 
 def test_what_cannot_be_loaded_is_said_as_without_a_process(tmp_path: Path, folder: Path) -> None:
     for path, template, kind in ((tmp_path, None, ModelError), (folder, "/no/such/file", ArgumentError)):
-        with pytest.raises(kind) as here:
+        with pytest.raises(kind) as local_result:
             Tokenizer.load(path, template)
         tokenizer = TokenizerProcess(path, template)
         with pytest.raises(kind) as there:
             asyncio.run(tokenizer.load())
         tokenizer.close()
-        assert str(there.value) == str(here.value)
+        assert str(there.value) == str(local_result.value)
 
 
 def test_it_may_fork_and_needs_no_torch(folder: Path) -> None:
@@ -107,7 +107,7 @@ def test_it_may_fork_and_needs_no_torch(folder: Path) -> None:
 
 def test_small_jobs_do_not_wait_for_large_ones(folder: Path) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
-        async with tokenizer._lanes["large"].turn, tokenizer._lanes["untrusted"].turn:
+        async with tokenizer._lanes["large"].lock, tokenizer._lanes["untrusted"].lock:
             large = [asyncio.create_task(tokenizer.encode([LARGE])) for _ in range(3)]
             own = asyncio.create_task(tokenizer.chat_text([USER], chat_template="{{ 1 }}"))
             assert len((await tokenizer.encode(["hello"]))[0]) < 10
@@ -206,8 +206,8 @@ def test_a_template_of_a_request_is_rendered_as_one_of_the_model(folder: Path) -
     )
 
     async def check(tokenizer: TokenizerProcess) -> None:
-        here = Tokenizer.load(folder).chat_text([USER], chat_template=template)
-        assert await tokenizer.chat_text([USER], chat_template=template) == here
+        local_result = Tokenizer.load(folder).chat_text([USER], chat_template=template)
+        assert await tokenizer.chat_text([USER], chat_template=template) == local_result
         with pytest.raises(RequestError, match="Conversation roles must alternate"):
             await tokenizer.chat_text(
                 [USER], chat_template="{{ raise_exception('Conversation roles must alternate') }}"

@@ -168,32 +168,32 @@ class DeviceTrace(HostFunctions):
         self.uploads = 0
         self.peak = self._held = 0
         self._storages: dict[int, int] = {}  # how many tensors each has
-        self._others: dict[int, StorageWeakRef] = {}  # that were there before
+        self._existing: dict[int, StorageWeakRef] = {}  # that were there before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = [each for each in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        arguments = [each for each in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         name = func._opname
         if func.namespace == "stoker":
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func.namespace == "c10d":
-            tensor = given[-1]  # what is brought; `given` begins with what is filled
+            tensor = arguments[-1]  # what is brought; `given` begins with what is filled
             peer = args[2] if name.strip("_") in ("send", "recv") else None
             self.calls.append(Call(name.strip("_"), tuple(tensor.shape), tensor.dtype, peer))
         if name == "_pin_memory":
             return args[0]
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
-        for each in given:
+        for each in arguments:
             if (key := _storage(each)) not in self._storages:
-                self._others[key] = StorageWeakRef(each.untyped_storage())
+                self._existing[key] = StorageWeakRef(each.untyped_storage())
         result = func(*args, **(kwargs or {}))
         made = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
-        self._check(func, given, made)
-        on_device = any(each.device.type == "cuda" for each in (*given, *made))
+        self._check(func, arguments, made)
+        on_device = any(each.device.type == "cuda" for each in (*arguments, *made))
         if on_device and not func.is_view and name not in _NO_LAUNCH | _NO_LAUNCH_EITHER and func.namespace != "c10d":
-            from_host = any(each.device.type == "cpu" and each.dim() for each in given)
+            from_host = any(each.device.type == "cpu" and each.dim() for each in arguments)
             self.uploads += from_host
             self.launches[name] += not from_host
         for tensor in made:
@@ -207,9 +207,9 @@ class DeviceTrace(HostFunctions):
         """See `compile_only`."""
         self.launches[f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"] += 1
 
-    def _check(self, func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        from_device = any(each.device.type == "cuda" for each in given)
-        from_host = any(each.device.type == "cpu" and each.dim() for each in given)
+    def _check(self, func: Any, arguments: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        from_device = any(each.device.type == "cuda" for each in arguments)
+        from_host = any(each.device.type == "cpu" and each.dim() for each in arguments)
         to_host = any(each.device.type == "cpu" for each in made)
         to_device = any(each.device.type == "cuda" for each in made)
         assert not (from_device and to_host), f"{func} reads the device"
@@ -218,7 +218,7 @@ class DeviceTrace(HostFunctions):
 
     def _hold(self, tensor: torch.Tensor) -> None:
         key, size = _storage(tensor), tensor.untyped_storage().nbytes()
-        if key in self._others and not self._others[key].expired():
+        if key in self._existing and not self._existing[key].expired():
             return
         if key not in self._storages:
             self._storages[key] = 0
@@ -328,9 +328,9 @@ def _compute_again(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> boo
 
 def prompts(*lengths: int, greedy: bool = True, grammar: Grammar | None = None, **params: Any) -> Step:
     """A first step of that many prompts, with a block a sequence in the tables."""
-    asked = SamplingParams(**({"temperature": 0} if greedy else {"temperature": 0.7, "logprobs": 2}) | params)
+    sampling = SamplingParams(**({"temperature": 0} if greedy else {"temperature": 0.7, "logprobs": 2}) | params)
     new = [
-        NewSequence(row, EngineRequest(str(row), [1] * length, asked, 5, row, grammar=grammar), 0, [], [[1 + row]])
+        NewSequence(row, EngineRequest(str(row), [1] * length, sampling, 5, row, grammar=grammar), 0, [], [[1 + row]])
         for row, length in enumerate(lengths)
     ]
     rows = array("i", range(len(lengths)))
@@ -350,6 +350,6 @@ def verified(*positions: int, draft: int) -> Step:
     """A step in which each sequence computes a token and as many drafted ones."""
     rows = array("i", range(len(positions)))
     lengths = array("i", [1 + draft] * len(rows))
-    drafts = [Draft(place, [1] * draft) for place in rows]
+    drafts = [Draft(row, [1] * draft) for row in rows]
     ones = array("i", [1] * len(rows))
     return Step(1, rows, array("i", positions), lengths, ones, 0, sum(lengths), drafts=drafts)

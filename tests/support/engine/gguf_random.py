@@ -34,10 +34,10 @@ def random_blocks(format: GGUFFormat, rows: int, blocks: int, seed: int) -> torc
     generator = torch.Generator().manual_seed(seed)
     shape = rows, blocks, format.bytes
     drawn = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    for place in SCALES.get(format.name, ()):
+    for offset in SCALES.get(format.name, ()):
         scales = torch.randn(rows, blocks, 1, generator=generator) / 64
         scales *= 2.0 ** torch.randint(-8, 3, scales.shape, generator=generator)
-        drawn[..., place : place + 2] = scales.to(torch.float16).view(torch.uint8)
+        drawn[..., offset : offset + 2] = scales.to(torch.float16).view(torch.uint8)
     if format.name == "MXFP4":
         drawn[..., 0] = torch.randint(110, 130, drawn.shape[:-1], generator=generator)
     if format.name == "BF16":
@@ -62,14 +62,15 @@ def quantized(values: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.nd
     blocks = random_blocks(format, rows, values.shape[-1] // format.numbers, seed=values.size)
     factor = float(values.std() / numbers(blocks, format, torch.float32).std())
     parts = blocks.view(rows, -1, format.bytes)
-    for place in SCALES[format.name]:
-        scales = parts[..., place : place + 2].contiguous().view(torch.float16).float() * factor
-        parts[..., place : place + 2] = scales.to(torch.float16).view(torch.uint8)
+    for offset in SCALES[format.name]:
+        scales = parts[..., offset : offset + 2].contiguous().view(torch.float16).float() * factor
+        parts[..., offset : offset + 2] = scales.to(torch.float16).view(torch.uint8)
     return blocks.view(*values.shape[:-1], -1).numpy()
 
 
-def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """To the bit, but for which not-a-number it is."""
-    return torch.equal(got.isnan(), wanted.isnan()) and torch.equal(
-        torch.where(got.isnan(), 0, got).view(torch.uint8), torch.where(wanted.isnan(), 0, wanted).view(torch.uint8)
+    return torch.equal(found.isnan(), expected.isnan()) and torch.equal(
+        torch.where(found.isnan(), 0, found).view(torch.uint8),
+        torch.where(expected.isnan(), 0, expected).view(torch.uint8),
     )

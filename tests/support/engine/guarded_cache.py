@@ -100,7 +100,7 @@ class GuardedBlocks:
 
     def _protect_pages(self, pages: list[int], readable: bool) -> None:
         # A call for each run of neighbours: page - index is the same within one.
-        for _, run in itertools.groupby(enumerate(sorted(pages)), lambda place: place[1] - place[0]):
+        for _, run in itertools.groupby(enumerate(sorted(pages)), lambda indexed: indexed[1] - indexed[0]):
             numbers = [page for _, page in run]
             self._protect(self._pages[numbers[0] : numbers[-1] + 1], readable)
 
@@ -187,7 +187,7 @@ class GuardedKVCachePool(KVCachePool):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.launched: deque[Snapshot] = deque()
         self._held: set[int] = set()
-        self._kept: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
+        self._cached_contents: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
         # Ranks that are threads make theirs at once: two patches that overlap would leave one behind.
         with _patching, pytest.MonkeyPatch.context() as patched:
             patched.setattr(kv_cache, "allocate", self._allocate)
@@ -201,15 +201,15 @@ class GuardedKVCachePool(KVCachePool):
         sources = [blocks.tensor[source].clone() for source, _ in copies]  # one that was given back since still counts
         for block in now.changed & self._held - held:
             if block in now.cached and block not in now.fresh:
-                self._kept[block] = blocks.tensor[block].clone()
+                self._cached_contents[block] = blocks.tensor[block].clone()
         blocks.forbid(now.changed & self._held - held)
         blocks.allow(held - self._held)
         for block in now.fresh:
-            self._kept.pop(block, None)
+            self._cached_contents.pop(block, None)
             if block in held:
                 blocks.tensor[block].fill_(_NAN)
         for block in held - self._held - now.fresh:
-            blocks.tensor[block] = self._kept.pop(block)
+            blocks.tensor[block] = self._cached_contents.pop(block)
         self._held = self._held - now.changed | held
         for content, (_, target) in zip(sources, copies, strict=True):
             blocks.tensor[target] = content
@@ -235,11 +235,11 @@ def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> 
         assert not any(itertools.chain(*tables[count:])), "sequences that are nobody's"
         batch = zip(tables[:count], step.rows, step.starts, step.lengths, strict=True)
         for table, row, start, length in batch:
-            own = now.tables[row][group]
-            assert table == (own + [NULL_BLOCK] * len(table))[: len(table)]
+            blocks_of_row = now.tables[row][group]
+            assert table == (blocks_of_row + [NULL_BLOCK] * len(table))[: len(table)]
             first = 0 if window is None else max(0, start + 1 - window) // block_size
-            assert NULL_BLOCK not in own[first : -(-(start + length) // block_size)]
-            assert all(block == NULL_BLOCK or now.refs[block] for block in own)
+            assert NULL_BLOCK not in blocks_of_row[first : -(-(start + length) // block_size)]
+            assert all(block == NULL_BLOCK or now.refs[block] for block in blocks_of_row)
         slots = blocks.slot_mapping.tolist()
         assert set(slots[step.num_tokens :]) <= {-1}
         slots = slots[: step.num_tokens]

@@ -56,9 +56,9 @@ class ThreadRanks:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Communicator`."""
-        first, *others = self._exchange(x, "all_reduce")
+        first, *other_parts = self._exchange(x, "all_reduce")
         total = first.float() if x.dtype in (torch.bfloat16, torch.float16) else first.clone()
-        for part in others:
+        for part in other_parts:
             total += part
         return total.to(x.dtype)
 

@@ -24,14 +24,14 @@ def _dbrx(c: Fields) -> DecoderConfig:
     stated = Fields({"rope_theta": inner.get("rope_theta")}, {})
     rope = read_rope(c if inner.get("rope_theta") is None else stated, size)
     sees = AttentionConfig(
-        heads, inner.integer("kv_n_heads"), size, size**-0.5, rope, clip_qkv=inner.optional("clip_qkv", least=0)
+        heads, inner.integer("kv_n_heads"), size, size**-0.5, rope, clip_qkv=inner.optional("clip_qkv", lower=0)
     )
     act = Fields(experts.object("ffn_act_fn"), {"name": "silu"}).text("name")
     moe = MoEConfig(
         num_experts=experts.integer("moe_num_experts"),
         num_experts_per_tok=experts.integer("moe_top_k"),
         intermediate_size=experts.integer("ffn_hidden_size"),
-        normalize=experts.optional("moe_normalize_expert_weights", least=MIN_POSITIVE),
+        normalize=experts.optional("moe_normalize_expert_weights", lower=MIN_POSITIVE),
     )
     layers = alike(c, sees, MLPConfig(moe.intermediate_size, act))
     return DecoderConfig(NormConfig("layer", eps=1e-5), sparse(layers, moe, every_layer))

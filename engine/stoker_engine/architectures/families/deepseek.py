@@ -47,14 +47,14 @@ def _v3(c: Fields) -> DecoderConfig:
 
 
 def _decoder(c: Fields, moe: MoEConfig, *, interleaved: bool) -> DecoderConfig:
-    first = c.integer("first_k_dense_replace", least=0)
+    first = c.integer("first_k_dense_replace", lower=0)
     layers = alike(c, _attention(c, interleaved), mlp(c))
     return DecoderConfig(rms_norm(c), sparse(layers, moe, lambda index: index >= first))
 
 
 def _attention(c: Fields, interleaved: bool) -> AttentionConfig:
     latent = MLAConfig(
-        q_lora_rank=c.optional_integer("q_lora_rank", least=1),
+        q_lora_rank=c.optional_integer("q_lora_rank", lower=1),
         kv_lora_rank=c.integer("kv_lora_rank"),
         qk_nope_head_dim=c.integer("qk_nope_head_dim"),
         qk_rope_head_dim=c.integer("qk_rope_head_dim"),

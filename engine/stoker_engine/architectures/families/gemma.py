@@ -69,8 +69,8 @@ def _alternating(c: Fields, *, normalised: bool, slides: Callable[[int], bool]) 
     bias = c.flag("attention_bias")
     heads = replace(
         attention(c, qkv_bias=bias, out_bias=bias),
-        scale=c.number("query_pre_attn_scalar", least=MIN_POSITIVE) ** -0.5,
-        logits_soft_cap=c.optional("attn_logit_softcapping", least=MIN_POSITIVE),
+        scale=c.number("query_pre_attn_scalar", lower=MIN_POSITIVE) ** -0.5,
+        logits_soft_cap=c.optional("attn_logit_softcapping", lower=MIN_POSITIVE),
         qk_norm=QKNormConfig(rms_norm(c, wide=True), "head") if normalised else None,
     )
 
@@ -82,7 +82,7 @@ def _alternating(c: Fields, *, normalised: bool, slides: Callable[[int], bool]) 
         of_kinds(c, layer_kinds(c, slides), layer),
         residual=SANDWICH,
         embedding=_embedding(c),
-        head=HeadConfig(soft_cap=c.optional("final_logit_softcapping", least=MIN_POSITIVE)),
+        head=HeadConfig(soft_cap=c.optional("final_logit_softcapping", lower=MIN_POSITIVE)),
     )
 
 

@@ -48,7 +48,7 @@ def _glm4_moe(c: Fields) -> DecoderConfig:
     heads = rotated(c, attention(c, qkv_bias=c.flag("attention_bias")))
     if c.flag("use_qk_norm"):
         heads = replace(heads, qk_norm=QKNormConfig(rms_norm(c), "head"))
-    first = c.integer("first_k_dense_replace", least=0)
+    first = c.integer("first_k_dense_replace", lower=0)
     return DecoderConfig(rms_norm(c), sparse(alike(c, heads, mlp(c)), sigmoid_moe(c), lambda index: index >= first))
 
 

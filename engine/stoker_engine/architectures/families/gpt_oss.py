@@ -24,7 +24,7 @@ from stoker_engine.architectures.weight_names import WeightNames
 def _gpt_oss(c: Fields) -> DecoderConfig:
     bias = c.flag("attention_bias")
     heads = replace(attention(c, qkv_bias=bias, out_bias=bias), sinks=True)
-    gate = ClampedSwiGLU(c.number("swiglu_alpha"), c.number("swiglu_limit", least=MIN_POSITIVE))
+    gate = ClampedSwiGLU(c.number("swiglu_alpha"), c.number("swiglu_limit", lower=MIN_POSITIVE))
     experts = replace(mlp(c), act=gate)  # whatever hidden_act says
     moe = MoEConfig(
         num_experts=c.integer("num_local_experts"),

@@ -34,7 +34,7 @@ def _granite_moe(c: Fields) -> DecoderConfig:
 
 
 def _decoder(c: Fields, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
-    scaling = c.number("logits_scaling", least=MIN_POSITIVE)
+    scaling = c.number("logits_scaling", lower=MIN_POSITIVE)
     return DecoderConfig(
         rms_norm(c),
         layers,

@@ -26,7 +26,7 @@ def _mpt(c: Fields) -> DecoderConfig:
     heads = replace(
         heads,
         scale=options.optional("softmax_scale") or heads.scale,
-        clip_qkv=options.optional("clip_qkv", least=0),
+        clip_qkv=options.optional("clip_qkv", lower=0),
         alibi_slopes=alibi_slopes(heads.num_heads, options.number("alibi_bias_max")),
     )
     dense = MLPConfig(4 * c.integer("hidden_size"), "gelu", gated=False)

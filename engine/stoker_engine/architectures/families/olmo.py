@@ -27,7 +27,7 @@ from stoker_engine.architectures.weight_names import WeightNames
 def _olmo(c: Fields) -> DecoderConfig:
     bias = c.flag("attention_bias")
     heads = attention(c, qkv_bias=bias, out_bias=bias)
-    heads = replace(heads, rope=read_rope(c, heads.head_dim), clip_qkv=c.optional("clip_qkv", least=0))
+    heads = replace(heads, rope=read_rope(c, heads.head_dim), clip_qkv=c.optional("clip_qkv", lower=0))
     return DecoderConfig(layer_norm(c, weight=False), alike(c, heads, mlp(c)))
 
 
@@ -46,7 +46,7 @@ def _olmoe(c: Fields) -> DecoderConfig:
     heads = replace(
         rotated(c, attention(c, qkv_bias=bias, out_bias=bias)),
         qk_norm=QKNormConfig(norm, "full"),
-        clip_qkv=c.optional("clip_qkv", least=0),
+        clip_qkv=c.optional("clip_qkv", lower=0),
     )
     return DecoderConfig(norm, sparse(alike(c, heads, mlp(c)), softmax_moe(c), every_layer))
 

@@ -48,14 +48,14 @@ def _qwen1(c: Fields) -> DecoderConfig:
     # use_dynamic_ntk and use_logn_attn change nothing up to seq_length, which is why that is the longest sequence.
     refuse(c, no_bias=True, scale_attn_weights=True)
     heads = attention(c, qkv_bias=True)
-    return pre_norm(c, heads, replace(mlp(c), size=c.integer("intermediate_size", least=2) // 2))
+    return pre_norm(c, heads, replace(mlp(c), size=c.integer("intermediate_size", lower=2) // 2))
 
 
 def _layers(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> tuple[LayerConfig, ...]:
     """Layers of Qwen 2 and 3: only if `use_sliding_window`, and then only the upper ones, have a window."""
     heads = replace(heads, rope=read_rope(c, heads.head_dim))
     slides = c.flag("use_sliding_window") and c.get("sliding_window") is not None
-    kinds = layer_kinds(c, lambda index: slides and index >= c.integer("max_window_layers", least=0))
+    kinds = layer_kinds(c, lambda index: slides and index >= c.integer("max_window_layers", lower=0))
     return of_kinds(c, kinds, lambda kind: LayerConfig(windowed(c, heads, kind) if slides else heads, dense))
 
 
@@ -76,7 +76,7 @@ def _qwen3(c: Fields) -> DecoderConfig:
 def _qwen2_moe(c: Fields) -> DecoderConfig:
     heads = rotated(c, attention(c, qkv_bias=c.flag("qkv_bias")))
     slides = c.flag("use_sliding_window")
-    kinds = layer_kinds(c, lambda index: slides and index % 2 == 0 and index < c.integer("max_window_layers", least=0))
+    kinds = layer_kinds(c, lambda index: slides and index % 2 == 0 and index < c.integer("max_window_layers", lower=0))
     layers = tuple(LayerConfig(windowed(c, heads, kind) if slides else heads, mlp(c)) for kind in kinds)
     moe = softmax_moe(c, size="moe_intermediate_size")
     moe = replace(moe, shared_intermediate_size=c.integer("shared_expert_intermediate_size"), shared_gate=True)

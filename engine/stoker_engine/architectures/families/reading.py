@@ -29,22 +29,22 @@ PARALLEL: Final = ResidualConfig("parallel", norms=("input_norm",))
 
 def rms_norm(c: Fields, *, wide: bool = False) -> NormConfig:
     """Root-mean-square norms without bias."""
-    return NormConfig("rms", c.number("rms_norm_eps", least=0), wide=wide)
+    return NormConfig("rms", c.number("rms_norm_eps", lower=0), wide=wide)
 
 
 def layer_norm(c: Fields, *, bias: bool = True, weight: bool = True) -> NormConfig:
     """Norms by mean and variance."""
-    return NormConfig("layer", c.number("layer_norm_eps", least=0), weight=weight, bias=bias and weight)
+    return NormConfig("layer", c.number("layer_norm_eps", lower=0), weight=weight, bias=bias and weight)
 
 
 def num_layers(c: Fields) -> int:
     """How many layers the config states."""
-    return c.integer("num_hidden_layers", most=MOST_LAYERS)
+    return c.integer("num_hidden_layers", upper=MOST_LAYERS)
 
 
 def num_heads(c: Fields) -> int:
     """How many query heads the config states."""
-    return c.integer("num_attention_heads", most=MOST_HEADS)
+    return c.integer("num_attention_heads", upper=MOST_HEADS)
 
 
 def head_dim(c: Fields) -> int:
@@ -119,7 +119,7 @@ def windowed(c: Fields, attention: AttentionConfig, kind: str) -> AttentionConfi
     """`attention`, seeing only the config's window where `kind` is sliding."""
     if kind != "sliding_attention":
         return attention
-    window = c.optional_integer("sliding_window", least=1)
+    window = c.optional_integer("sliding_window", lower=1)
     return attention if window is None else replace(attention, sliding_window=window)
 
 

@@ -49,15 +49,15 @@ class ListedModules:
     """A list of names and patterns, understood.
 
     Attributes:
-        names: those without ``*``, and at which place of the list they are.
+        names: those without ``*``, and at which index of the list they are.
         patterns: of full names; all others.
-        places: those of the patterns.
+        pattern_indexes: at which index of the list each pattern is.
         classes: names of classes.
     """
 
     names: Mapping[str, int] = field(default_factory=dict)
     patterns: NamePatterns = field(default_factory=lambda: NamePatterns(()))
-    places: tuple[int, ...] = ()
+    pattern_indexes: tuple[int, ...] = ()
     classes: frozenset[str] = frozenset()
 
     @classmethod
@@ -94,7 +94,7 @@ class ListedModules:
         parts = (".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
         found = [self.names[part] for part in parts if part in self.names] if self.names else []
         if (pattern := self.patterns.first(module)) is not None:
-            found.append(self.places[pattern])
+            found.append(self.pattern_indexes[pattern])
         return min(found, default=None)
 
     def name(self, module: str) -> bool:

@@ -131,14 +131,14 @@ def _branches(expression: str) -> list[str]:
 def _sequences(body: str, expression: str) -> Iterator[_Sequence]:
     """The sequences that `body`, without ``|`` outside of groups, is short for."""
     parts: list[list[_Sequence]] = []
-    place, count = 0, 1
-    while place < len(body):
-        if group := _GROUP.match(body, place):
+    start, count = 0, 1
+    while start < len(body):
+        if group := _GROUP.match(body, start):
             choices = [_plain(choice, expression) for choice in group[1].split("|")]
             parts.append([*choices, ()] if group[2] else choices)
-            place = group.end()
+            start = group.end()
         else:
-            element, place = _element(body, place, expression)
+            element, start = _element(body, start, expression)
             parts.append([(element,)])
         count *= len(parts[-1])
         if count > MOST_ELEMENTS:
@@ -149,16 +149,16 @@ def _sequences(body: str, expression: str) -> Iterator[_Sequence]:
 
 def _plain(choice: str, expression: str) -> _Sequence:
     """Elements without groups."""
-    elements, place = [], 0
-    while place < len(choice):
-        element, place = _element(choice, place, expression)
+    elements, start = [], 0
+    while start < len(choice):
+        element, start = _element(choice, start, expression)
         elements.append(element)
     return tuple(elements)
 
 
-def _element(text: str, place: int, expression: str) -> tuple[tuple[str, str], int]:
-    """The element at `place`, and where the next one is."""
-    match = _ELEMENT.match(text, place)
+def _element(text: str, start: int, expression: str) -> tuple[tuple[str, str], int]:
+    """The element at `start`, and where the next one is."""
+    match = _ELEMENT.match(text, start)
     if match is None:
         raise ValueError(expression)
     try:

@@ -19,20 +19,20 @@ _USAGE = """usage: stoker bench {serve,throughput,latency} ...
 stoker bench KIND --help says more"""
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
     from stoker_engine.cli.bench import latency, serving, throughput
 
     kinds = {"serve": serving.main, "throughput": throughput.main, "latency": latency.main}
-    if not words or words[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE)
-        return 0 if words else 2
-    if words[0] not in kinds:
-        close = difflib.get_close_matches(words[0], kinds, n=1)
+        return 0 if arguments else 2
+    if arguments[0] not in kinds:
+        close = difflib.get_close_matches(arguments[0], kinds, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(kinds)}"
-        print(f"stoker bench: no {words[0]!r}; {hint}", file=sys.stderr)
+        print(f"stoker bench: no {arguments[0]!r}; {hint}", file=sys.stderr)
         return 2
     try:
-        return command_line.run(f"stoker bench {words[0]}", lambda: kinds[words[0]](words[1:]))
+        return command_line.run(f"stoker bench {arguments[0]}", lambda: kinds[arguments[0]](arguments[1:]))
     except KeyboardInterrupt:
         return 130

@@ -95,11 +95,11 @@ def load_dataset(args: DatasetArgs, tokenizer: Words, vocab_size: int) -> list[S
         ArgumentError: the file cannot be read, or holds too little.
     """
     chance = random.Random(args.seed)
-    most = min(vocab_size, tokenizer.vocab_size)
+    num_token_ids = min(vocab_size, tokenizer.vocab_size)
     if args.dataset_name == "random":
-        return _random(args, chance, most)
+        return _random(args, chance, num_token_ids)
     if args.dataset_name == "prefix_repetition":
-        return _prefix_repetition(args, chance, most)
+        return _prefix_repetition(args, chance, num_token_ids)
     samples = _sharegpt(args, tokenizer) if args.dataset_name == "sharegpt" else _custom(args, tokenizer)
     if not samples:
         raise ArgumentError("--dataset-path", f"{args.dataset_path} holds no usable request")
@@ -141,18 +141,20 @@ def _prefix_repetition(args: DatasetArgs, chance: random.Random, vocab_size: int
 
 def _sharegpt(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
     samples = []
-    for place, conversation in _conversations(args):
-        turns = _field(args, place, conversation, "conversations", "conversation") or []
-        if not isinstance(turns, list):
-            raise _other_format(args, f'{place}: "conversations" must be a list')
-        values = [_field(args, f"{place}, turn {index}", turn, "value") for index, turn in enumerate(turns[:2], 1)]
+    for location, conversation in _conversations(args):
+        messages = _field(args, location, conversation, "conversations", "conversation") or []
+        if not isinstance(messages, list):
+            raise _other_format(args, f'{location}: "conversations" must be a list')
+        values = [
+            _field(args, f"{location}, turn {index}", message, "value") for index, message in enumerate(messages[:2], 1)
+        ]
         if len(values) < 2:
             continue
         question, answer = values
         if not isinstance(question, str) or not isinstance(answer, str):
-            raise _other_format(args, f'{place}: each turn\'s "value" must be text')
-        prompt, said = tokenizer.encode(question), tokenizer.encode(answer)
-        length = args.sharegpt_output_len or len(said)
+            raise _other_format(args, f'{location}: each turn\'s "value" must be text')
+        prompt, answer_tokens = tokenizer.encode(question), tokenizer.encode(answer)
+        length = args.sharegpt_output_len or len(answer_tokens)
         if _SHORTEST <= len(prompt) <= _LONGEST_PROMPT and length >= _SHORTEST and len(prompt) + length <= _LONGEST:
             samples.append(Sample(prompt, length))
     return samples
@@ -172,17 +174,17 @@ def _conversations(args: DatasetArgs) -> Iterator[tuple[str, Any]]:
 
 def _custom(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
     samples = []
-    for place, entry in _lines(args, _read(args)):
-        prompt = _field(args, place, entry, "prompt")
+    for location, entry in _lines(args, _read(args)):
+        prompt = _field(args, location, entry, "prompt")
         if not isinstance(prompt, str):
-            raise _other_format(args, f'{place}: "prompt" must be text')
+            raise _other_format(args, f'{location}: "prompt" must be text')
         length = args.custom_output_len
         if length is None:
             if "output_tokens" not in entry:
-                raise _other_format(args, f'{place} has no "output_tokens"; add it, or give --custom-output-len')
+                raise _other_format(args, f'{location} has no "output_tokens"; add it, or give --custom-output-len')
             length = _positive(entry["output_tokens"])
             if length is None:
-                raise _other_format(args, f'{place}: "output_tokens" must be a whole number of at least 1')
+                raise _other_format(args, f'{location}: "output_tokens" must be a whole number of at least 1')
         samples.append(Sample(tokenizer.encode(prompt), length))
     return samples
 
@@ -199,18 +201,18 @@ def _lines(args: DatasetArgs, text: str) -> Iterator[tuple[str, Any]]:
         yield f"line {number}", entry
 
 
-def _field(args: DatasetArgs, place: str, entry: Any, *names: str) -> Any:
+def _field(args: DatasetArgs, location: str, entry: Any, *names: str) -> Any:
     """The value of the first of these fields that there is.
 
     Raises:
         ArgumentError: there is none, or no object.
     """
     if not isinstance(entry, dict):
-        raise _other_format(args, f"{place} is no JSON object")
+        raise _other_format(args, f"{location} is no JSON object")
     found = [name for name in names if name in entry]
     if not found:
-        others = ", ".join(str(name)[:30] for name in list(entry)[:8]) or "none"
-        raise _other_format(args, f'{place} has no "{names[0]}"; its fields are: {others}')
+        field_names = ", ".join(str(name)[:30] for name in list(entry)[:8]) or "none"
+        raise _other_format(args, f'{location} has no "{names[0]}"; its fields are: {field_names}')
     return entry[found[0]]
 
 

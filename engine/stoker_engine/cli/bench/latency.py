@@ -37,7 +37,7 @@ class LatencyArgs:
     output_json: str | None = flag("file for the figures", None)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = argv.Parser(
         prog="stoker bench latency",
@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
     )
     argv.add_arguments(parser, LatencyArgs, "batch")
     argv.add_arguments(parser, EngineArgs, "engine")
-    namespace = command_line.parse(parser, command_line.with_model_flag(words))
+    namespace = command_line.parse(parser, command_line.with_model_flag(arguments))
     args = argv.from_namespace(LatencyArgs, namespace)
     logs.configure("text")
     offline = OfflineEngine(argv.from_namespace(EngineArgs, namespace))

@@ -21,7 +21,7 @@ from stoker_common.errors import ArgumentError, StokerError
 from stoker_engine.cli import command_line
 from stoker_engine.cli.bench.datasets import DatasetArgs, Sample, load_dataset
 from stoker_engine.cli.bench.report import percents, print_table, summary, write_json
-from stoker_engine.cli.lines import lines_as_they_come
+from stoker_engine.cli.lines import stream_lines
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
@@ -75,12 +75,12 @@ class ChatAnswer:
     error: str | None = None
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code (1: a request failed)."""
     parser = argv.Parser(prog="stoker bench serve", description="Measure a running server.", allow_abbrev=False)
     argv.add_arguments(parser, BenchServeArgs, "requests")
     argv.add_arguments(parser, DatasetArgs, "data set")
-    namespace = command_line.parse(parser, words)
+    namespace = command_line.parse(parser, arguments)
     return asyncio.run(
         _run(argv.from_namespace(BenchServeArgs, namespace), argv.from_namespace(DatasetArgs, namespace))
     )
@@ -132,11 +132,11 @@ async def _send_all(
     from tqdm import tqdm
 
     chance = random.Random(seed)
-    places = asyncio.Semaphore(args.max_concurrency or len(samples))
+    concurrency = asyncio.Semaphore(args.max_concurrency or len(samples))
     with tqdm(total=len(samples), desc="Requests", disable=args.disable_tqdm) as bar:
 
         async def one(sample: Sample) -> ChatAnswer:
-            async with places:
+            async with concurrency:
                 answer = await _ask(client, args, model, sample)
             bar.update()
             return answer
@@ -171,7 +171,7 @@ async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, samp
             if response.status_code != 200:
                 answer.error = f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}"
                 return answer
-            async for line in lines_as_they_come(response.aiter_bytes()):
+            async for line in stream_lines(response.aiter_bytes()):
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 now = time.perf_counter()
@@ -216,9 +216,9 @@ def figures_of(answers: list[ChatAnswer], duration: float, args: BenchServeArgs)
         "e2el": [a.e2el for a in good],
     }
     for name in _METRICS:
-        wanted = name in args.percentile_metrics.split(",")
+        with_percentiles = name in args.percentile_metrics.split(",")
         figures |= summary(
-            name, seconds[name], percents(args.metric_percentiles, "--metric-percentiles") if wanted else []
+            name, seconds[name], percents(args.metric_percentiles, "--metric-percentiles") if with_percentiles else []
         )
     return figures
 
@@ -235,12 +235,12 @@ def _print(figures: dict[str, Any], args: BenchServeArgs) -> None:
         "Total token throughput (tok/s):": figures["total_token_throughput"],
     }
     for name, title in _METRICS.items():
-        own = {key: value for key, value in figures.items() if key.endswith(f"_{name}_ms")}
-        if own and name in args.percentile_metrics.split(","):
+        metric_figures = {key: value for key, value in figures.items() if key.endswith(f"_{name}_ms")}
+        if metric_figures and name in args.percentile_metrics.split(","):
             rows[title] = None
-            for key, value in own.items():
-                word = key.removesuffix(f"_{name}_ms")
-                label = word.upper() if word.startswith("p") else word.capitalize()
+            for key, value in metric_figures.items():
+                statistic = key.removesuffix(f"_{name}_ms")
+                label = statistic.upper() if statistic.startswith("p") else statistic.capitalize()
                 rows[f"{label} {name.upper()} (ms):"] = value
     for error in figures["errors"][:5]:
         rows[f"Error: {error[:200]}"] = ""

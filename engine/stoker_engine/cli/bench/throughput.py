@@ -32,7 +32,7 @@ class ThroughputArgs:
     output_json: str | None = flag("file for the figures", None)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = argv.Parser(
         prog="stoker bench throughput",
@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
     argv.add_arguments(parser, ThroughputArgs, "requests")
     argv.add_arguments(parser, DatasetArgs, "data set")
     argv.add_arguments(parser, EngineArgs, "engine")
-    namespace = command_line.parse(parser, command_line.with_model_flag(words))
+    namespace = command_line.parse(parser, command_line.with_model_flag(arguments))
     args = argv.from_namespace(ThroughputArgs, namespace)
     dataset = argv.from_namespace(DatasetArgs, namespace)
     logs.configure("text")

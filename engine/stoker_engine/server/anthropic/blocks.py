@@ -127,7 +127,7 @@ def _text_or_blocks(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     return value if isinstance(value, str) else _BLOCKS.validate_python(_as_blocks(value))
 
 
-_WHOSE: Final = {
+_ROLES: Final = {
     "tool_use": ("assistant",),
     "thinking": ("assistant",),
     "redacted_thinking": ("assistant",),
@@ -143,12 +143,12 @@ class MessageParam(StrictModel):
 
     @field_validator("content", mode="after")
     @classmethod
-    def _are_its(cls, content: str | list[BlockParam], info: ValidationInfo) -> str | list[BlockParam]:
+    def _check_role(cls, content: str | list[BlockParam], info: ValidationInfo) -> str | list[BlockParam]:
         role = info.data.get("role")
         for block in content if isinstance(content, list) else ():
-            if role not in (None, *_WHOSE.get(block.type, (role,))):
-                words = {"kind": block.type, "whose": _WHOSE[block.type][0]}
-                raise PydanticCustomError("shape", "{kind} blocks belong into messages of the role {whose}", words)
+            if role not in (None, *_ROLES.get(block.type, (role,))):
+                context = {"kind": block.type, "role": _ROLES[block.type][0]}
+                raise PydanticCustomError("shape", "{kind} blocks belong into messages of the role {role}", context)
         return content
 
     @property
@@ -205,11 +205,11 @@ def _assistant(blocks: Sequence[BlockParam]) -> dict[str, Any]:
 
 
 def _user(blocks: Sequence[BlockParam]) -> list[dict[str, Any]]:
-    said = [block for block in blocks if not isinstance(block, TextBlockParam) or block.text]
-    if not said:
+    with_content = [block for block in blocks if not isinstance(block, TextBlockParam) or block.text]
+    if not with_content:
         return [{"role": "user", "content": ""}]
     chat: list[dict[str, Any]] = []
-    for is_text, run in groupby(said, key=lambda block: isinstance(block, TextBlockParam)):
+    for is_text, run in groupby(with_content, key=lambda block: isinstance(block, TextBlockParam)):
         if is_text:
             chat.append({"role": "user", "content": _parts(_texts(run))})
         else:

@@ -46,9 +46,9 @@ _LEAST_BUDGET: Final = 1024
 def _is_custom(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "custom":
-        words = {"kind": kind[:50]}
+        context = {"kind": kind[:50]}
         sentence = "{kind} is a tool of Anthropic's own; here there are only those that a request describes"
-        raise PydanticCustomError("unsupported", sentence, words)
+        raise PydanticCustomError("unsupported", sentence, context)
     return value
 
 
@@ -81,8 +81,8 @@ class ToolParam(StrictModel):
             "parameters": {"type": "object", **self.input_schema},
             "strict": self.strict,
         }
-        given = {name: value for name, value in function.items() if value is not None}
-        return {"type": "function", "function": given}
+        stated = {name: value for name, value in function.items() if value is not None}
+        return {"type": "function", "function": stated}
 
 
 class ToolChoiceParam(StrictModel):
@@ -221,9 +221,9 @@ class Conversation(StrictModel):
         Raises:
             RequestError: no chat can be like that.
         """
-        given = {name: value for name, value in self._chat_fields(system_anywhere).items() if value is not None}
+        stated = {name: value for name, value in self._chat_fields(system_anywhere).items() if value is not None}
         try:
-            return ChatCompletionRequest.model_validate(given)
+            return ChatCompletionRequest.model_validate(stated)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             name = str(first["loc"][0]) if first["loc"] else "messages"

@@ -25,7 +25,7 @@ from stoker_engine.server.anthropic.system_places import takes_system_anywhere
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
-from stoker_engine.server.conversation.chat_run import Answer, ChatRun, TurnDelta, rendered_prompt
+from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun, rendered_prompt
 from stoker_engine.server.conversation.generation import renamed
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing, event
@@ -96,7 +96,7 @@ class _Writer:
     run: ChatRun
     model: str
     _blocks: BlockEvents = field(init=False)
-    _begun: bool = False
+    _has_started: bool = False
 
     def __post_init__(self) -> None:
         self._blocks = BlockEvents(self._show_thinking)
@@ -110,8 +110,8 @@ class _Writer:
         [answer] = await self.run.collect()
         message = self._message()
         message.content = content_blocks(answer.parts, show_thinking=self._show_thinking)
-        ended = self._stopped(answer)
-        message.stop_reason, message.stop_sequence = ended.stop_reason, ended.stop_sequence
+        stopped = self._stopped(answer)
+        message.stop_reason, message.stop_sequence = stopped.stop_reason, stopped.stop_sequence
         return message
 
     async def events(self) -> AsyncGenerator[list[BaseModel], None]:
@@ -120,9 +120,9 @@ class _Writer:
             async for step in deltas:
                 yield [each for _, delta in step for each in self._events(delta)]
 
-    def _events(self, delta: TurnDelta) -> Iterator[BaseModel]:
-        if not self._begun:  # not before the engine took the request
-            self._begun = True
+    def _events(self, delta: AnswerDelta) -> Iterator[BaseModel]:
+        if not self._has_started:  # not before the engine took the request
+            self._has_started = True
             yield MessageStart(message=self._message())
             yield Ping()
         for part in delta.parts:
@@ -138,7 +138,7 @@ class _Writer:
     def _usage(self) -> AnthropicUsage:
         return AnthropicUsage.of(self.run.usage())
 
-    def _stopped(self, end: Answer | TurnDelta) -> Stopped:
+    def _stopped(self, end: Answer | AnswerDelta) -> Stopped:
         bent = self.run.generation.params[0].max_tokens != self.body.max_tokens
         calls = self.run.ends_with_call(0)
         reason, sequence = stop_reason(end.finish_reason, end.stop_reason, calls=calls, bent=bent)

@@ -13,7 +13,7 @@ from stoker_engine.server.conversation.sampled_request import SampledRequest
 from stoker_engine.server.schema.field_types import Count, CountOrAll, StrictModel
 from stoker_engine.server.schema.messages import Message, Tool
 from stoker_engine.server.schema.tool_choice import AllowedToolChoice, ToolChoice, ToolUse
-from stoker_engine.server.schema.unsupported import UnbuiltChat
+from stoker_engine.server.schema.unsupported import UnsupportedChatFields
 
 #: Variables of a chat template that have a field of their own.
 _OWN_FIELDS = frozenset(
@@ -57,7 +57,7 @@ class ChatRendering(StrictModel):
         return not self.continue_final_message if generate is None else generate
 
 
-class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
+class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering):
     """A conversation to continue with, in OpenAI's words and vLLM's."""
 
     messages: Messages
@@ -98,7 +98,7 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
         return self
 
     @property
-    def told_tools(self) -> Sequence[Tool]:
+    def template_tools(self) -> Sequence[Tool]:
         """The tools that the model is told, also where it is to call none of them, or a certain one."""
         return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else self.tools or ()
 
@@ -111,11 +111,11 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template. `reasoning_effort` is one, and turns thinking on or off, as in vLLM; a
         template that knows neither goes on as it is."""
-        given = super().template_kwargs
+        variables = super().template_kwargs
         if self.reasoning_effort is not None:
-            given.setdefault("enable_thinking", self.reasoning_effort != "none")
-            given["reasoning_effort"] = self.reasoning_effort
-        return given
+            variables.setdefault("enable_thinking", self.reasoning_effort != "none")
+            variables["reasoning_effort"] = self.reasoning_effort
+        return variables
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:

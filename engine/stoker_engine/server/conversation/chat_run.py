@@ -32,7 +32,7 @@ from stoker_engine.tokens.prompt_tokens import prompt_tokens
 
 
 @dataclass(frozen=True)
-class TurnDelta:
+class AnswerDelta:
     """What is added to one choice.
 
     Attributes:
@@ -120,7 +120,7 @@ class ChatRun:
         """
         await service.wait_ready()
         outer = field_names or {}
-        names = {**{name: outer.get(ours, ours) for name, ours in body.field_names.items()}, **outer}
+        names = {**{name: outer.get(chat_name, chat_name) for name, chat_name in body.field_names.items()}, **outer}
         with renamed(names):
             service.check(body)
             of_tools = await cls._grammar_of_tools(body, service, request) if body.tool_use.tools else None
@@ -164,11 +164,11 @@ class ChatRun:
                 "leave one of them out",
                 "tools",
             )
-        if (wanted := body.wanted_format) is not None and not body.tool_use.is_forced:
-            await until_disconnect(request.receive, service.client.tokenizer.compile_grammar(wanted))
+        if (answer_format := body.requested_format) is not None and not body.tool_use.is_forced:
+            await until_disconnect(request.receive, service.client.tokenizer.compile_grammar(answer_format))
         return of_tools
 
-    async def deltas(self) -> AsyncGenerator[list[tuple[int, TurnDelta]], None]:
+    async def deltas(self) -> AsyncGenerator[list[tuple[int, AnswerDelta]], None]:
         """Yields what there is, as soon as there is something: (index of a choice, delta); see `Generation.deltas`."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for step in deltas:
@@ -227,14 +227,14 @@ class _Choice:
         """Whether there are calls of tools so far, and the last one is complete."""
         return self._num_calls > 0 and not self._parser.is_within_call
 
-    def parsed(self, delta: OutputDelta) -> TurnDelta:
+    def parsed(self, delta: OutputDelta) -> AnswerDelta:
         """What a delta adds."""
         parts: Sequence[Part] = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             parts = merged([*parts, *self._parser.end()])
         self._reasoning.add(delta.token_ids, parts, self._parser.is_reasoning)
-        kept = merged(self._kept(parts))
-        return TurnDelta(kept, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
+        kept_parts = merged(self._kept(parts))
+        return AnswerDelta(kept_parts, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
 
     def _kept(self, parts: Sequence[Part]) -> Iterator[Part]:
         """Without reasoning that nobody wants to read and, as in vLLM, calls beyond those that were allowed."""
@@ -259,6 +259,6 @@ async def rendered_prompt(body: ChatCompletionRequest, service: Service) -> Chat
         body,
         service,
         cut=body.truncate_prompt_tokens is not None,
-        tools=() if excluded else body.told_tools,
+        tools=() if excluded else body.template_tools,
         add_special_tokens=bool(body.add_special_tokens),
     )

@@ -28,7 +28,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
     Raises:
         RequestError: there are tools, and it is not known how this model calls them, or how to keep it to a schema.
     """
-    use, wanted = body.tool_use, body.wanted_format
+    use, answer_format = body.tool_use, body.requested_format
     if parsers.forces_own_calls(use):
         forced = {"type": "structural_tag", "format": _of_parser(use, parsers, "forced_call")}
         return StructuredOutputs(structural_tag=forced, disable_any_whitespace=True)
@@ -42,11 +42,11 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
             'tool_choice "required", a named one and "none" work without',
             "tools",
         )
-    if wanted is None and not any(tool.function.strict for tool in use.tools):
+    if answer_format is None and not any(tool.function.strict for tool in use.tools):
         return None
     if not hasattr(parsers.tools, "structural_tag"):
-        if wanted is None:
-            _say_not_strict(parsers.tools)
+        if answer_format is None:
+            _warn_not_strict(parsers.tools)
             return None
         raise RequestError(
             "the answer must have a format, but what this model writes to call a tool cannot be kept to a schema while "
@@ -54,15 +54,15 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
             "tools",
         )
     tag = _of_parser(use, parsers, "structural_tag")
-    if wanted is None:
+    if answer_format is None:
         return StructuredOutputs(structural_tag=tag)
-    either = {"type": "or", "elements": [_calls(tag["structures"]), _format(wanted)]}
-    unsaid: dict[str, Any] = {wanted.kind: None}
-    return replace(wanted, **unsaid, structural_tag={"type": "structural_tag", "format": either})
+    either = {"type": "or", "elements": [_calls(tag["structures"]), _format(answer_format)]}
+    unsaid: dict[str, Any] = {answer_format.kind: None}
+    return replace(answer_format, **unsaid, structural_tag={"type": "structural_tag", "format": either})
 
 
 @functools.cache
-def _say_not_strict(parser: type[ToolParser]) -> None:
+def _warn_not_strict(parser: type[ToolParser]) -> None:
     """Agents' libraries make all tools strict: to refuse them would refuse every model whose calls are no JSON."""
     logger.warning(
         "tools that are strict are not kept to their schemas where the model decides whether it calls one: the calls "
@@ -96,25 +96,25 @@ def _calls(structures: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
 
 
-def _format(wanted: StructuredOutputs) -> dict[str, Any]:
+def _format(outputs: StructuredOutputs) -> dict[str, Any]:
     """What the answer must be, in the same way."""
-    match wanted.kind:
+    match outputs.kind:
         case "json":
-            return {"type": "json_schema", "json_schema": _schema(wanted.json)}
+            return {"type": "json_schema", "json_schema": _schema(outputs.json)}
         case "json_object":
             return {"type": "json_schema", "json_schema": {"type": "object"}}
         case "regex":
-            return {"type": "regex", "pattern": wanted.regex}
+            return {"type": "regex", "pattern": outputs.regex}
         case "grammar":
-            return {"type": "grammar", "grammar": wanted.grammar}
+            return {"type": "grammar", "grammar": outputs.grammar}
         case "choice":
-            return {"type": "choice", "choices": list(wanted.choice or ())}
+            return {"type": "choice", "choices": list(outputs.choice or ())}
     raise RequestError("a structural tag does not go with tools: leave one of them out", "structured_outputs")
 
 
-def _schema(given: Any) -> Any:
+def _schema(schema: Any) -> Any:
     """A schema, which may be given as text."""
     try:
-        return json.loads(given) if isinstance(given, str) else given
+        return json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the schema is no JSON: {str(error)[:200]}", "structured_outputs.json") from None

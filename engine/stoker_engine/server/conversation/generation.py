@@ -85,7 +85,7 @@ class Generation:
     _stream: OutputStream = field(default_factory=OutputStream)
     _prompts_of: dict[str, int] = field(default_factory=dict)  # requests of the engine → which prompt is theirs
     _unfinished: dict[int, int] = field(default_factory=dict)  # prompts → how many of their sequences run
-    _begun: set[int] = field(default_factory=set)  # prompts that have had their first delta
+    _started: set[int] = field(default_factory=set)  # prompts that have had their first delta
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
         """Yields what there is, as soon as there is something: (index of a choice, delta), one a choice at most.
@@ -101,20 +101,20 @@ class Generation:
         ticket = self.admission.admit([len(prompt) for prompt in self.prompts], self.n)
         self.running.add(self)
         self._unfinished = dict.fromkeys(range(len(self.prompts)), self.n)
-        asking = asyncio.create_task(self._ask())
+        asking = asyncio.create_task(self._submit())
         crashes = 0
         try:
             while self._unfinished:
                 try:
-                    deltas = await self._stream.take()
+                    deltas = await self._stream.get()
                 except EngineDeadError as death:
                     # Prompts go to another engine where nobody has seen anything of them yet. If it was no signal
                     # from outside, one of them may be what the engine dies of, and they go on only once.
                     crashes += not isinstance(death, EngineKilledError)
-                    if crashes > 1 or not self._begun.isdisjoint(self._lost()):
+                    if crashes > 1 or not self._started.isdisjoint(self._forget_lost()):
                         raise
                     asking.cancel()
-                    asking = asyncio.create_task(self._ask_again())
+                    asking = asyncio.create_task(self._resubmit())
                     continue
                 yield [(self._count(delta, ticket), delta) for delta in deltas if delta.request_id in self._prompts_of]
         finally:
@@ -162,8 +162,8 @@ class Generation:
         """Takes note of a delta, and returns whose it is."""
         prompt = self._prompts_of[delta.request_id]
         choice = prompt * self.n + delta.index
-        if prompt not in self._begun:
-            self._begun.add(prompt)
+        if prompt not in self._started:
+            self._started.add(prompt)
             self.admission.on_first_token(ticket, prompt)
         self._completion_tokens[choice] = self._completion_tokens.get(choice, 0) + len(delta.token_ids)
         self._cached_tokens[prompt] = delta.num_cached_tokens
@@ -175,7 +175,7 @@ class Generation:
                 del self._unfinished[prompt]
         return choice
 
-    async def _ask(self) -> None:
+    async def _submit(self) -> None:
         """Begins a request for each prompt that has none. Whoever takes from the stream gets the errors."""
         try:
             for prompt in self._unfinished.keys() - self._prompts_of.values():
@@ -193,7 +193,7 @@ class Generation:
         except Exception as error:
             self._stream.fail(error)
 
-    def _lost(self) -> set[int]:
+    def _forget_lost(self) -> set[int]:
         """Forgets requests that an engine's death took along, so that what it still had on its way counts for nothing;
         their prompts."""
         lost = {
@@ -206,7 +206,7 @@ class Generation:
             del self._prompts_of[request_id]
         return set(lost.values())
 
-    async def _ask_again(self) -> None:
+    async def _resubmit(self) -> None:
         """The same, of another engine, or the next one."""
         try:
             await self.wait_ready()
@@ -215,4 +215,4 @@ class Generation:
         except Exception as error:
             self._stream.fail(error)
         else:
-            await self._ask()
+            await self._submit()

@@ -33,7 +33,7 @@ class ReasoningTokens:
         window = [*self._last, *token_ids]
         begin = self._seen - len(self._last)
         self._seen += len(token_ids)
-        found = [place for end in self._ends if (place := _end_of(end, window)) is not None]
+        found = [end_index for end in self._ends if (end_index := _end_of(end, window)) is not None]
         self._has_any = self._has_any or bool(found) or any(isinstance(part, Reasoning) for part in parts)
         # A parser may go on to wait for text that shows that the answer has started.
         self._is_over = bool(found) or not is_reasoning

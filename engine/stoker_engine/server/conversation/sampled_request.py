@@ -51,7 +51,7 @@ _SAMPLING: Final = (
 #: What beam search has no use for, at the values that ask for nothing. It takes the likeliest sequences by the
 #: model's own probabilities, which a temperature of 0 or 1 leaves as they are.
 _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
-    "wanted_format": (),
+    "requested_format": (),
     "temperature": (0, 1),
     "top_p": (1,),
     "top_k": (0, -1),
@@ -145,7 +145,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
         for name, neutral in {**_NEUTRAL_FOR_BEAMS, **self.logprobs_neutral_for_beams}.items():
             value = getattr(self, name)
             if value is not None and value not in neutral:
-                if name == "wanted_format":  # which a grammar keeps to, and no beam
+                if name == "requested_format":  # which a grammar keeps to, and no beam
                     name = "structured_outputs" if self.structured_outputs is not None else "response_format"
                 raise RequestError(f"{name} does not go with beam search; leave it out", name)
 
@@ -194,8 +194,8 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 skip_special_tokens=self.skip_special_tokens is not False,
             )
-        given = {name: getattr(self, name) for name in _SAMPLING}
-        given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-        given["structured_outputs"] = self.wanted_format
-        return sampling_params(given, defaults)
+        requested = {name: getattr(self, name) for name in _SAMPLING}
+        requested["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        requested |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        requested["structured_outputs"] = self.requested_format
+        return sampling_params(requested, defaults)

@@ -107,11 +107,11 @@ class Formatted(BaseModel):
 
     @model_validator(mode="after")
     def _has_one_format(self) -> Formatted:
-        _ = self.wanted_format
+        _ = self.requested_format
         return self
 
     @property
-    def wanted_format(self) -> StructuredOutputs | None:
+    def requested_format(self) -> StructuredOutputs | None:
         """What an answer must look like, if it is said.
 
         Raises:
@@ -121,9 +121,9 @@ class Formatted(BaseModel):
         fields = {} if self.structured_outputs is None else self.structured_outputs.stated
         if not of_format and self.structured_outputs is None:
             return None
-        if of_format and (both := next((name for name in fields if not is_option(name)), None)):
+        if of_format and (constraint_name := next((name for name in fields if not is_option(name)), None)):
             raise RequestError(
-                f"response_format and structured_outputs.{both} both say what to write; send one of them",
+                f"response_format and structured_outputs.{constraint_name} both say what to write; send one of them",
                 "structured_outputs",
             )
         if fields and not of_format and all(map(is_option, fields)):

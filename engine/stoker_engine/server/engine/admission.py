@@ -46,11 +46,11 @@ class Admission:
         Raises:
             OverloadedError: a limit is reached.
         """
-        asked = len(prompt_lengths) * n
-        if self.max_num_queued_reqs is not None and self.num_sequences + asked > self.max_num_queued_reqs:
+        num_requested = len(prompt_lengths) * n
+        if self.max_num_queued_reqs is not None and self.num_sequences + num_requested > self.max_num_queued_reqs:
             self.on_rejected("max_num_queued_reqs")
             raise OverloadedError(
-                f"{self.num_sequences} sequences are in flight and this request asks for {asked}; "
+                f"{self.num_sequences} sequences are in flight and this request asks for {num_requested}; "
                 f"the server takes {self.max_num_queued_reqs}. Try again later"
             )
         if self.max_num_queued_tokens is not None and self.num_waiting_tokens >= self.max_num_queued_tokens:
@@ -59,8 +59,8 @@ class Admission:
                 f"{self.num_waiting_tokens} prompt tokens wait to be computed; "
                 f"the server takes {self.max_num_queued_tokens}. Try again later"
             )
-        ticket = Ticket(asked, dict(enumerate(prompt_lengths)))
-        self.num_sequences += asked
+        ticket = Ticket(num_requested, dict(enumerate(prompt_lengths)))
+        self.num_sequences += num_requested
         self.num_waiting_tokens += sum(prompt_lengths)
         return ticket
 

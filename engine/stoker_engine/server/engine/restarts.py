@@ -39,17 +39,17 @@ class Restarts:
     """The restarts of one engine. Used from the event loop only.
 
     Args:
-        most: how many there may be in an hour.
+        max_restarts: how many there may be in an hour.
 
     Attributes:
         given_up: there will be no more.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._most = most
+        self._max_restarts = max_restarts
         self._began: deque[float] = deque()
-        self._begun = asyncio.Event()
+        self._under_way = asyncio.Event()
         self._over = asyncio.Event()
         self.given_up = False
 
@@ -62,8 +62,10 @@ class Restarts:
         while self._began and self._began[0] <= self._clock() - _HOUR_S:
             self._began.popleft()
         if others_serve:
-            return len(self._began) < max(self._most, BESIDE_OTHERS)
-        return len(self._began) < self._most and not isinstance(death, EngineOutOfMemoryError | EngineStuckError)
+            return len(self._began) < max(self._max_restarts, BESIDE_OTHERS)
+        return len(self._began) < self._max_restarts and not isinstance(
+            death, EngineOutOfMemoryError | EngineStuckError
+        )
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
@@ -71,15 +73,15 @@ class Restarts:
         self.given_up = False
         self._began.append(self._clock())
         self._over.clear()
-        self._begun.set()
+        self._under_way.set()
         yield
-        self._begun.clear()
+        self._under_way.clear()
         self._over.set()
 
     def give_up(self) -> None:
         """There will be no more; or else not until another engine serves."""
         self.given_up = True
-        self._begun.set()
+        self._under_way.set()
         self._over.set()
 
     async def wait(self, is_ready: Callable[[], bool] = lambda: True) -> bool:
@@ -92,8 +94,8 @@ class Restarts:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                while (self._most or self._begun.is_set()) and not self.given_up:
-                    await self._begun.wait()
+                while (self._max_restarts or self._under_way.is_set()) and not self.given_up:
+                    await self._under_way.wait()
                     await self._over.wait()
                     if not self.given_up and is_ready():
                         return True

@@ -55,7 +55,7 @@ class AnthropicErrorResponse(BaseModel):
     request_id: str | None = None
 
 
-def is_asked(scope: Mapping[str, Any]) -> bool:
+def is_anthropic(scope: Mapping[str, Any]) -> bool:
     """Whether a request is of this API, and wants its errors."""
     path = route_path(scope)
     return path == "/v1/messages" or path.startswith("/v1/messages/")
@@ -64,10 +64,14 @@ def is_asked(scope: Mapping[str, Any]) -> bool:
 def describe(error: Exception, request_id: str | None) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the body that report `error` to a client."""
     status, body = openai.describe(error)
-    said = body.error
-    message = said.message if said.param is None or said.param in said.message else f"{said.param}: {said.message}"
+    openai_error = body.error
+    message = (
+        openai_error.message
+        if openai_error.param is None or openai_error.param in openai_error.message
+        else f"{openai_error.param}: {openai_error.message}"
+    )
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    details = AnthropicErrorDetails(error_code=NO_THREADS) if said.code == NO_THREADS else None
+    details = AnthropicErrorDetails(error_code=NO_THREADS) if openai_error.code == NO_THREADS else None
     shape = AnthropicErrorResponse(
         error=AnthropicError(type=kind, message=message, details=details), request_id=request_id
     )

@@ -46,7 +46,7 @@ def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
         headers[NOT_BEGUN_HEADER] = "1"
     if isinstance(error, UnauthorizedError):
         headers["www-authenticate"] = "Bearer"
-    if scope is not None and anthropic.is_asked(scope):
+    if scope is not None and anthropic.is_anthropic(scope):
         name = scope.get("state", {}).get("request_id")
         if name is not None:
             headers[anthropic.HEADER] = name

@@ -213,9 +213,9 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
                 f"{args.min_request_body_data_rate} bytes/s"
             )
 
-        def _cut_off(self, what: str) -> None:
-            logger.info("%s - a request timed out: %s", _peer(self.client), what)
-            self._refuse(408, f"the request timed out: {what}")
+        def _cut_off(self, reason: str) -> None:
+            logger.info("%s - a request timed out: %s", _peer(self.client), reason)
+            self._refuse(408, f"the request timed out: {reason}")
 
         def _on_reader(self) -> None:
             logger.info("%s - a client that took nothing for %g s is cut off", _peer(self.client), args.send_timeout)

@@ -192,17 +192,17 @@ class Server(uvicorn.Server):
         """Has an engine loaded again, also where it dies of that, while restarts are left. Then it stays dead, where
         others serve, or until one that is loaded again does; else its death is raised."""
         service, client = self._service, self._service.client
-        others = [each for each in range(client.num_engines) if each != engine]
+        other_engines = [each for each in range(client.num_engines) if each != engine]
         while True:
             service.on_death(engine)
-            others_serve = any(map(client.serves, others))
+            others_serve = any(map(client.serves, other_engines))
             if not service.restarts[engine].allowed(death, others_serve):
                 service.restarts[engine].give_up()
                 if others_serve:
                     logger.error("the engine stays dead%s: it died too often", self._named(engine))
                     return False
                 hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
-                if hopeless or all(service.restarts[each].given_up for each in others):
+                if hopeless or all(service.restarts[each].given_up for each in other_engines):
                     raise death
                 await self._serves_again.wait()
                 continue
@@ -241,11 +241,13 @@ class Server(uvicorn.Server):
         lifecycle.closed = True
         for connection in list(self.server_state.connections):
             connection.shutdown()  # at once where it is idle, else with the end of its answer
-        left = end - clock()
+        remaining_s = end - clock()
         if lifecycle.in_flight:
-            logger.info("stopping: %d requests in flight may take another %g s", lifecycle.in_flight, round(left))
+            logger.info(
+                "stopping: %d requests in flight may take another %g s", lifecycle.in_flight, round(remaining_s)
+            )
         idle = asyncio.create_task(lifecycle.wait_idle())
-        await self._wait({engine, idle}, left)
+        await self._wait({engine, idle}, remaining_s)
         idle.cancel()
         if service.running:
             logger.warning("stopping: ending %d requests that took too long", len(service.running))

@@ -36,9 +36,9 @@ class StallTimer:
         """Whether a span is running."""
         return self._handle is not None
 
-    def run(self, wanted: bool) -> None:
+    def run(self, should_run: bool) -> None:
         """Begins a span, if none is running; or ends it."""
-        if not wanted:
+        if not should_run:
             self.stop()
         elif not self.is_running and self._seconds:
             self._began_at = self._progress()

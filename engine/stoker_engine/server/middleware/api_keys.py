@@ -83,10 +83,10 @@ class APIKeys:
             UnauthorizedError: they hold no valid key.
         """
         scheme, _, bearer = (authorization or b"").partition(b" ")
-        given = [bearer if scheme.lower() == b"bearer" else b"", x_api_key or b""]
+        presented = [bearer if scheme.lower() == b"bearer" else b"", x_api_key or b""]
         self._refresh()
         # Every key is compared, and digests are of one length: the time reveals nothing.
-        digests = [hashlib.sha256(key.strip()).digest() for key in given]
+        digests = [hashlib.sha256(key.strip()).digest() for key in presented]
         known = (*self._fixed, *self._from_file)
         valid = [each for digest in digests for each in known if hmac.compare_digest(digest, each)]
         if not valid:
@@ -130,8 +130,8 @@ class APIKeyMiddleware:
         if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
             try:
                 headers = Headers(scope=scope)
-                given = (headers.get(name) for name in ("authorization", "x-api-key"))
-                key = self._keys.check(*(None if value is None else value.encode("latin-1") for value in given))
+                credentials = (headers.get(name) for name in ("authorization", "x-api-key"))
+                key = self._keys.check(*(None if value is None else value.encode("latin-1") for value in credentials))
                 scope.setdefault("state", {})["api_key"] = key
             except UnauthorizedError as error:
                 await handlers.response(error, scope)(scope, receive, send)
@@ -139,11 +139,11 @@ class APIKeyMiddleware:
         await self._app(scope, receive, send)
 
 
-def _files(place: Path) -> list[Path]:
+def _files(path: Path) -> list[Path]:
     """The file; or a folder's, without the hidden ones, where a mounted Secret keeps its versions."""
-    if not place.is_dir():
-        return [place]
-    return sorted(each for each in place.iterdir() if not each.name.startswith(".") and each.is_file())
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())
 
 
 def _digests(keys: Iterable[str]) -> list[bytes]:

@@ -50,7 +50,7 @@ class _Decoded:
     def __init__(self, receive: Receive, format: int) -> None:
         self._receive = receive
         self._decoder = zlib.decompressobj(format)
-        self._rest = b""
+        self._undecoded = b""
         self._more = True
         self._ended = False
 
@@ -58,17 +58,17 @@ class _Decoded:
         """The next message, with a decoded piece of the body."""
         if self._ended:
             return await self._receive()  # that the client has left
-        while self._more and not self._rest:
+        while self._more and not self._undecoded:
             message = await self._receive()
             if message["type"] != "http.request":
                 return message
-            self._rest, self._more = message.get("body", b""), message.get("more_body", False)
+            self._undecoded, self._more = message.get("body", b""), message.get("more_body", False)
         try:
-            piece = self._decoder.decompress(self._rest, _PIECE)
+            piece = self._decoder.decompress(self._undecoded, _PIECE)
         except zlib.error as error:
             raise HTTPException(400, f"the request body is not what its Content-Encoding says: {error}") from None
-        self._rest = self._decoder.unconsumed_tail
-        if not self._rest and not self._more and len(piece) < _PIECE:
+        self._undecoded = self._decoder.unconsumed_tail
+        if not self._undecoded and not self._more and len(piece) < _PIECE:
             self._ended = True
             if not self._decoder.eof:
                 raise HTTPException(400, "the request body breaks off before its Content-Encoding ends")

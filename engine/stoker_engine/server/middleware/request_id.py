@@ -14,14 +14,14 @@ from stoker_engine.server.schema.field_types import REQUEST_ID
 HEADER = "x-request-id"
 
 
-def request_id(request: Request, asked: str | None) -> str:
+def request_id(request: Request, requested: str | None) -> str:
     """What a request is called: what its header says, else what its body asks for, else what we made up."""
     state = request.scope["state"]
     made: str = state["request_id"]
-    if state["request_id_given"] or asked is None:
+    if state["request_id_given"] or requested is None:
         return made
-    logs.request_id.set(asked)  # in place of the made one, until the middleware resets it
-    return asked
+    logs.request_id.set(requested)  # in place of the made one, until the middleware resets it
+    return requested
 
 
 class RequestIdMiddleware:
@@ -35,9 +35,9 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        is_one = REQUEST_ID.fullmatch(given) is not None
-        name = given if is_one else uuid.uuid4().hex
+        requested = Headers(scope=scope).get(HEADER, "")
+        is_one = REQUEST_ID.fullmatch(requested) is not None
+        name = requested if is_one else uuid.uuid4().hex
         scope.setdefault("state", {}).update(request_id=name, request_id_given=is_one)
 
         async def send_named(message: Message) -> None:

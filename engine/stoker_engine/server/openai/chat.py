@@ -16,7 +16,7 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
-from stoker_engine.server.conversation.chat_run import Answer, ChatRun, TurnDelta
+from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream
 from stoker_engine.server.middleware.request_id import HEADER, request_id
@@ -64,7 +64,7 @@ class _Writer:
     run: ChatRun
     model: str
     logprobs: LogprobWriter | None
-    _begun: set[int] = field(default_factory=set)  # choices whose role is written
+    _started: set[int] = field(default_factory=set)  # choices whose role is written
     _calls: dict[int, int] = field(default_factory=dict)  # the number of each choice's last call in the stream
 
     async def whole(self) -> ChatCompletion:
@@ -108,13 +108,13 @@ class _Writer:
         generation = self.run.generation
         return partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=self.model)
 
-    def _events(self, index: int, delta: TurnDelta) -> Iterator[ChatCompletionChunk]:
+    def _events(self, index: int, delta: AnswerDelta) -> Iterator[ChatCompletionChunk]:
         """The events of a delta, if there is anything to send."""
         generation, body = self.run.generation, self.body
         usage = self.run.usage(index) if body.continuous_usage else None
-        if index not in self._begun:  # the role comes alone and first, but not before the engine took the request
-            prompt_ids = generation.prompts[0] if body.return_token_ids and not self._begun else None
-            self._begun.add(index)
+        if index not in self._started:  # the role comes alone and first, but not before the engine took the request
+            prompt_ids = generation.prompts[0] if body.return_token_ids and not self._started else None
+            self._started.add(index)
             role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
             yield self._event(choices=[role], prompt_token_ids=prompt_ids, usage=usage)
             if body.echoed:
@@ -164,7 +164,7 @@ class _Writer:
             return "tool_calls"
         return reason
 
-    def _logprobs(self, output: Answer | TurnDelta) -> ChatLogprobs | None:
+    def _logprobs(self, output: Answer | AnswerDelta) -> ChatLogprobs | None:
         return None if self.logprobs is None else self.logprobs.chat(output.token_ids, output.logprobs)
 
 

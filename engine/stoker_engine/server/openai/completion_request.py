@@ -12,7 +12,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.server.conversation.sampled_request import SampledRequest
 from stoker_engine.server.schema.field_types import Count, CountOrAll, CountOrZero, Prompt
-from stoker_engine.server.schema.unsupported import UnbuiltCompletion
+from stoker_engine.server.schema.unsupported import UnsupportedCompletionFields
 
 #: Most choices of one request, over all its prompts; more belong in several.
 MAX_CHOICES: Final = 1024
@@ -20,7 +20,7 @@ MAX_CHOICES: Final = 1024
 DEFAULT_MAX_TOKENS: Final = 16
 
 
-class CompletionRequest(UnbuiltCompletion, SampledRequest):
+class CompletionRequest(UnsupportedCompletionFields, SampledRequest):
     """Prompts to complete, in OpenAI's words and vLLM's."""
 
     prompt: Prompt

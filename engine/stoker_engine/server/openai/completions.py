@@ -74,10 +74,10 @@ async def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]
 async def _echo(body: CompletionRequest, prompts: Sequence[PromptTokens], tokenizer: PromptTokenizer) -> list[str]:
     """The prompts' texts: as they were said, or what their tokens say."""
     return [
-        said
-        if isinstance(said, str) and body.truncate_prompt_tokens is None
+        prompt_text
+        if isinstance(prompt_text, str) and body.truncate_prompt_tokens is None
         else await tokenizer.decode(prompt, skip_special_tokens=False)
-        for said, prompt in zip(body.prompts, prompts, strict=True)
+        for prompt_text, prompt in zip(body.prompts, prompts, strict=True)
     ]
 
 
@@ -120,8 +120,8 @@ class _Writer:
     def _events(self, index: int, delta: OutputDelta) -> Iterator[Completion]:
         """The event of a delta, if there is anything to send."""
         begins = index not in self._offsets
-        asked = self.body.return_token_ids or self.logprobs is not None
-        if not (delta.text or delta.finish_reason or asked or (begins and self.echo)):
+        reports_tokens = self.body.return_token_ids or self.logprobs is not None
+        if not (delta.text or delta.finish_reason or reports_tokens or (begins and self.echo)):
             return  # part of a character: its text comes with the rest
         if self.body.only_echo and not begins:
             return

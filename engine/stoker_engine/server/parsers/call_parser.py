@@ -80,7 +80,7 @@ class CallParser(ABC):
             if not over:
                 return parts
             self._calls = None
-            parts += self._content(self.text.give_back(0 if self._accepted else self.content_of_no_call()))
+            parts += self._content(self.text.rewind(0 if self._accepted else self.content_of_no_call()))
 
     def _go_on(self, calls: Reading[None]) -> bool:
         """Reads on; whether it is over with these calls."""

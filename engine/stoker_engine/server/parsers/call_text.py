@@ -61,15 +61,15 @@ class CallText:
         self._begin = self._at = len(self._text) if self._ended else begins.started(self._text, at)
         return self._text[at : self._at], None
 
-    def give_back(self, content: int) -> str:
+    def rewind(self, content: int) -> str:
         """The first `content` characters of what was read and is not accepted; the rest is to be read again."""
         if self._earlier:
             self._text = "".join(self._earlier) + self._text[self._begin :]
             self._earlier.clear()
             self._begin = 0
-        given = self._text[self._begin : self._begin + content]
-        self._begin = self._at = self._begin + len(given)
-        return given
+        returned = self._text[self._begin : self._begin + content]
+        self._begin = self._at = self._begin + len(returned)
+        return returned
 
     def length(self) -> int:
         """How much was read and is not accepted."""
@@ -184,5 +184,5 @@ class CallText:
         return ahead < len(text) and self._text.endswith(text[:ahead])
 
     def _take(self, end: int) -> str:
-        taken, self._at = self._text[self._at : end], end
-        return taken
+        text, self._at = self._text[self._at : end], end
+        return text

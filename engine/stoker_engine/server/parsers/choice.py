@@ -90,7 +90,7 @@ class Parsing:
             return forced_calls(use.mode)(use.tools, self._new_id)
         return None if parser is None or use.mode == "none" else parser(use.tools)
 
-    def _new_id(self, name: str, number: int) -> str | None:
+    def _new_id(self, name: str, call_index: int) -> str | None:
         """The id of a forced call, where the model's chat template wants a certain kind."""
         new_id = getattr(self.parsers.tools, "new_call_id", None)
-        return None if new_id is None else new_id(name, self.num_calls_before + number)
+        return None if new_id is None else new_id(name, self.num_calls_before + call_index)

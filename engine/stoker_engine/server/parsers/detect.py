@@ -68,19 +68,19 @@ def _ends_of_prompts(template: str) -> set[str]:
 def _ends(statements: Iterator[re.Match[str]], ends: set[str]) -> tuple[set[str], str]:
     """The same for a block, which other tags came before; and the statement that ends it."""
     for statement in statements:
-        word = statement[1]
-        if word in ("elif", "else", "endif"):
-            return ends, word
-        if word == "if":
+        keyword = statement[1]
+        if keyword in ("elif", "else", "endif"):
+            return ends, keyword
+        if keyword == "if":
             before, ends = ends, set()
-            while word not in ("else", "endif"):
-                branch, word = _ends(statements, before)
+            while keyword not in ("else", "endif"):
+                branch, keyword = _ends(statements, before)
                 ends |= branch
-            if word == "else":
+            if keyword == "else":
                 ends |= _ends(statements, before)[0]
-            elif word == "endif":
+            elif keyword == "endif":
                 ends |= before
-        elif statement[3] is not None or word == "set":
+        elif statement[3] is not None or keyword == "set":
             ends = _written(statement[3] or statement[2], ends)
     return ends, "endif"
 

@@ -38,11 +38,11 @@ class NamedCall:
                 return []
             self._arguments = _Arguments()
             return [ToolCallStart(self._name, self._new_id(self._name, 0)), *self.feed(text)]
-        arguments, rest = self._arguments.feed(text)
+        arguments, remainder = self._arguments.feed(text)
         if not self._more:
-            rest = rest.lstrip()
-        self._more = self._more or bool(rest)
-        return merged([ToolCallArguments(arguments), Content(rest)])
+            remainder = remainder.lstrip()
+        self._more = self._more or bool(remainder)
+        return merged([ToolCallArguments(arguments), Content(remainder)])
 
     def end(self) -> list[Part]:
         """Nothing is held back."""
@@ -104,14 +104,14 @@ class RequiredCalls:
         if self._awaited is _PARAMETERS:
             return []
         closed = _CLOSED.match(self._text) if self._awaited is _NEXT else None
-        rest = self._text if closed is None else self._text[closed.end() :]
-        return [Content(rest)] if rest.strip() else []
+        remainder = self._text if closed is None else self._text[closed.end() :]
+        return [Content(remainder)] if remainder.strip() else []
 
     @property
     def is_within_call(self) -> bool:
         """Whether the last call is not complete."""
-        has_begun = self._awaited is not _PARAMETERS
-        return self._num_calls > 0 and not (has_begun and self._arguments.are_whole)
+        has_started = self._awaited is not _PARAMETERS
+        return self._num_calls > 0 and not (has_started and self._arguments.are_whole)
 
 
 class _Arguments:

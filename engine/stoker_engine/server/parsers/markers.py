@@ -17,7 +17,7 @@ class Markers:
             if not text or any(text in other for other in texts if other is not text):
                 raise ValueError(f"the marker {text!r} is empty or lies within another")
         self._whole = re.compile("|".join(map(re.escape, texts)))
-        self._begun = re.compile(f"(?:{'|'.join(map(_beginning, texts))})\\Z")
+        self._partial = re.compile(f"(?:{'|'.join(map(_beginning, texts))})\\Z")
         self._longest = max(map(len, texts))
 
     def find(self, text: str, start: int = 0) -> tuple[int, int] | None:
@@ -27,7 +27,7 @@ class Markers:
 
     def started(self, text: str, start: int = 0) -> int:
         """Where at the end of `text`, which has none from `start` on, one may have started; the end itself: nowhere."""
-        found = self._begun.search(text, max(start, len(text) - self._longest + 1))
+        found = self._partial.search(text, max(start, len(text) - self._longest + 1))
         return len(text) if found is None else found.start()
 
 
@@ -61,9 +61,9 @@ class MarkedText:
 
     def rest(self) -> str:
         """All that is left, when no more text comes, or when no marker matters any more."""
-        rest = self._text[self._at :]
+        remainder = self._text[self._at :]
         self._text, self._at = "", 0
-        return rest
+        return remainder
 
 
 def _beginning(text: str) -> str:

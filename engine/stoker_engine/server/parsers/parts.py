@@ -52,8 +52,8 @@ def tool_call(name: str, arguments: str, id: str | None = None) -> list[Part]:
 def merged(parts: Iterable[Part]) -> list[Part]:
     """The same with neighbours of one kind joined, and without empty texts."""
     joined: list[Part] = []
-    said = (part for part in parts if isinstance(part, ToolCallStart) or part.text)
-    for kind, alike in itertools.groupby(said, type):
+    non_empty = (part for part in parts if isinstance(part, ToolCallStart) or part.text)
+    for kind, alike in itertools.groupby(non_empty, type):
         run: list[Part] = list(alike)
         if len(run) == 1 or kind is ToolCallStart:
             joined += run

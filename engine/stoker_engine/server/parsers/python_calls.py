@@ -162,11 +162,11 @@ def _string(text: CallText, quote: str) -> Reading[str]:
 
 
 def _unescaped(escape: re.Match[str]) -> str:
-    octal, *hexadecimal, other = escape.groups()
-    if other is not None:
-        if other in "xuUN":  # cut off, or a name of a character
+    octal, *hexadecimal, character = escape.groups()
+    if character is not None:
+        if character in "xuUN":  # cut off, or a name of a character
             raise NotACallError
-        return _ESCAPED.get(other, escape[0])
+        return _ESCAPED.get(character, escape[0])
     code = int(octal, 8) if octal else int(next(filter(None, hexadecimal)), 16)
     if code > 0x10FFFF:
         raise NotACallError

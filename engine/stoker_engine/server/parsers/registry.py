@@ -48,6 +48,6 @@ def reasoning_parser(name: str) -> type[ReasoningParser]:
     return parser
 
 
-def _imported(place: str) -> Any:
-    module, name = place.split(":")
+def _imported(path: str) -> Any:
+    module, name = path.split(":")
     return getattr(importlib.import_module(module), name)

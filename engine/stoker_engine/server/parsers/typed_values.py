@@ -34,8 +34,8 @@ def arguments(tools: Sequence[Tool], name: str, values: Mapping[str, str]) -> st
     """
     schema = next((tool.function.parameters for tool in tools if tool.function.name == name), None) or {}
     properties = schema.get("properties")
-    wanted = properties if isinstance(properties, dict) else {}
-    members = [f"{_string(key)}: {_typed(text, _types(wanted.get(key), schema))}" for key, text in values.items()]
+    schemas = properties if isinstance(properties, dict) else {}
+    members = [f"{_string(key)}: {_typed(text, _types(schemas.get(key), schema))}" for key, text in values.items()]
     return f"{{{', '.join(members)}}}"
 
 
@@ -44,17 +44,17 @@ def _typed(text: str, types: set[str]) -> str:
 
     Templates write ``None`` for null, and ``5.0`` where an integer was meant.
     """
-    word = text.strip()
-    if "null" in types and (word.lower() == "null" or (word == "None" and "string" not in types)):
+    stripped = text.strip()
+    if "null" in types and (stripped.lower() == "null" or (stripped == "None" and "string" not in types)):
         return "null"
-    if "integer" in types and (integer := _INTEGER.fullmatch(word)) is not None and len(word) < 4000:
+    if "integer" in types and (integer := _INTEGER.fullmatch(stripped)) is not None and len(stripped) < 4000:
         return str(int(integer[1]))
-    if "number" in types and _NUMBER.fullmatch(word) is not None and math.isfinite(float(word)):
-        return word if _is_json(word) else repr(float(word))
-    if "boolean" in types and word.lower() in _BOOLEANS:
-        return _BOOLEANS[word.lower()]
-    if not types.isdisjoint(("object", "array")) and word[:1] in ("{", "[") and _is_json(word):
-        return word
+    if "number" in types and _NUMBER.fullmatch(stripped) is not None and math.isfinite(float(stripped)):
+        return stripped if _is_json(stripped) else repr(float(stripped))
+    if "boolean" in types and stripped.lower() in _BOOLEANS:
+        return _BOOLEANS[stripped.lower()]
+    if not types.isdisjoint(("object", "array")) and stripped[:1] in ("{", "[") and _is_json(stripped):
+        return stripped
     return _string(text)
 
 
@@ -87,10 +87,10 @@ def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
 def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
     """The part of `root` that a JSON pointer shows; None: there is none, or it shows elsewhere."""
     beginning, *path = unquote(reference).split("/")
-    place: Any = root if beginning == "#" else None
+    node: Any = root if beginning == "#" else None
     for name in path:
-        place = place.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
-    return place
+        node = node.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(node, dict) else None
+    return node
 
 
 def _type_of(value: Any) -> str:

@@ -31,11 +31,11 @@ Status = Literal["in_progress", "completed", "incomplete"]
 _REASONING, _CONTENT, _CALL = range(3)
 
 
-def of_type(what: str, kinds: Mapping[str, type[BaseModel]], default: str | None = None) -> WrapValidator:
+def of_type(subject: str, kinds: Mapping[str, type[BaseModel]], default: str | None = None) -> WrapValidator:
     """Of a union, only the member that `type` names is tried, so that an error names the field that is wrong.
 
     Args:
-        what: the values that it is about, for the error where there is no such member.
+        subject: the values that it is about, for the error where there is no such member.
         default: the type of a value that names none.
     """
     known = ", ".join(kinds)
@@ -48,8 +48,8 @@ def of_type(what: str, kinds: Mapping[str, type[BaseModel]], default: str | None
         name = value.get("type", default)
         kind = kinds.get(name) if isinstance(name, str) else None
         if kind is None:
-            given = "without a type" if name is None else f"of the type {json.dumps(name)[:80]}"
-            sentence = f"{what} {given} are not supported; there are {known}"
+            of_what_type = "without a type" if name is None else f"of the type {json.dumps(name)[:80]}"
+            sentence = f"{subject} {of_what_type} are not supported; there are {known}"
             raise PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})
         return kind.model_validate(value)
 
@@ -237,7 +237,7 @@ def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
                 function = {"name": item.name, "arguments": item.arguments if arguments is None else arguments}
                 kind, fields = _CALL, {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
             case _:
-                chat.append(_others(item))
+                chat.append(_other_message(item))
                 joins = False
                 continue
         if joins and kind == last == _CALL:
@@ -253,7 +253,7 @@ def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     return chat
 
 
-def _others(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
+def _other_message(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
     if isinstance(item, FunctionCallOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _for_chat(item.output)}
     return {"role": item.role, "content": _for_chat(item.content)}

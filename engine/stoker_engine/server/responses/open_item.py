@@ -37,15 +37,15 @@ class OpenItem(abc.ABC):
 
     Args:
         index: its place in the output.
-        number: numbers events.
+        next_number: numbers events.
     """
 
     prefix: str
 
-    def __init__(self, index: int, number: Callable[[], int]) -> None:
+    def __init__(self, index: int, next_number: Callable[[], int]) -> None:
         self.id = f"{self.prefix}_{uuid.uuid4().hex}"
         self._index = index
-        self._number = number
+        self._number = next_number
         self._pieces: list[str] = []
 
     @property
@@ -78,8 +78,8 @@ class OpenMessage(OpenItem):
 
     prefix = "msg"
 
-    def __init__(self, index: int, number: Callable[[], int]) -> None:
-        super().__init__(index, number)
+    def __init__(self, index: int, next_number: Callable[[], int]) -> None:
+        super().__init__(index, next_number)
         self._logprobs: list[ContentLogprob] = []
 
     def item(self, status: Status) -> OutputMessage:
@@ -173,8 +173,8 @@ class OpenCall(OpenItem):
 
     prefix = "fc"
 
-    def __init__(self, index: int, number: Callable[[], int], name: str, call_id: str | None) -> None:
-        super().__init__(index, number)
+    def __init__(self, index: int, next_number: Callable[[], int], name: str, call_id: str | None) -> None:
+        super().__init__(index, next_number)
         self._name = name
         self._call_id = call_id or f"call_{uuid.uuid4().hex}"
 

@@ -167,10 +167,10 @@ class ResponsesRequest(StrictModel):
         if self.top_logprobs and not self.wants_logprobs:
             raise RequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")
         stated = self.structured_outputs.stated if self.structured_outputs else {}
-        both = next((name for name in stated if not is_option(name)), None)
-        if both and self.text and self.text.format and self.text.format.type != "text":
+        constraint_name = next((name for name in stated if not is_option(name)), None)
+        if constraint_name and self.text and self.text.format and self.text.format.type != "text":
             raise RequestError(
-                f"text.format and structured_outputs.{both} both say what to write; send one of them",
+                f"text.format and structured_outputs.{constraint_name} both say what to write; send one of them",
                 "structured_outputs",
             )
         return self
@@ -217,7 +217,7 @@ class ResponsesRequest(StrictModel):
                 return ChatCompletionRequest.model_validate(fields)
         except ValidationError as error:
             errors = error.errors(include_url=False, include_context=False, include_input=False)
-            raise RequestValidationError([{**each, "loc": _here(each["loc"])} for each in errors]) from error
+            raise RequestValidationError([{**each, "loc": _field_location(each["loc"])} for each in errors]) from error
 
     def _instructions(self) -> list[dict[str, Any]]:
         return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
@@ -257,15 +257,15 @@ def _choice(choice: str | FunctionChoice | AllowedTools) -> Any:
     return choice
 
 
-def _response_format(given: TextFormat | JSONObjectFormat | JSONSchemaFormat) -> dict[str, Any]:
-    if not isinstance(given, JSONSchemaFormat):
-        return {"type": given.type}
+def _response_format(text_format: TextFormat | JSONObjectFormat | JSONSchemaFormat) -> dict[str, Any]:
+    if not isinstance(text_format, JSONSchemaFormat):
+        return {"type": text_format.type}
     names = {"name", "description", "schema_", "strict"}
-    schema = given.model_dump(include=names, exclude_none=True, by_alias=True)
+    schema = text_format.model_dump(include=names, exclude_none=True, by_alias=True)
     return {"type": "json_schema", "json_schema": {"name": "response", **schema}}
 
 
-def _here(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _field_location(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Where a field of a chat is in this body; what the items of a conversation became is not looked up again.
 
     Tools and formats have their fields one object less deep here.

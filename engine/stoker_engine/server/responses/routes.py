@@ -20,9 +20,9 @@ from stoker_engine.server.conversation.sse import EventStream, Framing
 from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import DeletedResponse, ItemList, Response
-from stoker_engine.server.responses.answering import Answering
 from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest, check_include, error_names
+from stoker_engine.server.responses.response_run import ResponseRun
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.schema.field_types import REQUEST_ID
 
@@ -46,14 +46,14 @@ def routes(service: Service) -> APIRouter:
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
         run = await ChatRun.prepare(chat, service, request, _response_id(request, body), error_names(chat))
-        answering = Answering(
+        response_run = ResponseRun(
             body, history, run, service.model_name, service.logprobs(chat, chat.num_logprobs), store, owner
         )
         headers = {HEADER: base_id}
         if body.stream:
-            framing = Framing(named=True, last=b"", error=answering.error_event)
-            return EventStream(answering.events(), headers, run.usage, framing)
-        answer = await until_disconnect(request.receive, answering.whole())
+            framing = Framing(named=True, last=b"", error=response_run.error_event)
+            return EventStream(response_run.events(), headers, run.usage, framing)
+        answer = await until_disconnect(request.receive, response_run.whole())
         return HTTPResponse(answer, headers=headers, media_type="application/json")
 
     @router.get("/v1/responses/{response_id}", response_model=Response)
@@ -112,9 +112,9 @@ def _response_id(request: Request, body: ResponsesRequest) -> str:
     """What an answer is called. A proxy may give several requests the same id; answers are found by theirs."""
     if body.request_id is not None:
         return body.request_id
-    asked = request.headers.get(RESPONSE_ID_HEADER, "")
-    if REQUEST_ID.fullmatch(asked):
-        return asked
+    requested = request.headers.get(RESPONSE_ID_HEADER, "")
+    if REQUEST_ID.fullmatch(requested):
+        return requested
     state = request.scope["state"]
     made = f"resp_{state['request_id']}"
     return f"{made}_{uuid.uuid4().hex[:8]}" if state["request_id_given"] else made
@@ -128,8 +128,8 @@ def _owner(request: Request) -> bytes:
     key: bytes | None = request.scope["state"].get("api_key")
     if key is not None:
         return key
-    given = [request.headers.get(name, "").strip() for name in ("authorization", "x-api-key")]
-    return hashlib.sha256("\n".join(given).encode("latin-1", "replace")).digest()
+    credentials = [request.headers.get(name, "").strip() for name in ("authorization", "x-api-key")]
+    return hashlib.sha256("\n".join(credentials).encode("latin-1", "replace")).digest()
 
 
 def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], after: str | None) -> ItemList:
@@ -142,10 +142,10 @@ def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], a
     if order == "desc":
         found.reverse()
     if after is not None:
-        places = [place for place, item in enumerate(found) if item.id == after]
-        if not places:
+        matching = [index for index, item in enumerate(found) if item.id == after]
+        if not matching:
             raise RequestError(f"there is no item {after[:200]!r} to list what comes after it", "after")
-        found = found[places[0] + 1 :]
+        found = found[matching[0] + 1 :]
     page = found[:limit]
     return ItemList(
         data=[items.listed(item) for item in page],

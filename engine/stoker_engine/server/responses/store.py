@@ -57,7 +57,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._max_conversation_bytes = max_conversation_bytes
         self._max_responses = max_responses
-        self._owners: dict[bytes, _Owned] = {}
+        self._owners: dict[bytes, _OwnerResponses] = {}
 
     def put(self, owner: bytes, response_id: str, response: StoredResponse) -> bool:
         """Keeps a response, in place of an older one of that name.
@@ -67,12 +67,12 @@ class ResponseStore:
         """
         if response.size > self._max_bytes or len(response.items) > self._max_conversation_bytes:
             return False
-        owned = self._owners.setdefault(owner, _Owned())
+        owned = self._owners.setdefault(owner, _OwnerResponses())
         owned.pop(response_id)
         owned.put(response_id, response)
         while self._is_too_full:
-            most = max(self._owners.values(), key=lambda each: (each.size, len(each.responses)))
-            most.pop(next(iter(most.responses)))
+            largest_owner = max(self._owners.values(), key=lambda each: (each.size, len(each.responses)))
+            largest_owner.pop(next(iter(largest_owner.responses)))
         self._forget_empty()
         return owner in self._owners and response_id in self._owners[owner].responses
 
@@ -120,7 +120,7 @@ class ResponseStore:
             del self._owners[owner]
 
 
-class _Owned:
+class _OwnerResponses:
     """What one owner holds: responses, used last at the end, and the bytes of them."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ class ResponseWriter:
 
     def __init__(self, response: Response) -> None:
         self.response = response
-        self._numbers = itertools.count()
+        self._sequence_numbers = itertools.count()
         self._open: OpenItem | None = None
         self._logprobs: list[ContentLogprob] = []
 
@@ -73,7 +73,7 @@ class ResponseWriter:
             response.completed_at = int(time.time())
         events: list[Event] = []
         if isinstance(self._open, OpenMessage) and self._logprobs:
-            events += self._say("")  # of the token that ended it
+            events += self._add_text("")  # of the token that ended it
         events += self._close(status)
         if status == "completed" and all(isinstance(item, OutputReasoning) for item in response.output):
             events += [*self._begin(OpenMessage), *self._close(status)]  # clients look for what it said: nothing
@@ -97,7 +97,7 @@ class ResponseWriter:
     def _add(self, part: Part) -> Iterator[Event]:
         match part:
             case Content(text):
-                yield from self._say(text)
+                yield from self._add_text(text)
                 return
             case Reasoning(text):
                 if not isinstance(self._open, OpenReasoning):
@@ -113,7 +113,7 @@ class ResponseWriter:
                 yield from self._open.add(text)
         self._logprobs = []
 
-    def _say(self, text: str) -> Iterator[Event]:
+    def _add_text(self, text: str) -> Iterator[Event]:
         if not isinstance(self._open, OpenMessage):
             yield from self._begin(OpenMessage)
         assert isinstance(self._open, OpenMessage)
@@ -134,7 +134,7 @@ class ResponseWriter:
             self._open = None
 
     def _number(self) -> int:
-        return next(self._numbers)
+        return next(self._sequence_numbers)
 
     def _event(self, type: ResponseEventType) -> ResponseEvent:
         # What is sent later must not show what became of it meanwhile.

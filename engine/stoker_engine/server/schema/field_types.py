@@ -77,12 +77,12 @@ Stop = Annotated[
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 
 
-def at_most(most: int) -> BeforeValidator:
+def at_most(limit: int) -> BeforeValidator:
     """Objects of at most so many members; a larger one is refused before its members are looked at."""
 
     def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > most:
-            sentence = f"must hold at most {most} members"
+        if isinstance(value, dict) and len(value) > limit:
+            sentence = f"must hold at most {limit} members"
             raise PydanticCustomError("too_long", "{sentence}", {"sentence": sentence})
         return value
 

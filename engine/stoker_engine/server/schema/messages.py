@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from stoker_engine.server.schema.call_arguments import read_arguments
 from stoker_engine.server.schema.field_types import StrictModel, or_else
-from stoker_engine.server.schema.unsupported import UnbuiltMessage
+from stoker_engine.server.schema.unsupported import UnsupportedMessageFields
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class ToolCall(StrictModel):
         return call if self.id is None else {"id": self.id, **call}
 
 
-class Message(UnbuiltMessage, StrictModel):
+class Message(UnsupportedMessageFields, StrictModel):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -70,21 +70,21 @@ class Message(UnbuiltMessage, StrictModel):
 
     @field_validator("tool_calls", "reasoning", "reasoning_content", mode="after")
     @classmethod
-    def _is_the_assistants(cls, value: T, info: ValidationInfo) -> T:
+    def _check_assistant_only(cls, value: T, info: ValidationInfo) -> T:
         if value and info.data.get("role") not in (None, "assistant"):
             raise PydanticCustomError("shape", "only the assistant's messages have this")
         return value
 
     @field_validator("tool_call_id", mode="after")
     @classmethod
-    def _is_a_tools(cls, value: T, info: ValidationInfo) -> T:
+    def _check_tool_only(cls, value: T, info: ValidationInfo) -> T:
         if value is not None and info.data.get("role") not in (None, "tool"):
             raise PydanticCustomError("shape", "only messages of the role tool have this")
         return value
 
     @field_validator("content", mode="after")
     @classmethod
-    def _says_something(cls, value: T, info: ValidationInfo) -> T:
+    def _check_not_empty(cls, value: T, info: ValidationInfo) -> T:
         # An answer that is cut off while the model reasons has nothing else.
         if value is None and not any(info.data.get(name) for name in ("tool_calls", "reasoning", "reasoning_content")):
             raise PydanticCustomError(

@@ -75,18 +75,18 @@ class ToolUse:
         Raises:
             RequestError: a tool is to be called that there is not, or must conform to what is no object's schema.
         """
-        given = tuple(tools or ())
-        use = cls(given, "auto" if given else "none", parallel is not False)
+        all_tools = tuple(tools or ())
+        use = cls(all_tools, "auto" if all_tools else "none", parallel is not False)
         match choice:
             case "none":
                 use = replace(use, mode="none", tools=())
             case "required":
                 use = replace(use, mode="required")
             case NamedToolChoice():
-                use = replace(use, mode="named", tools=_named(given, [choice]), parallel=False)
+                use = replace(use, mode="named", tools=_named(all_tools, [choice]), parallel=False)
             case AllowedToolChoice(allowed_tools=allowed):
-                use = replace(use, mode=allowed.mode, tools=_named(given, allowed.tools))
-        if use.mode == "required" and not given:
+                use = replace(use, mode=allowed.mode, tools=_named(all_tools, allowed.tools))
+        if use.mode == "required" and not all_tools:
             raise RequestError("tool_choice needs tools: there is none to call", "tool_choice")
         if use.is_forced or any(tool.function.strict for tool in use.tools):
             for tool in use.tools:
@@ -136,9 +136,9 @@ def _named(tools: Sequence[Tool], choices: Sequence[NamedToolChoice]) -> tuple[T
     return tuple(tool for name, tool in by_name.items() if name in chosen)
 
 
-def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
-    """The schema of a call, which lies at `place` within another."""
-    parameters = moved(arguments_schema(tool), f"{place}/properties/parameters")
+def _call_schema(tool: Tool, pointer: str) -> dict[str, Any]:
+    """The schema of a call, which lies at `pointer` within another."""
+    parameters = moved(arguments_schema(tool), f"{pointer}/properties/parameters")
     return {
         "type": "object",
         "properties": {"name": {"const": tool.function.name}, "parameters": parameters},
@@ -155,8 +155,8 @@ _NAMED_SCHEMAS: Final = frozenset(
 )
 
 
-def moved(schema: Any, place: str) -> Any:
-    """`schema` as part of another one, at `place` in it: references to its own parts lead there.
+def moved(schema: Any, pointer: str) -> Any:
+    """`schema` as part of another one, at `pointer` in it: references to its own parts lead there.
 
     A schema with an ``$id`` stays as it is: references in it are relative to that.
     """
@@ -164,17 +164,17 @@ def moved(schema: Any, place: str) -> Any:
         case {"$id": _}:
             return schema
         case Mapping():
-            return {key: _moved_value(key, value, place) for key, value in schema.items()}
+            return {key: _moved_value(key, value, pointer) for key, value in schema.items()}
         case list():
-            return [moved(each, place) for each in schema]
+            return [moved(each, pointer) for each in schema]
     return schema
 
 
-def _moved_value(key: str, value: Any, place: str) -> Any:
+def _moved_value(key: str, value: Any, pointer: str) -> Any:
     if key in _VALUES:
         return value
     if key in ("$ref", "$dynamicRef") and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-        return place + value[1:]
+        return pointer + value[1:]
     if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-        return {name: moved(each, place) for name, each in value.items()}
-    return moved(value, place)
+        return {name: moved(each, pointer) for name, each in value.items()}
+    return moved(value, pointer)

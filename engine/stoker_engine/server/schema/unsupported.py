@@ -90,14 +90,14 @@ class Unsupported(BaseModel):
     stream_interval: One = None
 
 
-class UnbuiltCompletion(Unsupported):
+class UnsupportedCompletionFields(Unsupported):
     """Of completions alone."""
 
     prompt_embeds: Absent = None
     suffix: Absent = None
 
 
-class UnbuiltChat(Unsupported):
+class UnsupportedChatFields(Unsupported):
     """Of chat alone."""
 
     # OpenAI's
@@ -115,7 +115,7 @@ class UnbuiltChat(Unsupported):
     return_prompt_text: Off = None
 
 
-class UnbuiltMessage(BaseModel):
+class UnsupportedMessageFields(BaseModel):
     """Of a chat message. Clients send an assistant's message back as they got it, nulls and all."""
 
     annotations: NoList = None

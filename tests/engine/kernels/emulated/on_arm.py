@@ -141,8 +141,8 @@ def pytest_collection_finish() -> None:
     for module in [module for name, module in sys.modules.items() if name.endswith("guarded_cache")]:
         protect_here = module.GuardedBlocks._protect
 
-        def protect(pages: torch.Tensor, readable: bool, here: Callable[..., None] = protect_here) -> None:
-            here(pages, readable)
+        def protect(pages: torch.Tensor, readable: bool, protect_pages: Callable[..., None] = protect_here) -> None:
+            protect_pages(pages, readable)
             access = mmap.PROT_READ | mmap.PROT_WRITE if readable else 0
             assert _emulated.call("mprotect", [pages.data_ptr(), pages.numel(), access]) == 0
 

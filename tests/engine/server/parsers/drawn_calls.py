@@ -114,12 +114,12 @@ def parse(parser: str, pieces: Iterable[str]) -> Parsed:
     parts = merged([*parts, *reading.end()])
     calls: list[Call] = []
     contents, ids = [""], list[str | None]()
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         match part:
             case Content(text):
                 contents[-1] += text
             case ToolCallStart(name, id):
-                arguments = parts[place + 1]
+                arguments = parts[index + 1]
                 assert isinstance(arguments, ToolCallArguments)
                 value = json.loads(arguments.text)
                 assert isinstance(value, dict)

@@ -63,7 +63,7 @@ def cuts(text: str) -> Iterator[Sequence[str]]:
     yield [text[at : at + 3] for at in range(0, len(text), 3)]
 
 
-def said(parts: Iterable[Part], *kinds: type[Part]) -> str:
+def text_of(parts: Iterable[Part], *kinds: type[Part]) -> str:
     """All text of parts of these kinds."""
     texts = (
         part.text

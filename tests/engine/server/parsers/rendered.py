@@ -98,5 +98,5 @@ def answer(
     assert chat.startswith(before), (before[-60:], chat[len(before) - 60 :])
     ends = list(STOPS.finditer(chat, len(before)))
     text = chat[len(before) : ends[-1].start() if ends else None].removesuffix("\n" if ends else "")
-    said = {"content": content, "reasoning": reasoning, "calls": list(calls)}
-    return {**said, "prompt": end_of(before), "text": text}
+    expected_parts = {"content": content, "reasoning": reasoning, "calls": list(calls)}
+    return {**expected_parts, "prompt": end_of(before), "text": text}

@@ -20,7 +20,7 @@ import pytest
 from stoker_engine.server.parsers.parts import Content, Reasoning
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser, tool_parser
 
-from .reading import Reading, calls_of, said
+from .reading import Reading, calls_of, text_of
 from .rendered import RECORDINGS, answer, needs_templates
 from .test_rendered_calls import TEMPLATES as JSON_TEMPLATES
 from .test_xml_calls import TAGS, drawn_value, schema_of, tool
@@ -109,9 +109,9 @@ def odd(cases: list[Case]) -> list[Case]:
 def ours(case: Case) -> tuple[Any, Any]:
     if case.kind == "reasoning":
         parts = Reading("<|im_start|>assistant\n", case.parser)([case.text])
-        return said(parts, Reasoning).strip(), said(parts, Content).strip()
+        return text_of(parts, Reasoning).strip(), text_of(parts, Content).strip()
     parts = Reading("", None, case.parser, case.tools)([case.text])
-    return said(parts, Content).strip(), calls_of(parts)
+    return text_of(parts, Content).strip(), calls_of(parts)
 
 
 def theirs(case: Case, answered: Any) -> tuple[Any, Any]:
@@ -150,11 +150,11 @@ def test_ours_beside_vllms() -> None:
     cases = [*known, *odd(known)]
     parsers = [*map(tool_parser, TOOL_PARSERS), *map(reasoning_parser, REASONING_PARSERS)]
     markers = sorted({marker for parser in parsers for marker in parser.markers})
-    asked = json.dumps({"markers": markers, "cases": [case[:4] for case in cases]})
+    request = json.dumps({"markers": markers, "cases": [case[:4] for case in cases]})
     assert PYTHON is not None
     run = subprocess.run(
         [PYTHON, str(Path(__file__).with_name("vllm_parsers.py"))],
-        input=asked,
+        input=request,
         capture_output=True,
         text=True,
         timeout=280,

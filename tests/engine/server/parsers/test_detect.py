@@ -14,7 +14,7 @@ from stoker_engine.server.parsers.parts import Content
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from stoker_engine.tokens import chat_template
 
-from .reading import Reading, calls_of, said
+from .reading import Reading, calls_of, text_of
 from .rendered import FOLDER, STOPS, needs_templates
 from .small_templates import CALLS, HARMONY, MARKS, NO_REASONING, REASONING, template
 
@@ -184,12 +184,12 @@ def test_reasoning_is_told_from_the_answer_by_the_prompts_of_the_template(name: 
     if chosen in (None, "openai_gptoss", "kimi_k2"):
         return
     prompts = {}
-    for wanted in (None, True, False):
-        variables = {} if wanted is None else {"enable_thinking": wanted, "thinking": wanted}
-        prompts[wanted] = rendered(text, **variables).rstrip()
+    for thinking in (None, True, False):
+        variables = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        prompts[thinking] = rendered(text, **variables).rstrip()
     for prompt in prompts.values():
         is_reasoning = Reading(prompt, chosen).parser().is_reasoning
         assert is_reasoning != prompt.endswith("</think>")
         # Where the prompt neither opens nor closes it, the template must be one that can close it.
         assert prompt.endswith(("<think>", "</think>")) or prompts[False].endswith("</think>")
-    assert said(Reading(prompts[False], chosen)(["Yes."]), Content) == "Yes." or prompts[False].endswith("<think>")
+    assert text_of(Reading(prompts[False], chosen)(["Yes."]), Content) == "Yes." or prompts[False].endswith("<think>")

@@ -100,10 +100,10 @@ def test_kimis_calls_have_its_ids_and_mistrals_what_its_templates_take() -> None
     text = '<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
     assert parse("kimi_k2", [text]).ids == ["functions.f:3"]
     calls = '{"name": "f", "id": "call00001"}, {"name": "f"}, {"name": "f", "id": "short"}, {"name": "f", "id": 5}'
-    first, *others = parse("mistral", [f"[TOOL_CALLS][{calls}]"]).ids
+    first, *other_ids = parse("mistral", [f"[TOOL_CALLS][{calls}]"]).ids
     assert first == "call00001"
-    assert len({*others, first}) == 4
-    for id in others:
+    assert len({*other_ids, first}) == 4
+    for id in other_ids:
         assert id is not None
         assert len(id) == 9
         assert id.isalnum()

@@ -11,7 +11,7 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCal
 
 from ....support.work import assert_linear
 from .drawn_calls import draw_call
-from .reading import Reading, calls_of, said
+from .reading import Reading, calls_of, text_of
 from .rendered import Case, answer, as_recorded, needs_templates, prompt, recordings
 
 GPT_OSS = "openai-gpt-oss-120b"
@@ -98,7 +98,7 @@ def test_messages_of_one_kind_are_lines() -> None:
         Reasoning("\nHm."),
         Content("\nIt is 5.\n"),
     ]
-    assert said(CALLS_ALONE(text), Content).endswith("It is 5.\n")
+    assert text_of(CALLS_ALONE(text), Content).endswith("It is 5.\n")
 
 
 def test_each_parser_alone_loses_nothing() -> None:

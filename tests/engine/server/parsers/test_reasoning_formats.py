@@ -13,7 +13,7 @@ from stoker_engine.server.parsers.registry import REASONING_PARSERS, reasoning_p
 from stoker_engine.server.schema.tool_choice import ToolUse
 
 from ....support.work import assert_linear
-from .reading import Reading, said
+from .reading import Reading, text_of
 from .rendered import USER, Case, answer, as_recorded, end_of, needs_templates, prompt, recordings
 
 TEMPLATES = [
@@ -98,7 +98,7 @@ def recorded_prompts() -> dict[str, list[Case]]:
 def check(parser: str, case: Case) -> None:
     parts = Reading(case["prompt"], parser).however_cut(case["text"])
     assert [type(part) for part in parts] == [Reasoning, Content]
-    assert (said(parts, Reasoning).strip(), said(parts, Content).strip()) == (case["reasoning"], case["content"])
+    assert (text_of(parts, Reasoning).strip(), text_of(parts, Content).strip()) == (case["reasoning"], case["content"])
 
 
 @pytest.mark.parametrize(("template", "parser"), TEMPLATES)
@@ -187,15 +187,15 @@ def test_a_call_ends_the_reasoning_where_calls_may_come(parser: str, call: str) 
         parts = [part for piece in pieces for part in reading.feed(piece)]
         assert not reading.is_reasoning
         parts += reading.end()
-        assert (said(parts, Reasoning), said(parts, Content)) == ("Hm. ", f"{call} …")
+        assert (text_of(parts, Reasoning), text_of(parts, Content)) == ("Hm. ", f"{call} …")
 
 
 @pytest.mark.parametrize("parser", REASONING_PARSERS)
 def test_the_answer_begins_where_grammars_do(parser: str) -> None:
-    asked = GRANITE_ASKS if parser == "granite" else ""
+    instructions = GRANITE_ASKS if parser == "granite" else ""
     opening = {"granite": "Here is my thought process:", "openai_gptoss": "<|channel|>analysis<|message|>"}
     for marker in reasoning_parser(parser).answer_begins_after:
-        reading = reasoning_parser(parser)(asked)
+        reading = reasoning_parser(parser)(instructions)
         assert reading.is_reasoning
         reading.feed(opening.get(parser, "") + "Hm.")
         assert reading.is_reasoning
@@ -212,7 +212,7 @@ def test_text_is_not_held_back(parser: str) -> None:
     opening = "<|channel|>analysis<|message|>" if parser == "openai_gptoss" else "x"
     reading.feed(opening)
     for character in "I think <b> and </p> </thank> you, <|not|> ":
-        text = said(reading.feed(character), Reasoning)
+        text = text_of(reading.feed(character), Reasoning)
         assert character in text or character in "<|/phinkat"
 
 
@@ -221,7 +221,7 @@ def test_text_is_not_held_back(parser: str) -> None:
 def test_whatever_comes_takes_linear_work(parser: str, repeated: str) -> None:
     def read(size: int) -> None:
         text = (repeated * size)[:size]
-        assert len(said(Reading("", parser)(text), Reasoning, Content)) == len(text)
+        assert len(text_of(Reading("", parser)(text), Reasoning, Content)) == len(text)
 
     assert_linear(read, 1_000)
 
@@ -247,22 +247,24 @@ def test_granite_reasons_where_it_says_so(text: str, reasoning: str, content: st
 
 
 def test_granite_is_asked_by_its_instructions_alone() -> None:
-    asked = GRANITE_ASKS
-    quoted = asked.replace("You are helpful. Write", "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>You wrote")
-    assert Reading(asked, "granite").parser().is_reasoning
+    instructions = GRANITE_ASKS
+    quoted = instructions.replace(
+        "You are helpful. Write", "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>You wrote"
+    )
+    assert Reading(instructions, "granite").parser().is_reasoning
     for text in (quoted, "Here is my response:", "<|start_of_role|>user<|end_of_role|>Here is my response: no"):
         assert not Reading(text, "granite").parser().is_reasoning
     # Earlier turns hold the sentences, too.
-    turns = "<|start_of_role|>assistant<|end_of_role|>Here is my response: hm<|end_of_text|>\n"
+    earlier = "<|start_of_role|>assistant<|end_of_role|>Here is my response: hm<|end_of_text|>\n"
     assert (
-        not Reading(f"<|start_of_role|>system<|end_of_role|>Hi.<|end_of_text|>\n{turns}", "granite")
+        not Reading(f"<|start_of_role|>system<|end_of_role|>Hi.<|end_of_text|>\n{earlier}", "granite")
         .parser()
         .is_reasoning
     )
 
 
 @pytest.mark.parametrize(
-    ("parser", "started", "said", "expected"),
+    ("parser", "started", "text", "expected"),
     [
         *((parser, "The sky", " is</think> blue", [Content(" is</think> blue")]) for parser in THINK),
         *((parser, "<think>a</think>The", " sky", [Content(" sky")]) for parser in THINK),
@@ -276,10 +278,10 @@ def test_granite_is_asked_by_its_instructions_alone() -> None:
     ],
 )
 def test_what_goes_on_with_a_message_is_what_that_is(
-    parser: str, started: str, said: str, expected: list[Part]
+    parser: str, started: str, text: str, expected: list[Part]
 ) -> None:
     before = GRANITE_ASKS if parser == "granite" else ""
-    for pieces in ([said], list(said)):
+    for pieces in ([text], list(text)):
         reading = reasoning_parser(parser)(before + started, continued=True)
         assert reading.is_reasoning == isinstance(expected[0], Reasoning)
         parts = [part for piece in pieces for part in reading.feed(piece)]
@@ -302,9 +304,9 @@ def test_what_goes_on_with_a_message_is_what_that_is(
     ],
 )
 def test_headers_after_which_grammars_begin(header: str, *, is_answer: bool) -> None:
-    asked = Parsing(Parsers(reasoning=reasoning_parser("openai_gptoss")), "", ToolUse(), frozenset())
-    assert asked.answer_pattern is not None
-    found = re.search(asked.answer_pattern, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}{{")
+    parsing = Parsing(Parsers(reasoning=reasoning_parser("openai_gptoss")), "", ToolUse(), frozenset())
+    assert parsing.answer_pattern is not None
+    found = re.search(parsing.answer_pattern, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}{{")
     assert (found is not None) == is_answer
     if found is not None:
         assert found.string[found.end() :] == "{"

@@ -17,7 +17,7 @@ from stoker_engine.server.schema.messages import Tool
 
 from ....support.work import assert_linear
 from .drawn_calls import draw_text, draw_value
-from .reading import Reading, calls_of, said
+from .reading import Reading, calls_of, text_of
 from .rendered import Case, answer, as_recorded, needs_templates, recordings
 
 TEMPLATES = [
@@ -112,8 +112,8 @@ def check(parser: str, case: Case) -> None:
     calls = [tuple(call) for call in case["calls"]]
     parts = Reading(case["prompt"], thinks, parser, tools_of(calls)).however_cut(case["text"])
     assert calls_of(parts) == calls
-    assert said(parts, Content).strip() == case["content"]
-    assert said(parts, Reasoning).strip() == (case["reasoning"] or "")
+    assert text_of(parts, Content).strip() == case["content"]
+    assert text_of(parts, Reasoning).strip() == (case["reasoning"] or "")
     if case["content"]:
         assert isinstance(parts[-1], ToolCallArguments)
 
@@ -139,9 +139,9 @@ def test_templates_write_what_was_recorded_and_further_calls_are_read_too(
 
 @pytest.mark.parametrize("parser", ONE)
 def test_text_around_calls_stays_in_its_place(parser: str) -> None:
-    one, reading = ONE[parser], Reading("", None, parser, [F])
-    assert reading.however_cut(f"\n\n{one}\n{one}\n") == [*CALL, *CALL]
-    assert reading.however_cut(f"A <b>\n{one}\nand\n{one} end") == [
+    call_text, reading = ONE[parser], Reading("", None, parser, [F])
+    assert reading.however_cut(f"\n\n{call_text}\n{call_text}\n") == [*CALL, *CALL]
+    assert reading.however_cut(f"A <b>\n{call_text}\nand\n{call_text} end") == [
         Content("A <b>\n"),
         *CALL,
         Content("\nand\n"),
@@ -161,15 +161,15 @@ def test_tags_within_values_are_text(parser: str) -> None:
 
 @pytest.mark.parametrize("parser", ONE)
 def test_what_is_cut_off_is_content_unchanged(parser: str) -> None:
-    one, reading = ONE[parser], Reading("", None, parser, [F])
-    complete = one.index("</function>") + len("</function>") if "</function>" in one else len(one)
-    for end in range(1, len(one) + 1):
+    call_text, reading = ONE[parser], Reading("", None, parser, [F])
+    complete = call_text.index("</function>") + len("</function>") if "</function>" in call_text else len(call_text)
+    for end in range(1, len(call_text) + 1):
         before = "Look: " if end % 2 else ""
-        expected: list[Part] = CALL if end >= complete else [Content(one[:end])]
+        expected: list[Part] = CALL if end >= complete else [Content(call_text[:end])]
         if before:
-            expected = [Content(before), *expected] if end >= complete else [Content(before + one[:end])]
-        assert reading([before + one[:end]]) == expected
-        assert reading(before + one[:end]) == expected
+            expected = [Content(before), *expected] if end >= complete else [Content(before + call_text[:end])]
+        assert reading([before + call_text[:end]]) == expected
+        assert reading(before + call_text[:end]) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_qwens_models_leave_tags_out(text: str) -> None:
 
 
 def test_calls_of_unknown_tools_are_calls() -> None:
-    for parser, one in ONE.items():
+    for parser, call_text in ONE.items():
         expected = tool_call("f", '{"a": "1", "b": "two"}')
-        assert Reading("", None, parser, [tool("g")]).however_cut(one) == expected
+        assert Reading("", None, parser, [tool("g")]).however_cut(call_text) == expected
 
 
 @pytest.mark.parametrize(
@@ -287,12 +287,14 @@ def test_values_that_read_as_what_is_wanted_meet_the_schema() -> None:
     for _ in range(300):
         value = draw_value(draw)
         schema = schema_of(value)
-        wanted = draw.choice(({"anyOf": [schema, {"type": "null"}]}, schema, {"allOf": [schema]}))
+        parameter_schema = draw.choice(({"anyOf": [schema, {"type": "null"}]}, schema, {"allOf": [schema]}))
         text = value if isinstance(value, str) else json.dumps(value)
-        offered = [Tool.model_validate(tool("f", x=wanted))]
+        offered = [Tool.model_validate(tool("f", x=parameter_schema))]
         written = json.loads(arguments(offered, "f", {"x": text}))
-        jsonschema.validate(written["x"], wanted)
-        assert written == {"x": None if text == "null" and wanted is not schema and isinstance(value, str) else value}
+        jsonschema.validate(written["x"], parameter_schema)
+        assert written == {
+            "x": None if text == "null" and parameter_schema is not schema and isinstance(value, str) else value
+        }
 
 
 @pytest.mark.parametrize(
@@ -301,8 +303,8 @@ def test_values_that_read_as_what_is_wanted_meet_the_schema() -> None:
 )
 def test_odd_parameters_of_tools_do_no_harm(parameters: Mapping[str, Any] | None) -> None:
     offered = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    for parser, one in ONE.items():
-        assert Reading("", None, parser, offered)([one]) == tool_call("f", '{"a": "1", "b": "two"}')
+    for parser, call_text in ONE.items():
+        assert Reading("", None, parser, offered)([call_text]) == tool_call("f", '{"a": "1", "b": "two"}')
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ def tokenizer(markers: list[str]) -> Any:
 
 def main() -> None:
     """Answers in the order of the cases; an error is the text of it."""
-    asked = json.load(sys.stdin)
+    job = json.load(sys.stdin)
     protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
     tools = importlib.import_module("vllm.tool_parsers").ToolParserManager
     reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager
-    tokens = tokenizer(asked["markers"])
+    tokens = tokenizer(job["markers"])
     answers = []
-    for kind, name, text, offered in asked["cases"]:
+    for kind, name, text, offered in job["cases"]:
         chat = {"messages": [{"role": "user", "content": "Well?"}], "model": "m", "tools": offered or None}
         request = protocol.ChatCompletionRequest(**chat)
         try:

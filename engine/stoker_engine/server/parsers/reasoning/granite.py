@@ -51,9 +51,9 @@ class GraniteReasoningParser:
         reasoning, closing = self._text.until(_RESPONSE)
         if closing is None:
             return [Reasoning(reasoning)]
-        rest = self._text.rest()
+        remainder = self._text.rest()
         self._text, self.is_reasoning = None, False
-        return [Reasoning(reasoning), Content(rest)]
+        return [Reasoning(reasoning), Content(remainder)]
 
     def end(self) -> list[Part]:
         """What was held back, when no more text comes."""

@@ -34,7 +34,7 @@ class GptOssReasoningParser:
     def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None:
         opening = prompt.rfind(harmony.START)
         self._reader = harmony.HarmonyReader(prompt[opening:] if opening >= 0 else harmony.OPENING)
-        self._said: set[type[Content] | type[Reasoning]] = set()
+        self._seen_kinds: set[type[Content] | type[Reasoning]] = set()
         self._breaks = False  # whether a line begins with the next text
         header = self._reader.header
         self.is_reasoning = header is None or header.is_reasoning
@@ -56,7 +56,7 @@ class GptOssReasoningParser:
                     self._header = event
                     self.is_reasoning = event.is_reasoning
                     if event.is_reasoning or event.is_answer:
-                        self._breaks = (Reasoning if event.is_reasoning else Content) in self._said
+                        self._breaks = (Reasoning if event.is_reasoning else Content) in self._seen_kinds
                     else:
                         parts.append(Content(event.written))
                 case harmony.Text():
@@ -73,7 +73,7 @@ class GptOssReasoningParser:
             return Content(text)
         kind = Reasoning if self._header.is_reasoning else Content
         if self._header.is_reasoning or self._header.is_answer:
-            self._said.add(kind)
+            self._seen_kinds.add(kind)
             if self._breaks:
                 self._breaks = False
                 return kind("\n" + text)

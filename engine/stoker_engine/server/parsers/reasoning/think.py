@@ -36,7 +36,7 @@ class ThinkReasoningParser:
         self.is_reasoning = _is_last(_OPEN, prompt) if continued else not _is_last(_CLOSE, prompt)
         self._text = MarkedText()
         self._spaces: list[str] = []  # before anything else comes
-        self._begun = False
+        self._has_started = False
         self._call_begins = self.call_begins if calls else None
         self._markers = Markers(*filter(None, (_OPEN, _CLOSE, self._call_begins)))
 
@@ -48,26 +48,26 @@ class ThinkReasoningParser:
         reasoning = ""
         while True:
             before, marker = self._text.until(self._markers)
-            reasoning += self._said(before, marker)
+            reasoning += self._reasoning_of(before, marker)
             if marker == _CLOSE or (marker is not None and marker == self._call_begins):
                 self.is_reasoning = False
-                rest = self._text.rest()
-                return [Reasoning(reasoning), Content(rest if marker == _CLOSE else marker + rest)]
+                remainder = self._text.rest()
+                return [Reasoning(reasoning), Content(remainder if marker == _CLOSE else marker + remainder)]
             if marker is None:
                 return [Reasoning(reasoning)]
 
     def end(self) -> list[Part]:
         """What was held back, when no more text comes."""
-        rest = ("" if self._begun else "".join(self._spaces)) + self._text.rest()
-        return [Reasoning(rest)] if self.is_reasoning else [Content(rest)]
+        remainder = ("" if self._has_started else "".join(self._spaces)) + self._text.rest()
+        return [Reasoning(remainder)] if self.is_reasoning else [Content(remainder)]
 
-    def _said(self, text: str, marker: str | None) -> str:
+    def _reasoning_of(self, text: str, marker: str | None) -> str:
         """What is reasoning of `text` and the opening tag that may follow it."""
-        if not self._begun:
+        if not self._has_started:
             self._spaces.append(text)
             if marker is None and not text.strip():
                 return ""
-            self._begun = True
+            self._has_started = True
             text = "".join(self._spaces)
             if marker == _OPEN and not text.strip():
                 return ""

@@ -27,9 +27,9 @@ class KimiK2ToolParser(CallSectionParser):
     begins = _MARKERS.begins()
 
     @staticmethod
-    def new_call_id(name: str, number: int) -> str:
-        """The id of call `number` of a conversation, as the model would give it."""
-        return f"functions.{name}:{number}"
+    def new_call_id(name: str, call_index: int) -> str:
+        """The id of call `call_index` of a conversation, as the model would give it."""
+        return f"functions.{name}:{call_index}"
 
     def call(self) -> Reading[JSONCall]:
         yield from self.text.spaces()

@@ -34,7 +34,7 @@ class MistralToolParser(CallParser):
     begins = Markers(_BEGIN)
 
     @staticmethod
-    def new_call_id(name: str, number: int) -> str:
+    def new_call_id(name: str, call_index: int) -> str:
         """The id of a call that the model has given none."""
         return uuid.uuid4().hex[:9]
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.server.conversation import sse
-from stoker_engine.server.conversation.chat_run import ChatRun, TurnDelta
+from stoker_engine.server.conversation.chat_run import AnswerDelta, ChatRun
 from stoker_engine.server.errors import openai
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
@@ -24,7 +24,7 @@ from stoker_engine.server.responses.writer import ResponseWriter
 from stoker_engine.server.schema.logprobs import ContentLogprob, LogprobWriter
 
 
-class Answering:
+class ResponseRun:
     """Iterate `events` once, or wait for `whole`.
 
     Args:
@@ -48,11 +48,11 @@ class Answering:
         owner: bytes,
     ) -> None:
         self._input = [*history, *body.items]
-        self._turn = run
+        self._run = run
         self._logprobs = logprobs
         self._store = store
         self._owner = owner
-        self._writer = ResponseWriter(_begun(body, run, model))
+        self._writer = ResponseWriter(_new_response(body, run, model))
 
     async def whole(self) -> bytes:
         """The answer, once all of it is there, as JSON."""
@@ -64,14 +64,14 @@ class Answering:
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """The answer as it is made. What fails after the first event ends it with ``response.failed``."""
-        has_begun = False
+        has_started = False
         try:
             async with aclosing(self._generated()) as steps:
                 async for events in steps:
-                    has_begun = True
+                    has_started = True
                     yield events
         except Exception as error:
-            if not has_begun:
+            if not has_started:
                 raise
             openai.log_unexpected(error)
             _, body = openai.describe(error)
@@ -85,25 +85,25 @@ class Answering:
 
     async def _generated(self) -> AsyncGenerator[list[Event], None]:
         """Each step's events; the first once the engine has taken the request, the last once the answer is kept."""
-        has_begun = False
+        has_started = False
         num_tokens = 0
-        async with aclosing(self._turn.deltas()) as steps:
+        async with aclosing(self._run.deltas()) as steps:
             async for step in steps:
                 for _, delta in step:
-                    events = [] if has_begun else self._writer.begin()
-                    has_begun = True
-                    before_answer = max(0, min(self._turn.reasoning_tokens - num_tokens, len(delta.token_ids)))
+                    events = [] if has_started else self._writer.begin()
+                    has_started = True
+                    before_answer = max(0, min(self._run.reasoning_tokens - num_tokens, len(delta.token_ids)))
                     num_tokens += len(delta.token_ids)
                     events += self._writer.add(delta.parts, self._written(delta), before_answer)
                     if delta.finish_reason is not None:
-                        usage = ResponseUsage.of(self._turn.generation.usage(), self._turn.reasoning_tokens)
+                        usage = ResponseUsage.of(self._run.generation.usage(), self._run.reasoning_tokens)
                         events += self._writer.end(delta.finish_reason, usage)
                         if self._writer.response.store:
                             await self._keep()
                         events += self._writer.last()
                     yield events
 
-    def _written(self, delta: TurnDelta) -> list[ContentLogprob]:
+    def _written(self, delta: AnswerDelta) -> list[ContentLogprob]:
         return [] if self._logprobs is None else self._logprobs.chat(delta.token_ids, delta.logprobs).content
 
     async def _keep(self) -> None:
@@ -118,7 +118,7 @@ class Answering:
         return StoredResponse(response.model_dump_json().encode(), items.to_json(conversation), len(self._input))
 
 
-def _begun(body: ResponsesRequest, run: ChatRun, model: str) -> Response:
+def _new_response(body: ResponsesRequest, run: ChatRun, model: str) -> Response:
     """What is known of an answer before it is made: what it was asked for."""
     generation = run.generation
     params = generation.params[0]
