@@ -93,7 +93,7 @@ def decision_us(engines: int, prompt_tokens: int = 512, rounds: int = 2000) -> f
     for number in range(rounds):
         began = time.perf_counter()
         router.begin(str(number), prompts[number % len(prompts)], 1, among=range(engines))
-        router.has_begun(str(number))
+        router.mark_started(str(number))
         router.end(str(number))
         took.append(time.perf_counter() - began)
     return 1e6 * statistics.median(took)
@@ -111,7 +111,7 @@ def route(seed: int, engines: int, routed: bool, num_blocks: int = 2000, in_flig
         hits, total = hits + hit, total + len(prompt)
         computed[engine] += len(prompt) - hit
         running.append(str(number))
-        router.has_begun(str(number))
+        router.mark_started(str(number))
         if len(running) > in_flight:
             router.end(running.popleft())
     return Routed(hits / total, max(computed) / statistics.mean(computed))

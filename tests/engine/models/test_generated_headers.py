@@ -116,7 +116,7 @@ def test_sizes_are_those_of_the_tensors(seed: int, tmp_path: Path) -> None:
     file = GGUFFile(llama_cpp.write_header(generated.model, tmp_path / "model.gguf", generated.types))
     config = file.config()
     formats = DecoderLoader(file.weight_names(), file).weight_formats(config, torch.bfloat16, torch.device("cpu"))
-    about = (generated.model.config.model_type, generated.most, generated.some)
+    about = (generated.model.config.model_type, generated.main_type, generated.other_type)
     assert sum(layer.attention.cache.numbers_per_token for layer in config.layers) == cached(generated.model.config), (
         about
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from pathlib import Path
 
 import aiohttp
@@ -22,9 +23,8 @@ ASKED = {
     "/v1/responses": {"input": PROMPT, "max_output_tokens": 400, "store": False},
     "/v1/messages": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400},
 }
-#: Part of what was generated that may not be charged; and how many tokens so small a model makes, thousands a second,
-#: until it hears that the client has left. Over all, most is charged.
-SHARE, UNDER_WAY, MIN_CHARGED = 0.1, 100, 0.7
+#: An event with text of the answer, and so with a token at least.
+TEXT = re.compile(rb'"(?:content|text|delta)": ?"[^"]')
 
 
 @pytest.mark.slow
@@ -39,15 +39,16 @@ def test_who_leaves_is_charged_what_was_generated(tmp_path: Path) -> None:
                     families = text_string_to_metric_families(await answer.text())
                 return sum(sample.value for each in families for sample in each.samples if sample.name == name)
 
-            aborted, charged, made = 0, 0, 0.0
+            aborted = received = 0
             for number in range(16):
                 path = list(ASKED)[number % 4]
                 before = await counted("vllm:generation_tokens_total"), await counted("vllm:prompt_tokens_total")
                 body = {"model": "m", "stream": True, **ASKED[path]}
+                num_received = 0
                 async with client.post(at.url + path, json=body) as answer:
                     assert answer.status == 200, await answer.text()
                     for _ in range(chance.choice((1, 3, 10, 40))):
-                        await answer.content.readuntil(b"\n\n")
+                        num_received += bool(TEXT.search(await answer.content.readuntil(b"\n\n")))
                     answer.close()
                 ended = await at.next_end()
                 async with asyncio.timeout(60):
@@ -59,11 +60,11 @@ def test_who_leaves_is_charged_what_was_generated(tmp_path: Path) -> None:
                 generated = await counted("vllm:generation_tokens_total") - before[0]
                 aborted += ended.aborted  # else it had ended, and was still on its way
                 assert not ended.tokens.estimated
-                assert 0 <= generated - ended.tokens.output <= SHARE * generated + UNDER_WAY
+                # The client has read that much; the engine goes on until it hears that the client has left.
+                assert num_received <= ended.tokens.output <= generated
                 assert ended.tokens.prompt == await counted("vllm:prompt_tokens_total") - before[1]
-                charged, made = charged + ended.tokens.output, made + generated
-            assert aborted >= 4
-            assert charged >= MIN_CHARGED * made
+                received += num_received
+            assert aborted >= 4 and received >= 16
 
     model = save_model(tmp_path / "tiny", tiny_llama_model())
     template = tmp_path / "template"
