@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stoker_common.block_hash import block_hash, root_hash
+from stoker_common.block_hash import NO_KEYS, BlockHash, extend_chain
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
@@ -48,10 +48,8 @@ class Cache:
 
     def compute(self, prompt: Sequence[int]) -> int:
         """Computes a prompt; how many of its tokens were there."""
-        hashes, parent = [], root_hash()
-        for start in range(0, len(prompt) - BLOCK_SIZE, BLOCK_SIZE):
-            parent = block_hash(parent, prompt[start : start + BLOCK_SIZE])
-            hashes.append(parent)
+        hashes = list[BlockHash]()
+        extend_chain(hashes, prompt, BLOCK_SIZE, (len(prompt) - 1) // BLOCK_SIZE, NO_KEYS)
         held = list[int]()
         for each in hashes:
             block = self._prefixes.find(0, each)

@@ -1,6 +1,6 @@
 """The chain of hashes over a prompt's text, for who has no tokenizer: a router before the servers.
 
-    h(0) = H(endpoint ‖ salt ‖ text of block 0)        h(i) = H(h(i-1) ‖ text of block i)
+    h(0) = H(endpoint ‖ keys ‖ text of block 0)        h(i) = H(h(i-1) ‖ text of block i ‖ extra i)
 
 It stands beside the chain over tokens (`block_hash.py`): two prompts whose text begins alike have blocks alike, since
 what a chat template and a tokenizer make of them begins alike too.
@@ -12,10 +12,9 @@ at most a 32nd of what is before it, beyond the first ones, and 32 MiB are less 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from hashlib import blake2b
 from typing import Final
 
-from stoker_common.block_hash import BlockHash, root_hash
+from stoker_common.block_hash import NO_KEYS, BlockHash, CacheKeys, hash_block
 
 #: Bytes of the first blocks, some 128 tokens of English.
 FIRST_BLOCK: Final = 512
@@ -36,18 +35,19 @@ def block_ends(size: int) -> Iterator[int]:
         block *= 2
 
 
-def text_chain(text: bytes | memoryview, endpoint: str, salt: str = "") -> list[BlockHash]:
+def text_chain(text: bytes | memoryview, endpoint: str, keys: CacheKeys = NO_KEYS) -> list[BlockHash]:
     """The hashes of a text's full blocks.
 
     Args:
         text: the prompt in UTF-8, as the model will see it or in any form that begins alike when prompts do.
         endpoint: whose prompts these are; those of others have other hashes.
-        salt: the request's ``cache_salt``: prompts with different ones share no block.
+        keys: what else separates prompts: the request's ``cache_salt`` and, with `spans` counted in bytes of `text`,
+            content such as images.
     """
-    parent = blake2b(salt.encode(), key=root_hash(endpoint), digest_size=16).digest()
+    parent = keys.root_hash(CacheKeys(endpoint).root_hash())
     chain, view, start = list[BlockHash](), memoryview(text), 0
     for end in block_ends(len(view)):
-        parent = blake2b(view[start:end], key=parent, digest_size=16).digest()
+        parent = hash_block(parent, view[start:end], keys.extra_key(start, end))
         chain.append(parent)
         start = end
     return chain

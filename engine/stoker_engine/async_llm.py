@@ -22,6 +22,7 @@ from stoker_common.errors import EngineDeadError, RequestError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
@@ -308,7 +309,7 @@ class AsyncLLM:
             bad_words=bad_word_tokens,
             grammar=grammar,
         )
-        engine = self._route(request_id, prompt, request.num_sequences, cache_salt)
+        engine = self._route(request)
         try:
             engine.begin(stream, request)
         except BaseException:
@@ -316,7 +317,7 @@ class AsyncLLM:
             raise
         return request.num_sequences
 
-    def _route(self, request_id: str, prompt: PromptTokens, num_sequences: int, salt: str) -> DPEngine:
+    def _route(self, request: EngineRequest) -> DPEngine:
         """The engine that gets a request."""
         if len(self.engines) == 1:
             return self.engines[0]
@@ -328,7 +329,8 @@ class AsyncLLM:
         if not able:
             raise EngineDeadError(DEAD)
         assert self._router is not None
-        return self.engines[self._router.begin(request_id, prompt, num_sequences, salt, among=able)]
+        prompt, keys = request.prompt_token_ids, request.cache_keys
+        return self.engines[self._router.begin(request.id, prompt, request.num_sequences, keys, among=able)]
 
     async def _grammar(self, params: RequestParams) -> Grammar | None:
         """The grammar that a request asks for, checked; all engines that serve know the vocabulary then."""

@@ -8,6 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker_common.block_hash import CacheKeys
 from stoker_common.text_prefix_hash import BLOCKS_OF_A_SIZE, FIRST_BLOCK, block_ends, text_chain
 
 
@@ -38,4 +39,4 @@ def test_texts_share_the_blocks_of_their_common_beginning(common: int, first: in
 def test_endpoints_and_salts_share_nothing() -> None:
     text = bytes(FIRST_BLOCK)
     names = [("m", ""), ("m", "s"), ("ms", ""), ("", "ms"), ("", "")]
-    assert len({text_chain(text, endpoint, salt)[0] for endpoint, salt in names}) == len(names)
+    assert len({text_chain(text, endpoint, CacheKeys(salt))[0] for endpoint, salt in names}) == len(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from stoker_common.block_hash import NO_KEYS, CacheKeys
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import RequestParams
 
@@ -20,7 +21,7 @@ class EngineRequest:
         bad_words: token sequences that are never completed.
         grammar: what the output must spell; None: anything.
         priority: lower is served earlier under ``--scheduling-policy priority``.
-        cache_salt: prefix-cache blocks are shared only among requests with the same one.
+        cache_keys: prefix-cache blocks are shared only where these agree, as far as a block depends on them.
         arrival_time: seconds on the monotonic clock, which all processes of a machine share.
         http_request_id: the id of the HTTP request that it is a part of, for log lines; None: it came by none.
     """
@@ -34,7 +35,7 @@ class EngineRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     priority: int = 0
-    cache_salt: str = ""
+    cache_keys: CacheKeys = NO_KEYS
     arrival_time: float = field(default_factory=time.monotonic)
     http_request_id: str | None = None
 

@@ -132,7 +132,7 @@ class DPEngines:
             request.id,
             request.prompt_token_ids,
             request.num_sequences,
-            request.cache_salt,
+            request.cache_keys,
             among=range(len(self._processes)),
         )
         self._unfinished[request.id] = engine, set(range(request.num_sequences))

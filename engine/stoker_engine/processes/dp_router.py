@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from stoker_common.block_hash import BlockHash, block_hash, root_hash
+from stoker_common.block_hash import NO_KEYS, BlockHash, CacheKeys, extend_chain
 from stoker_engine.core.step_report import SchedulerStats
 
 #: Prompt tokens that are hashed at once, where a block has fewer.
@@ -99,7 +99,7 @@ class DPRouter:
         request_id: str,
         prompt_token_ids: Sequence[int],
         sequences: int,
-        salt: str = "",
+        keys: CacheKeys = NO_KEYS,
         *,
         among: Sequence[int],
     ) -> int:
@@ -107,10 +107,10 @@ class DPRouter:
 
         Args:
             sequences: how many it will have.
-            salt: keeps its prefix apart from others'.
+            keys: what keeps its prefix apart from others'.
             among: the engines that take requests, at least one.
         """
-        chunks = self._chunks(prompt_token_ids, salt)
+        chunks = self._chunks(prompt_token_ids, keys)
         length = len(prompt_token_ids)
         best, least = -1, (True, 0, 0)
         for engine_index in among:
@@ -159,13 +159,11 @@ class DPRouter:
         """(sequences in flight, prompt tokens that wait) of an engine."""
         return self._engines[engine].sequences, self._engines[engine].waiting
 
-    def _chunks(self, token_ids: Sequence[int], salt: str) -> list[BlockHash]:
+    def _chunks(self, token_ids: Sequence[int], keys: CacheKeys) -> list[BlockHash]:
         """The hashes of a prompt's full chunks. One that ends with the prompt does not count: its last token must be
         computed, and with it its block."""
-        size, parent, chunks = self.chunk_tokens, root_hash(salt), list[BlockHash]()
-        for start in range(0, len(token_ids) - size, size):
-            parent = block_hash(parent, token_ids[start : start + size])
-            chunks.append(parent)
+        chunks = list[BlockHash]()
+        extend_chain(chunks, token_ids, self.chunk_tokens, max(len(token_ids) - 1, 0) // self.chunk_tokens, keys)
         return chunks
 
     def _remember(self, engine: _Engine, chunks: Sequence[BlockHash]) -> None:

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stoker_common.block_hash import BlockHash, block_hash, root_hash
+from stoker_common.block_hash import BlockHash, extend_chain
 from stoker_engine.core import request
 from stoker_engine.core.request import NO_ROW
 from stoker_engine.sched.block_pool import BlockPool
@@ -329,9 +329,8 @@ class KVManager:
     def _chain(self, sequence: request.Sequence, num_tokens: int) -> list[BlockHash]:
         """Hashes of full blocks, those within the first `num_tokens` tokens at least."""
         chain = self._hashes.setdefault(sequence, [])
-        full = num_tokens // self.block_size
-        while len(chain) < full:
-            start = len(chain) * self.block_size
-            parent = chain[-1] if chain else root_hash(sequence.request.spec.cache_salt)
-            chain.append(block_hash(parent, sequence.token_ids[start : start + self.block_size]))
+        num_blocks = num_tokens // self.block_size
+        if len(chain) < num_blocks:
+            keys = sequence.request.spec.cache_keys
+            extend_chain(chain, sequence.token_ids, self.block_size, num_blocks, keys)
         return chain

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stoker_common import logs
+from stoker_common.block_hash import NO_KEYS, CacheKeys
 from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
@@ -113,7 +114,7 @@ class InputProcessor:
             bad_words=bad_word_tokens,
             grammar=grammar,
             priority=priority,
-            cache_salt=cache_salt,
+            cache_keys=CacheKeys(cache_salt) if cache_salt else NO_KEYS,
             http_request_id=logs.request_id.get(),
         )
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import orjson
 
+from stoker_common.block_hash import CacheKeys
 from stoker_common.errors import RequestError
 from stoker_common.text_prefix_hash import text_chain
 from stoker_gateway.ext_proc.errors import TooLargeError
@@ -83,7 +84,7 @@ def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest
     answers, says = answer_tokens(fields, path) if generates else (0, True)
     return ModelRequest(
         model=model,
-        chain=text_chain(text, model, _string(fields, "cache_salt") or "") if previous is None else (),
+        chain=text_chain(text, model, CacheKeys(_string(fields, "cache_salt") or "")) if previous is None else (),
         size=len(text),
         session=_session(fields),
         previous_response_id=previous,

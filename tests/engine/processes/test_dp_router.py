@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from stoker_common.block_hash import NO_KEYS, CacheKeys, ContentSpan
 from stoker_engine.core.step_report import SchedulerStats
 from stoker_engine.processes.dp_router import CHUNK_TOKENS, SEQUENCE_TOKENS, DPRouter
 
@@ -52,7 +53,7 @@ def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
 
         before = {engine: work(engine) for engine in among}
         needs = {engine: computed(engine) for engine in among}
-        engine = router.begin(name, prompt, sequences, salt, among=among)
+        engine = router.begin(name, prompt, sequences, CacheKeys(salt), among=among)
         assert engine in among and before[engine] == min(before.values())
         running[name] = engine, sequences, needs[engine]
         routed[engine].append((salt, prompt))
@@ -135,3 +136,17 @@ def test_what_is_remembered_is_bounded_by_the_cache_it_stands_for() -> None:
     router.end("longer than the cache")
     router.begin("page", _prompt(("book", 4 * CHUNK_TOKENS)), 1, among=[0])
     assert router.load(0)[1] == CHUNK_TOKENS
+
+
+def test_keys_keep_prefixes_apart() -> None:
+    """A prompt goes where its beginning was computed under the same keys."""
+    router = DPRouter(3, 16, 10_000, 64)
+    prompt = _prompt(("chat", 4 * CHUNK_TOKENS))
+    keys = [NO_KEYS, CacheKeys(root_key=b"adapter"), CacheKeys(spans=(ContentSpan(0, 8, b"image"),))]
+    engines = [router.begin(str(n), prompt, 1, each, among=range(3)) for n, each in enumerate(keys)]
+    assert sorted(engines) == [0, 1, 2]
+    for number in range(3):
+        router.end(str(number))
+    for number, (each, engine) in enumerate(zip(keys, engines, strict=True)):
+        assert router.begin(f"again {number}", prompt, 1, each, among=range(3)) == engine
+        router.end(f"again {number}")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker_common.block_hash import NO_KEYS, CacheKeys, ContentSpan
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.sampling_params import SamplingParams
@@ -214,9 +215,28 @@ def test_a_new_prefix_is_computed_once_within_a_step() -> None:
 def test_a_salt_keeps_prefixes_apart() -> None:
     fake_model = FakeModel(num_blocks=64)
     for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
-        fake_model.add(sampling(name, list(range(13)), max_tokens=1, cache_salt=salt))
+        fake_model.add(sampling(name, list(range(13)), max_tokens=1, cache_keys=CacheKeys(salt)))
         fake_model.drain()
     assert [batch.sequences[0].start for batch in fake_model.batches] == [0, 0, 12]
+
+
+def test_root_keys_and_content_keep_prefixes_apart() -> None:
+    fake_model = FakeModel(num_blocks=64)
+    image, other_image = ContentSpan(5, 9, b"image"), ContentSpan(5, 9, b"other")
+    keys = [
+        CacheKeys(root_key=b"adapter 1"),
+        CacheKeys("adapter 1"),
+        CacheKeys(root_key=b"adapter 1"),
+        CacheKeys(spans=(image,)),
+        CacheKeys(spans=(other_image,)),
+        CacheKeys(spans=(image,)),
+        NO_KEYS,
+    ]
+    for index, each in enumerate(keys):
+        fake_model.add(sampling(str(index), list(range(13)), max_tokens=1, cache_keys=each))
+        fake_model.drain()
+    # The other image shares the block before it.
+    assert [batch.sequences[0].start for batch in fake_model.batches] == [0, 0, 12, 0, 4, 12, 4]
 
 
 def test_prompt_logprobs_read_no_cached_prefix() -> None:

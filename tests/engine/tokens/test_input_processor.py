@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from stoker_common import logs
+from stoker_common.block_hash import CacheKeys
 from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
@@ -70,7 +71,7 @@ def test_what_is_left_open_is_decided(tokenizer: Tokenizer) -> None:
     inputs = InputProcessor(INFO, tokenizer)
     request = inputs.request("r", [5] * 40, SamplingParams(max_tokens=None), priority=3, cache_salt="s")
     assert (request.max_tokens, request.eos_token_ids) == (60, {1})
-    assert (request.priority, request.cache_salt) == (3, "s")
+    assert (request.priority, request.cache_keys) == (3, CacheKeys("s"))
     again = InputProcessor(INFO, tokenizer)
     seeds = [inputs.request("r", [5], SamplingParams()).seed for _ in range(3)]
     assert [again.request("r", [5], SamplingParams()).seed for _ in range(4)][1:] == seeds

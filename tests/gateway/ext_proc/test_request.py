@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stoker_common.block_hash import CacheKeys
 from stoker_common.errors import RequestError
 from stoker_common.text_prefix_hash import text_chain
 from stoker_gateway.ext_proc.body_reader import BodyReader
@@ -101,7 +102,7 @@ def test_what_else_counts_for_a_pick() -> None:
         assert _read(CHAT, user=odd, metadata=odd, cache_salt=odd, request_id=odd).session is None
     long = "x" * 9000
     request = _read(COMPLETIONS, prompt=long, cache_salt="s", request_id="r")
-    assert list(request.chain) == text_chain(long.encode(), "m", "s")
+    assert list(request.chain) == text_chain(long.encode(), "m", CacheKeys("s"))
     assert (request.size, request.request_id) == (9000, "r")
     assert request.chain[0] not in _read(COMPLETIONS, prompt=long).chain
     assert request.chain[0] not in _read(COMPLETIONS, model="n", prompt=long, cache_salt="s").chain
