@@ -74,7 +74,7 @@ def test_engines_share_the_processors_time(
     """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""
     affinity = frozenset(os.sched_getaffinity(0))
     machine = Machine(frozenset(range(8)), quota=4)
-    monkeypatch.setattr(Machine, "here", lambda: machine)
+    monkeypatch.setattr(Machine, "current", lambda: machine)
     monkeypatch.setattr(processors, "bind", lambda share: bound.append(share.processors))
     monkeypatch.setattr(device, "cpu_quota", lambda: None)
     before = torch.get_num_threads()

@@ -171,7 +171,7 @@ def import_something(argv):
     del module
     return 3
 
-serve._serve_or_say_why = import_something
+serve._serve_or_report = import_something
 sys.exit(serve.main([]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
