@@ -8,6 +8,7 @@ import os
 import random
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -180,3 +181,29 @@ def test_timestamps_are_utc_with_milliseconds() -> None:
         written = logs.rfc3339(seconds)
         assert TIMESTAMP.fullmatch(written)
         assert abs(datetime.fromisoformat(written).timestamp() - seconds) <= 0.001001
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("gateway --endpoint m=http://127.0.0.1:9 --port 0 --billing-log /nonexistent/log", "/nonexistent/log"),
+        ("serve /nonexistent/model --port 0", "/nonexistent/model"),
+        ("operator --policy /nonexistent/policy", "/nonexistent/policy"),
+    ],
+    ids=["gateway", "engine", "operator"],
+)
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_the_reason_of_an_exit_is_written_like_other_lines(command: str, reason: str, format: str) -> None:
+    stoker = Path(sys.executable).with_name("stoker")
+    done = subprocess.run(
+        [stoker, *command.split(), "--log-format", format], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    if format == "text":
+        assert f"stoker {command.split()[0]}: " in done.stderr and reason in done.stderr
+        return
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert all({"timestamp", "level", "logger", "message"} <= line.keys() for line in lines)
+    (last,) = [line for line in lines if line["message"].startswith(f"stoker {command.split()[0]}: ")]
+    assert last["level"] == "error" and reason in last["message"]

@@ -113,6 +113,21 @@ def configure(
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def report_exit(package: str, program: str, reason: object, hint: str = "") -> None:
+    """Says on standard error why a program ends: as a log line where the log is JSON, else as a sentence.
+
+    Args:
+        package: the logger, ``stoker_gateway``.
+        program: the command, ``stoker gateway``.
+        hint: a further line for people, which JSON leaves out.
+    """
+    handlers = logging.getLogger().handlers
+    if any(isinstance(handler.formatter, JSONFormatter) for handler in handlers):
+        logging.getLogger(package).error("%s: %s", program, reason)
+    else:
+        print(f"{program}: {reason}", *filter(None, [hint]), sep="\n", file=sys.stderr)  # noqa: T201
+
+
 def rfc3339(seconds: float) -> str:
     """A time, in seconds since 1970, as ``2026-11-23T08:51:07.512Z``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from stoker_engine.architectures.families.naming import expert_names, expert_stacks
 from stoker_engine.architectures.families.registry import FAMILIES
+from stoker_engine.architectures.families.shared_weight_names import expert_names, expert_stacks
 from stoker_engine.architectures.weight_names import WeightNames
 
 #: Of an architecture that is no family of ours, unless it is below: Llama's names, DeepSeek's experts and attention.

@@ -6,10 +6,10 @@ import argparse
 import difflib
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from stoker_common.errors import ArgumentError, ModelError, StokerError
+from stoker_common.logs import report_exit
 from stoker_engine.cli.ignored_vllm_flags import FOREIGN_FLAGS
 from stoker_engine.contract.argv import Parser
 
@@ -49,13 +49,13 @@ def run(command: str, action: Callable[[], int]) -> int:
     try:
         return action()
     except ArgumentError as error:
-        print(f"{command}: {error}\nTry '{command} --help'.", file=sys.stderr)
+        report_exit("stoker_engine", command, error, f"Try '{command} --help'.")
         return 2
     except ModelError as error:
-        print(f"{command}: {error}", file=sys.stderr)
+        report_exit("stoker_engine", command, error)
         return 2
     except StokerError as error:
-        print(f"{command}: {error}", file=sys.stderr)
+        report_exit("stoker_engine", command, error)
         return 1
 
 

@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self._fusing = build.backend if isinstance(build.backend, FusedKVBackend) and self.can_be_fused() else None
 
     def can_be_fused(self) -> bool:
-        """Whether nothing but a norm of each head comes between the product and the turn."""
+        """Whether nothing but a norm of each head comes between the projection and the rotation."""
         is_plain = self.q_norm is None or (isinstance(self.q_norm, RMSNorm) and not self.full_norm)
         return is_plain and self.clip_qkv is None
 

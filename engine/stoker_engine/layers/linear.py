@@ -1,4 +1,4 @@
-"""Linear layers. One module may hold several of a checkpoint's matrices, so that they run as one product.
+"""Linear layers. One module may hold several of a checkpoint's matrices, so that they run as one GEMM.
 
 Under tensor parallelism (Shoeybi et al., 2019) a matrix is cut either way:
 

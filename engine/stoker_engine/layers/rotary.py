@@ -1,7 +1,7 @@
-"""Rotary positions: how fast each pair of a head turns, and a step's angles.
+"""Rotary positions: how fast each pair of a head rotates, and a step's angles.
 
 Types that stretch depend on how long sequences get. Their frequencies are fixed once, from the longest sequence the
-engine allows (``--max-model-len``): a cache whose keys were turned by frequencies that changed meanwhile would be
+engine allows (``--max-model-len``): a cache whose keys were rotated by frequencies that changed meanwhile would be
 wrong. Up to the original length nothing is stretched.
 """
 
@@ -19,7 +19,7 @@ from stoker_engine.kernels.bundle import Kernels
 
 
 def inverse_frequencies(rope: RopeParameters, max_model_len: int) -> torch.Tensor:
-    """[⌈rotary_dim / 2⌉] float32: radians a position turns each pair by, where sequences have up to `max_model_len`
+    """[⌈rotary_dim / 2⌉] float32: radians a position rotates each pair by, where sequences have up to `max_model_len`
     tokens.
 
         linear     slows every pair by `factor` (Chen et al., 2023)

@@ -1,4 +1,4 @@
-"""Copies of the model driven by a script's own thread: to `LLM` they are one engine.
+"""Data-parallel engines driven by a script's own thread: to `LLM` they are one engine.
 
 Each is an engine process. What they send comes into one queue, which `step` waits on, so whoever is ready is heard
 first; requests are dealt by the same router as a server's.

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import re
-import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -122,7 +121,7 @@ def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(work)
     except (GatewayError, OSError) as error:
-        print(f"stoker gateway: {error}", file=sys.stderr)
+        logs.report_exit("stoker_gateway", "stoker gateway", error)
         return 1
 
 

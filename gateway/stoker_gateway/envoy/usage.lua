@@ -28,17 +28,17 @@ end
 -- does not know them. One that counts neither prompt nor answer says nothing.
 local function add(known, usage)
   local flat = gsub(gsub(sub(usage, 2, -2), "%b{}", "{}"), "%b[]", "[]")
-  local said, some = {}, false
-  for _, name in ipairs(OF_PROMPT) do said[name] = number(flat, name) end
-  local of_prompt = next(said)
-  for _, name in ipairs(OF_ANSWER) do said[name] = number(flat, name) end
+  local reported, some = {}, false
+  for _, name in ipairs(OF_PROMPT) do reported[name] = number(flat, name) end
+  local of_prompt = next(reported)
+  for _, name in ipairs(OF_ANSWER) do reported[name] = number(flat, name) end
   for _, name in ipairs(DETAILS) do
     local details = match(usage, '"' .. name .. '"%s*:%s*(%b{})')
-    said[name] = details and number(details, "cached_tokens")
+    reported[name] = details and number(details, "cached_tokens")
   end
-  for _, value in pairs(said) do some = some or value > 0 end
+  for _, value in pairs(reported) do some = some or value > 0 end
   if of_prompt and not some then return end
-  for name, value in pairs(said) do
+  for name, value in pairs(reported) do
     local of_answer = name == "completion_tokens" or name == "output_tokens"
     if of_answer or value > (known[name] or -1) then known[name] = value end
   end

@@ -6,7 +6,7 @@ Work is counted in bytes of prompt text, since no tokenizer is here:
          +  requests that waited when it last said × what one usually has to compute
          +  SEQUENCE_BYTES × sequences there
 
-which is how copies of one engine are weighed too, by tokens.
+as data-parallel engines are weighed too, by tokens.
 """
 
 from __future__ import annotations

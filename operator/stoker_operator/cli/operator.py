@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from stoker_common.logs import report_exit
 from stoker_operator.process import logs
 from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings, WebhookSettings
 
@@ -57,23 +58,23 @@ def _run(argv: list[str]) -> int:
         policy = Policy.load(settings.policy)
         kube = Kube.connect()
         if not kube.serves(KIND):
-            print(f"stoker operator: {CRD_MISSING}", file=sys.stderr)
+            report_exit("stoker_operator", "stoker operator", CRD_MISSING)
             return 1
     except Refused as error:
-        print(f"stoker operator: {error}", file=sys.stderr)
+        report_exit("stoker_operator", "stoker operator", error)
         return 2
     except KubeError as error:
-        print(f"stoker operator: {error}", file=sys.stderr)
+        report_exit("stoker_operator", "stoker operator", error)
         return 1
     from stoker_operator.manager import handlers  # kopf takes a second to load, which a wrong flag need not wait for
 
     try:
         handlers.run(settings, kube, catalogue, policy)
     except handlers.KindGoneError as error:
-        print(f"stoker operator: {error}; {CRD_MISSING}", file=sys.stderr)
+        report_exit("stoker_operator", "stoker operator", f"{error}; {CRD_MISSING}")
         return 1
     except (KubeError, OSError) as error:
-        print(f"stoker operator: it cannot start: {error}", file=sys.stderr)
+        report_exit("stoker_operator", "stoker operator", f"it cannot start: {error}")
         return 1
     return 0
 

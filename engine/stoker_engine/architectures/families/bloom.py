@@ -8,8 +8,8 @@ from typing import Final
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, EmbeddingConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import QKV
 from stoker_engine.architectures.families.reading import alibi_slopes, alike, attention, layer_norm, mlp, refuse
+from stoker_engine.architectures.families.shared_weight_names import QKV
 from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames
 

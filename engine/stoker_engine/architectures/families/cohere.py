@@ -12,7 +12,6 @@ from typing import Any, Final
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, HeadConfig, LayerConfig, QKNormConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import GGUF_HEAD_NORMS, IGNORED, LLAMA_NAMES, head_norms
 from stoker_engine.architectures.families.reading import (
     PARALLEL,
     alike,
@@ -23,6 +22,7 @@ from stoker_engine.architectures.families.reading import (
     of_kinds,
     windowed,
 )
+from stoker_engine.architectures.families.shared_weight_names import GGUF_HEAD_NORMS, IGNORED, LLAMA_NAMES, head_norms
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_names import WeightNames

@@ -8,8 +8,8 @@ from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.architectures.decoder_config import AttentionConfig, DecoderConfig, MLPConfig, NormConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.mixture import every_layer, sparse
-from stoker_engine.architectures.families.naming import QKV, expert_stack
 from stoker_engine.architectures.families.reading import alike, head_dim, num_heads
+from stoker_engine.architectures.families.shared_weight_names import QKV, expert_stack
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.rope_config import read_rope

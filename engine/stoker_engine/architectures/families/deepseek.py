@@ -9,8 +9,14 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import AttentionConfig, DecoderConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.mixture import sigmoid_moe, sparse
-from stoker_engine.architectures.families.naming import IGNORED, LAYER, MOE_NAMES, MOE_STACKS, SHARED_EXPERTS
 from stoker_engine.architectures.families.reading import alike, mlp, num_heads, refuse, rms_norm
+from stoker_engine.architectures.families.shared_weight_names import (
+    IGNORED,
+    LAYER,
+    MOE_NAMES,
+    MOE_STACKS,
+    SHARED_EXPERTS,
+)
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.architectures.moe_config import MoEConfig

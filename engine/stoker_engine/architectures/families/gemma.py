@@ -22,7 +22,6 @@ from stoker_engine.architectures.decoder_config import (
     ResidualConfig,
 )
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import LLAMA_NAMES, QK_NORMS
 from stoker_engine.architectures.families.reading import (
     alike,
     attention,
@@ -32,6 +31,7 @@ from stoker_engine.architectures.families.reading import (
     rms_norm,
     windowed,
 )
+from stoker_engine.architectures.families.shared_weight_names import LLAMA_NAMES, QK_NORMS
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import AddOne

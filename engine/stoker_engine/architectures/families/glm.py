@@ -13,7 +13,8 @@ from stoker_engine.architectures.decoder_config import DecoderConfig, QKNormConf
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.gemma import SANDWICH
 from stoker_engine.architectures.families.mixture import sigmoid_moe, sparse
-from stoker_engine.architectures.families.naming import (
+from stoker_engine.architectures.families.reading import alike, attention, mlp, rms_norm, rotated
+from stoker_engine.architectures.families.shared_weight_names import (
     GATE_UP,
     GGUF_GATE_UP,
     IGNORED,
@@ -24,7 +25,6 @@ from stoker_engine.architectures.families.naming import (
     QK_NORMS,
     SHARED_EXPERTS,
 )
-from stoker_engine.architectures.families.reading import alike, attention, mlp, rms_norm, rotated
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames

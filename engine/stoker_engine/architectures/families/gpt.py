@@ -19,8 +19,8 @@ from stoker_engine.architectures.decoder_config import (
     ResidualConfig,
 )
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import QKV, ROTARY_BUFFER
 from stoker_engine.architectures.families.reading import PARALLEL, alike, attention, layer_norm, mlp, refuse
+from stoker_engine.architectures.families.shared_weight_names import QKV, ROTARY_BUFFER
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import CONV1D, Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames

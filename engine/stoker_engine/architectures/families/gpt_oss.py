@@ -12,8 +12,8 @@ from stoker_engine.architectures.activation import ClampedSwiGLU
 from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, LayerConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import LLAMA_NAMES, expert_stack
 from stoker_engine.architectures.families.reading import attention, layer_kinds, mlp, of_kinds, rms_norm, windowed
+from stoker_engine.architectures.families.shared_weight_names import LLAMA_NAMES, expert_stack
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata, rope_scaling
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.rope_config import read_rope

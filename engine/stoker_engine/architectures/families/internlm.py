@@ -8,8 +8,8 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.llama import LLAMA_DEFAULTS, pre_norm
-from stoker_engine.architectures.families.naming import LLAMA_WEIGHTS, QKV, ROTARY_BUFFER
 from stoker_engine.architectures.families.reading import attention, mlp
+from stoker_engine.architectures.families.shared_weight_names import LLAMA_WEIGHTS, QKV, ROTARY_BUFFER
 from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames
 

@@ -8,8 +8,8 @@ from typing import Final
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import AttentionConfig, DecoderConfig, MLPConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import LLAMA_WEIGHTS
 from stoker_engine.architectures.families.reading import alike, attention, mlp, rms_norm
+from stoker_engine.architectures.families.shared_weight_names import LLAMA_WEIGHTS
 from stoker_engine.architectures.rope_config import read_rope
 
 

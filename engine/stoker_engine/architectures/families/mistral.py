@@ -9,8 +9,14 @@ from stoker_engine.architectures.decoder_config import DecoderConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.llama import LLAMA_DEFAULTS, pre_norm
 from stoker_engine.architectures.families.mixture import every_layer, softmax_moe, sparse
-from stoker_engine.architectures.families.naming import IGNORED, LLAMA_NAMES, LLAMA_WEIGHTS, expert_names, expert_stacks
 from stoker_engine.architectures.families.reading import alike, attention, mlp, rms_norm, rotated, windowed
+from stoker_engine.architectures.families.shared_weight_names import (
+    IGNORED,
+    LLAMA_NAMES,
+    LLAMA_WEIGHTS,
+    expert_names,
+    expert_stacks,
+)
 from stoker_engine.architectures.weight_names import WeightNames
 
 

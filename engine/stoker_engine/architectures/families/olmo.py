@@ -12,14 +12,14 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, QKNormConfig, ResidualConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.mixture import every_layer, softmax_moe, sparse
-from stoker_engine.architectures.families.naming import (
+from stoker_engine.architectures.families.reading import alike, attention, layer_norm, mlp, rms_norm, rotated
+from stoker_engine.architectures.families.shared_weight_names import (
     IGNORED,
     LLAMA_NAMES,
     LLAMA_WEIGHTS,
     QK_NORM_MOE_WEIGHTS,
     QK_NORMS,
 )
-from stoker_engine.architectures.families.reading import alike, attention, layer_norm, mlp, rms_norm, rotated
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_names import WeightNames
 

@@ -9,7 +9,6 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, HeadConfig, QKNormConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.llama import LLAMA_DEFAULTS
-from stoker_engine.architectures.families.naming import GATE_UP, GGUF_GATE_UP, IGNORED, LLAMA_NAMES, QKV
 from stoker_engine.architectures.families.reading import (
     PARALLEL,
     alike,
@@ -20,6 +19,7 @@ from stoker_engine.architectures.families.reading import (
     rms_norm,
     windowed,
 )
+from stoker_engine.architectures.families.shared_weight_names import GATE_UP, GGUF_GATE_UP, IGNORED, LLAMA_NAMES, QKV
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames

@@ -17,17 +17,6 @@ from stoker_engine.architectures.decoder_config import (
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.llama import LLAMA_DEFAULTS, pre_norm
 from stoker_engine.architectures.families.mixture import softmax_moe, sparse
-from stoker_engine.architectures.families.naming import (
-    IGNORED,
-    LLAMA_NAMES,
-    LLAMA_WEIGHTS,
-    MOE_NAMES,
-    MOE_STACKS,
-    QK_NORM_MOE_WEIGHTS,
-    QK_NORMS,
-    QKV,
-    ROTARY_BUFFER,
-)
 from stoker_engine.architectures.families.reading import (
     alike,
     attention,
@@ -38,6 +27,17 @@ from stoker_engine.architectures.families.reading import (
     rms_norm,
     rotated,
     windowed,
+)
+from stoker_engine.architectures.families.shared_weight_names import (
+    IGNORED,
+    LLAMA_NAMES,
+    LLAMA_WEIGHTS,
+    MOE_NAMES,
+    MOE_STACKS,
+    QK_NORM_MOE_WEIGHTS,
+    QK_NORMS,
+    QKV,
+    ROTARY_BUFFER,
 )
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_layout import Fused, Split

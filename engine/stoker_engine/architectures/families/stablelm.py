@@ -8,8 +8,8 @@ from typing import Final
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, QKNormConfig, ResidualConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import GGUF_HEAD_NORMS, IGNORED, LLAMA_NAMES
 from stoker_engine.architectures.families.reading import PARALLEL, alike, attention, layer_norm, mlp
+from stoker_engine.architectures.families.shared_weight_names import GGUF_HEAD_NORMS, IGNORED, LLAMA_NAMES
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_names import WeightNames
 

@@ -8,8 +8,8 @@ from typing import Final
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig
 from stoker_engine.architectures.families.family import Family, GGUFFamily
-from stoker_engine.architectures.families.naming import IGNORED, LLAMA_NAMES
 from stoker_engine.architectures.families.reading import alike, attention, layer_norm, mlp, windowed
+from stoker_engine.architectures.families.shared_weight_names import IGNORED, LLAMA_NAMES
 from stoker_engine.architectures.rope_config import read_rope
 from stoker_engine.architectures.weight_names import WeightNames
 

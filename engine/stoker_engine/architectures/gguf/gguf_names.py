@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from stoker_engine.architectures.families.family import GGUFFamily
-from stoker_engine.architectures.families.naming import QKV, expert_stack
+from stoker_engine.architectures.families.shared_weight_names import QKV, expert_stack
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata
 from stoker_engine.architectures.weight_layout import Fused, HalfSplitPairs, Operation, Split, ToRow, Transpose
 from stoker_engine.architectures.weight_names import WeightNames

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its bodies → chat requests, what a turn gives → its messages and events."""
+"""Anthropic's Messages API: its bodies → chat requests, a chat run's parts → its messages and events."""

@@ -1,4 +1,4 @@
-"""A turn's answer as Anthropic's message."""
+"""A chat run's answer as Anthropic's message."""
 
 from __future__ import annotations
 

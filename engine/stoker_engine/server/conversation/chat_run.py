@@ -1,7 +1,7 @@
 """One turn of a conversation: messages in, the parts of the assistant's answer out, whole or as they come.
 
-Every API that answers conversations makes a `ChatCompletionRequest` of its body, and writes what a turn gives in its
-own shape.
+Every API that answers conversations makes a `ChatCompletionRequest` of its body, and writes the parts that a run
+gives in its own shape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One answer while it is made: the turn's parts into a response, whole or in events, which is then kept."""
+"""One answer while it is made: the chat run's parts into a response, whole or in events, which is then kept."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 #if defined(STOKER_AMX)
 namespace {
 
-// How much work there is, where 1 is to pair two vectors of values: see Upcoming.
+// How much work there is, where 1 is to pair two vectors of values: see TilePrefetcher.
 constexpr long STEP_WEIGHT = 16;    // of two products of tiles, and of loading them
 constexpr long SOFTMAX_WEIGHT = 9;  // of ROWS rows and LANES keys
 
