@@ -203,7 +203,7 @@ def test_the_reason_of_an_exit_is_written_like_other_lines(command: str, reason:
     if format == "text":
         assert f"stoker {command.split()[0]}: " in done.stderr and reason in done.stderr
         return
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    lines = [json.loads(line) for line in done.stderr.strip("\n").split("\n")]
     assert all({"timestamp", "level", "logger", "message"} <= line.keys() for line in lines)
     (last,) = [line for line in lines if line["message"].startswith(f"stoker {command.split()[0]}: ")]
     assert last["level"] == "error" and reason in last["message"]
