@@ -34,11 +34,8 @@ _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
-class TextFormatter(logging.Formatter):
-    """``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``; the brackets only where there is a label.
-
-    A traceback follows in lines of its own, which are indented: a line that does not begin with a timestamp belongs to
-    the one before.
+class _LabelledFormatter(logging.Formatter):
+    """Writes the labels of its process in each line.
 
     Args:
         labels: fields that each line of this process has.
@@ -47,6 +44,14 @@ class TextFormatter(logging.Formatter):
     def __init__(self, labels: Mapping[str, object] | None = None) -> None:
         super().__init__()
         self._labels = dict(labels or {})
+
+
+class TextFormatter(_LabelledFormatter):
+    """``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``; the brackets only where there is a label.
+
+    A traceback follows in lines of its own, which are indented: a line that does not begin with a timestamp belongs to
+    the one before.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, and those of its traceback."""
@@ -60,20 +65,13 @@ class TextFormatter(logging.Formatter):
         return "\n".join(_UNSAFE.sub(_escaped, line) for line in lines)
 
 
-class JSONFormatter(logging.Formatter):
+class JSONFormatter(_LabelledFormatter):
     """An object a line, in ASCII, so that it is valid whatever encoding standard error has.
 
     Its fields are `timestamp`, `level`, `logger`, `message`, `request_id`, the labels, what the record carries, and
     `exception`, a traceback. What a record carries replaces none of the others. Halves of surrogate pairs, which many
     parsers refuse, become U+FFFD.
-
-    Args:
-        labels: fields that each line of this process has.
     """
-
-    def __init__(self, labels: Mapping[str, object] | None = None) -> None:
-        super().__init__()
-        self._labels = dict(labels or {})
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""

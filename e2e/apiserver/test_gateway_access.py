@@ -210,7 +210,7 @@ def test_an_operator_that_dies_at_a_write_leaves_it_to_the_next(
             expected_reason = "Routed" if is_open else "Disabled"
             eventually(
                 lambda expected_reason=expected_reason: reason(kube, red, "first") == expected_reason,
-                f"it is told, {death}",
+                f"the failure is reported, {death}",
             )
         finally:
             heir.kill()

@@ -7,7 +7,7 @@ from typing import Final
 
 from stoker_common import logs
 
-#: HTTP clients: they log a line for each request, and a download's URL is signed: whoever reads it may download.
+#: HTTP clients log a line for each request. The URL of a download is signed, so a reader of the log could use it.
 _QUIET: Final = ("httpx", "httpx2")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_common.block_hash import NO_KEYS, BlockHash, CacheKeys, ContentSpan, extend_chain
-from stoker_common.text_prefix_hash import text_chain
+from stoker_common.text_prefix_hash import block_ends, text_chain
 
 BLOCK = 16
 
@@ -101,9 +101,11 @@ def test_equal_tokens_share_exactly_the_blocks_before_other_content(seed: int) -
             second = _spans(chance, length)
     chains = [chain_of(tokens, CacheKeys(spans=tuple(each))) for each in (first, second)]
     assert num_shared(*chains) == min(_differing(length, first, second) // BLOCK, length // BLOCK)
-    text = bytes(length)
-    texts = [text_chain(text * 40, "m", CacheKeys(spans=tuple(each))) for each in (first, second)]
-    assert (texts[0] == texts[1]) == (first == second or not texts[0])
+    size = 40 * length  # bytes, several blocks of text
+    wide = [[ContentSpan(40 * s.start, 40 * s.stop, s.digest) for s in spans] for spans in (first, second)]
+    texts = [text_chain(bytes(size), "m", CacheKeys(spans=tuple(spans))) for spans in wide]
+    differing = _differing(size, *wide)
+    assert num_shared(*texts) == sum(end <= differing for end in block_ends(size))
 
 
 def test_an_extra_key_does_not_stand_for_tokens() -> None:

@@ -272,7 +272,7 @@ class Head:
     def _admit_rank(self, connection: NodeConnection, node_index: int, rank: int) -> None:
         node = self._nodes.get(node_index)
         if node is None or not node.awaits(rank):
-            connection.send(refused=f"nobody waits for rank {rank} of node {node_index}", argument="")
+            connection.send(refused=f"rank {rank} of node {node_index} is not expected", argument="")
             connection.close()
             return
         connection.send(welcome=True)

@@ -38,7 +38,7 @@ class WaitingForNodes:
     """Loading waits for others.
 
     Attributes:
-        reason: for whom, and for how long at most; empty: for nobody any more.
+        reason: which nodes it waits for, and until when; empty: it no longer waits.
     """
 
     reason: str

@@ -74,7 +74,7 @@ class Watchdog:
 
     Args:
         step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
-        has_waiters: whether somebody waits for the engine.
+        has_waiters: whether requests wait for the engine.
         on_death: called with a process and what it was killed for, also where it cannot be killed.
     """
 

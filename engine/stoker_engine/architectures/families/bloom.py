@@ -7,10 +7,9 @@ from typing import Final
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, EmbeddingConfig
+from stoker_engine.architectures.families.falcon import FALCON_FUSED, FALCON_NAMES
 from stoker_engine.architectures.families.family import Family, GGUFFamily
 from stoker_engine.architectures.families.reading import alibi_slopes, alike, attention, layer_norm, mlp, refuse
-from stoker_engine.architectures.families.shared_weight_names import QKV
-from stoker_engine.architectures.weight_layout import Fused, Split
 from stoker_engine.architectures.weight_names import WeightNames
 
 
@@ -35,18 +34,8 @@ _BLOOM: Final = {
 }
 
 _WEIGHTS: Final = WeightNames(
-    names={
-        "embed": "transformer.word_embeddings",
-        "embed_norm": "transformer.word_embeddings_layernorm",
-        "layers.{i}.input_norm": "transformer.h.{i}.input_layernorm",
-        "layers.{i}.o": "transformer.h.{i}.self_attention.dense",
-        "layers.{i}.pre_mlp_norm": "transformer.h.{i}.post_attention_layernorm",
-        "layers.{i}.up": "transformer.h.{i}.mlp.dense_h_to_4h",
-        "layers.{i}.down": "transformer.h.{i}.mlp.dense_4h_to_h",
-        "final_norm": "transformer.ln_f",
-        "lm_head": "lm_head",
-    },
-    fused={"transformer.h.{i}.self_attention.query_key_value": Fused(QKV, Split.KV_HEADS)},
+    names=FALCON_NAMES | {"embed_norm": "transformer.word_embeddings_layernorm"},
+    fused=FALCON_FUSED,
     renames=((r"^(word_embeddings|word_embeddings_layernorm|h|ln_f)\.", r"transformer.\1."),),
 )
 

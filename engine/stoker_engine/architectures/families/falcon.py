@@ -52,19 +52,23 @@ _FALCON: Final = {
     "tie_word_embeddings": True,
 }
 
+#: Also BLOOM's.
+FALCON_NAMES: Final = {
+    "embed": "transformer.word_embeddings",
+    "layers.{i}.input_norm": "transformer.h.{i}.input_layernorm",
+    "layers.{i}.o": "transformer.h.{i}.self_attention.dense",
+    "layers.{i}.pre_mlp_norm": "transformer.h.{i}.post_attention_layernorm",
+    "layers.{i}.up": "transformer.h.{i}.mlp.dense_h_to_4h",
+    "layers.{i}.down": "transformer.h.{i}.mlp.dense_4h_to_h",
+    "final_norm": "transformer.ln_f",
+    "lm_head": "lm_head",
+}
+#: Old files of Falcon have one key and value head for all queries: the same order, with one group.
+FALCON_FUSED: Final = {"transformer.h.{i}.self_attention.query_key_value": Fused(QKV, Split.KV_HEADS)}
+
 _WEIGHTS: Final = WeightNames(
-    names={
-        "embed": "transformer.word_embeddings",
-        "layers.{i}.input_norm": "transformer.h.{i}.input_layernorm",
-        "layers.{i}.o": "transformer.h.{i}.self_attention.dense",
-        "layers.{i}.pre_mlp_norm": "transformer.h.{i}.post_attention_layernorm",
-        "layers.{i}.up": "transformer.h.{i}.mlp.dense_h_to_4h",
-        "layers.{i}.down": "transformer.h.{i}.mlp.dense_4h_to_h",
-        "final_norm": "transformer.ln_f",
-        "lm_head": "lm_head",
-    },
-    # Old files have one key and value head for all queries: the same order, with one group.
-    fused={"transformer.h.{i}.self_attention.query_key_value": Fused(QKV, Split.KV_HEADS)},
+    names=FALCON_NAMES,
+    fused=FALCON_FUSED,
     renames=((r"\.ln_attn\.", ".input_layernorm."), (r"\.ln_mlp\.", ".post_attention_layernorm.")),
     ignored=(ROTARY_BUFFER, r"\.maybe_rotary\.inv_freq$"),
 )
