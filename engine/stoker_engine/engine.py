@@ -25,12 +25,12 @@ from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.request_timelines import RequestTimelines
 from stoker_engine.core.step_report import SchedulerStats, StepTimes
+from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.exec.check_sharding import refuse_indivisible
 from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
 from stoker_engine.exec.loading_view import LoadingView
 from stoker_engine.exec.rank_executor import RankExecutor
-from stoker_engine.exec.runner import Runner
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.grammar_queue import GrammarQueue
 from stoker_engine.grammar.token_table import TokenTable
@@ -75,7 +75,7 @@ class Engine:
     ) -> None:
         defaults = sampling_defaults(args.generation_config, checkpoint.path)
         self.executor = executor or LocalExecutor(
-            Runner(args, checkpoint, LoadingView(on_progress)), args.async_scheduling
+            build_runner(args, checkpoint, LoadingView(on_progress)), args.async_scheduling
         )
         plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)

@@ -353,10 +353,10 @@ def test_logits_of_many_streams_are_searched_in_parts(tiny_llama: Path, monkeypa
     expected = LLM(str(tiny_llama)).generate(prompts, params, use_tqdm=False)
     llm = LLM(str(tiny_llama))
     runner = llm.engine.executor.runner  # type: ignore[attr-defined]
-    monkeypatch.setattr(runner, "_logits_at_once", 3)
+    runner.finish = replace(runner.finish, logits_at_once=3)
     sizes = list[int]()
-    of_rows = runner._logits
-    monkeypatch.setattr(runner, "_logits", lambda rows: sizes.append(len(rows)) or of_rows(rows))
+    logits = runner.model.logits
+    monkeypatch.setattr(runner.model, "logits", lambda rows: sizes.append(len(rows)) or logits(rows))
     got = llm.generate(prompts, params, use_tqdm=False)
     assert [output.outputs for output in got] == [output.outputs for output in expected]
     assert 11 in sizes and 3 in sizes and sizes.count(1) > 1

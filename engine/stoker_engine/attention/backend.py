@@ -93,10 +93,20 @@ class RopeCosSin:
 #: What a backend makes of a step's metadata; each has its own.
 AttentionPlan = Any
 
-#: (x [tokens, hidden], cos and sin by kind, plan, each layer's cache, rows) → the residual stream behind them, x
-#: itself; or, of these rows alone, a new one.
+#: (x [tokens, hidden], cos and sin by kind, plan, each layer's cache, rows, the rows of the input batch that tokens and
+#: `rows` belong to, int64 or None where no operation depends on them) → the residual stream behind them, x itself; or,
+#: of these rows alone, a new one.
 WholeLayers = Callable[
-    [torch.Tensor, Sequence[RopeCosSin], AttentionPlan, Sequence[KVCache], torch.Tensor | None], torch.Tensor
+    [
+        torch.Tensor,
+        Sequence[RopeCosSin],
+        AttentionPlan,
+        Sequence[KVCache],
+        torch.Tensor | None,
+        torch.Tensor | None,
+        torch.Tensor | None,
+    ],
+    torch.Tensor,
 ]
 
 

@@ -62,12 +62,15 @@ class CpuBackend:
             plan: ctypes.Array[AttentionStep],
             caches: Sequence[KVCache],
             rows: torch.Tensor | None,
+            batch_rows: torch.Tensor | None,
+            kept_batch_rows: torch.Tensor | None,
         ) -> torch.Tensor:
             nonlocal made
             if made is None or not all(map(operator.is_, made[0], caches)):
                 of = [_layer_of(part, cache) for part, cache in zip(parts, caches, strict=True)]
                 made = list(caches), layers(self.library, of)
-            return made[1](x, plan, [(each.cos, each.sin) for each in cos_sin], rows)
+            pairs = [(each.cos, each.sin) for each in cos_sin]
+            return made[1](x, plan, pairs, rows, batch_rows, kept_batch_rows)
 
         return run
 

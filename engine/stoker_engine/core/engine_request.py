@@ -22,6 +22,7 @@ class EngineRequest:
         grammar: what the output must spell; None: anything.
         priority: lower is served earlier under ``--scheduling-policy priority``.
         cache_keys: prefix-cache blocks are shared only where these agree, as far as a block depends on them.
+        adapter: index of the adapter that its tokens are computed with, among those that the runner has; -1: none.
         arrival_time: seconds on the monotonic clock, which all processes of a machine share.
         http_request_id: the id of the HTTP request that it is a part of, for log lines; None: it came by none.
     """
@@ -36,6 +37,7 @@ class EngineRequest:
     grammar: Grammar | None = None
     priority: int = 0
     cache_keys: CacheKeys = NO_KEYS
+    adapter: int = -1
     arrival_time: float = field(default_factory=time.monotonic)
     http_request_id: str | None = None
 

@@ -144,6 +144,7 @@ class StepResult:
         prompt_logprobs: by index in the batch, of the prompt tokens that follow what it computed; None where they are
             no numbers.
         prepare_time, model_time, sample_time: seconds.
+        pooled: by index in the batch, the vector of each sequence whose hidden states were pooled.
     """
 
     sampled: list[Sampled]
@@ -151,6 +152,7 @@ class StepResult:
     prepare_time: float = 0.0
     model_time: float = 0.0
     sample_time: float = 0.0
+    pooled: dict[int, list[float]] = field(default_factory=dict)
 
     @property
     def is_corrupted(self) -> bool:

@@ -23,6 +23,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.check_sharding import refuse_indivisible
+from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.dtypes import resolve_dtype
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder
@@ -119,10 +120,11 @@ def build_kernels(
         specs = memory.layer_caches(config, args.tensor_parallel_size)
         pool = KVCachePool(plan, specs, dtype, device)
         rows = InputBatch(_SEQUENCES, 2 * _TOKENS, args.block_size, groups)
-        inputs_of = InputBuilder(args.block_size, groups, device)
+        device_batch = DeviceBatch(rows.values, device)
+        builder = InputBuilder(args.block_size, groups, device, rows, device_batch, gathers=True)
         for step in warm_up_steps(_SEQUENCES, _TOKENS, _TOKENS, len(groups)):
             rows.apply(step)
-            inputs = inputs_of.build(step, rows)
+            inputs = builder.build(step)
             prepared = build.backend.prepare(inputs.metadata)
             hidden = model.forward(StepInputs(inputs.token_ids, inputs.positions, prepared, pool.caches))
             _sample(model.logits(hidden[inputs.logit_rows]).float())

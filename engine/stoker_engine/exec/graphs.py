@@ -6,8 +6,9 @@ A graph is captured once, for a number of sequences and a length, and replayed i
     graphs          for 1, 2, 4, 8 … sequences × 1,024, 4,096 … tokens of each
     replayed        4 × 1,024: the fourth sequence is nobody's
 
-What the graphs read and write lies at the same place in every step, so a step's inputs are copied there. A sequence
-that is nobody's has no keys, and stores none.
+What the graphs read and write lies at the same place in every step, so a step's inputs are copied there: the rows of
+its tokens, by which the graph gathers token ids and positions, and what attention needs. A sequence that is nobody's
+has no keys, and stores none.
 
 What is computed is the same; which of its kernels a library of products takes for as many rows is the library's choice.
 """
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +30,10 @@ import torch
 from stoker_engine.attention.backend import GraphBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
+from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.inputs import Inputs
 from stoker_engine.exec.kv_cache import KVCachePlan
+from stoker_engine.layers.batch_rows import PADDING, BatchRows
 from stoker_engine.models.model import Model, StepInputs
 
 logger = logging.getLogger(__name__)
@@ -44,8 +47,29 @@ _SHORTEST, _LONGER = 1024, 4
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
 
 
+class StepShape(NamedTuple):
+    """What a graph is captured for.
+
+    Attributes:
+        sequences: how many there are.
+        tokens: that each of them computes.
+    """
+
+    sequences: int
+    tokens: int
+
+    @classmethod
+    def of(cls, step: Step) -> StepShape | None:
+        """The shape of a step; None: its sequences compute different numbers of tokens."""
+        if step.num_decodes == len(step.rows):
+            return cls(step.num_decodes, 1)
+        lengths = set(step.lengths)
+        return cls(len(step.rows), lengths.pop()) if len(lengths) == 1 else None
+
+
 class GraphInputs:
-    """Where all graphs read a step's inputs.
+    """Where all graphs read a step's inputs: those of its sequences, and the rows of its tokens. The rest they gather
+    from what the device keeps of these rows.
 
     Args:
         max_seqs: sequences that there is room for.
@@ -58,11 +82,15 @@ class GraphInputs:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.token_ids, self.positions = zeros(max_seqs), zeros(max_seqs)
+        self._token_rows = zeros(max_seqs) + PADDING
         self._seq_lens = zeros(max_seqs, dtype=torch.int32)
         self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
         self._tables = [zeros(max_seqs, max_blocks, dtype=torch.int32) for _ in plan.groups]
         self._slots = [zeros(max_seqs) - 1 for _ in plan.groups]
+
+    def token_rows(self, size: int) -> torch.Tensor:
+        """The rows of as many decodes."""
+        return self._token_rows[:size]
 
     def metadata(self, planned: np.ndarray) -> AttentionMetadata:
         """What attention knows of as many decodes as there are lengths."""
@@ -83,10 +111,10 @@ class GraphInputs:
 
     def fill(self, inputs: Inputs) -> None:
         """Copies a step's inputs."""
-        size, groups = len(inputs.token_ids), inputs.metadata.groups
+        size, groups = len(inputs.token_rows), inputs.metadata.groups
         torch._foreach_copy_(
-            [self.token_ids[:size], self.positions[:size], *(slots[:size] for slots in self._slots)],
-            [inputs.token_ids, inputs.positions, *(group.slot_mapping for group in groups)],
+            [self._token_rows[:size], *(slots[:size] for slots in self._slots)],
+            [inputs.token_rows, *(group.slot_mapping for group in groups)],
         )
         self._seq_lens[:size].copy_(inputs.metadata.seq_lens)
         for tables, group in zip(self._tables, groups, strict=True):
@@ -94,18 +122,20 @@ class GraphInputs:
 
 
 @dataclass(frozen=True, eq=False)
-class DecodeGraph:
-    """The forward of some decodes.
+class StepGraph:
+    """The forward of steps of one shape.
 
     Attributes:
         planned: [sequences] tokens of each that it has room for.
         inputs: what it reads.
         hidden: [sequences, hidden], which it writes.
+        states: so does it these, see `StepInputs.hidden_states`.
     """
 
     planned: np.ndarray
     inputs: GraphInputs
     hidden: torch.Tensor
+    states: dict[int, torch.Tensor]
     replay: Callable[[], None]
 
     @property
@@ -120,42 +150,49 @@ class DecodeGraph:
         return self.hidden
 
 
-class DecodeGraphs:
-    """All graphs of a model.
+class StepGraphs:
+    """All graphs of a model: of decodes, until there is attention whose plan of longer steps can be captured.
 
     Args:
+        batch: what the device keeps of the rows, from which graphs gather.
+        rows: the rows that the model's operations read, see `layers.build.Build.rows`.
         max_seqs: sequences of a step.
         max_blocks: of a sequence.
 
     Attributes:
-        captured: by size, those for shorter sequences first.
+        captured: by shape, those for shorter sequences first.
     """
 
     def __init__(
-        self, model: Model, backend: GraphBackend, plan: KVCachePlan, caches: list[KVCache], max_seqs: int,
-        max_blocks: int, device: torch.device,
+        self, model: Model, plan: KVCachePlan, caches: list[KVCache], batch: DeviceBatch, rows: BatchRows,
+        max_seqs: int, max_blocks: int, device: torch.device,
     ) -> None:  # fmt: skip
-        self._model, self._backend, self._plan, self._caches = model, backend, plan, caches
-        self.captured: dict[int, list[DecodeGraph]] = {size: [] for size in _sizes(max_seqs)}
-        self._inputs = GraphInputs(max(self.captured), max_blocks, plan, device)
+        assert isinstance(model.backend, GraphBackend)
+        self._model, self._backend, self._plan, self._caches = model, model.backend, plan, caches
+        self._batch, self._rows = batch, rows
+        sizes = _sizes(max_seqs)
+        self.captured: dict[StepShape, list[StepGraph]] = {StepShape(size, 1): [] for size in sizes}
+        self._inputs = GraphInputs(max(sizes), max_blocks, plan, device)
 
     def capture(self, capture: Capture, on_captured: Callable[[], None] = lambda: None) -> None:
         """Captures all of them, those that take most memory first."""
-        for size in sorted(self.captured, reverse=True):
-            for planned in self._plans(size):
-                hidden, replay = capture(partial(self._forward, planned))
-                self.captured[size].insert(0, DecodeGraph(planned, self._inputs, hidden, replay))
+        for shape in sorted(self.captured, reverse=True):
+            for planned in self._plans(shape.sequences):
+                states: dict[int, torch.Tensor] = {}
+                hidden, replay = capture(partial(self._forward, planned, states))
+                self.captured[shape].insert(0, StepGraph(planned, self._inputs, hidden, states, replay))
                 on_captured()
 
-    def find(self, step: Step) -> DecodeGraph | None:
-        """The smallest one that has room for a step; None: there is none, or not all its sequences are decodes."""
-        count = len(step.rows)
-        size = min((size for size in self.captured if size >= count), default=None)
-        if step.num_decodes != count or size is None:
+    def find(self, step: Step) -> StepGraph | None:
+        """The smallest one that has room for a step; None: there is none of its shape."""
+        shape = StepShape.of(step)
+        shapes = [] if shape is None else [each for each in self.captured if _has_room(each, shape)]
+        if shape is None or not shapes:
             return None
-        seq_lens = np.zeros(size, dtype=np.int32)
-        seq_lens[:count] = np.array(step.starts, dtype=np.int32) + 1
-        return next((each for each in self.captured[size] if self._backend.fits(seq_lens, each.planned)), None)
+        shortest = min(shapes)
+        seq_lens = np.zeros(shortest.sequences, dtype=np.int32)
+        seq_lens[: shape.sequences] = np.array(step.starts, dtype=np.int32) + shape.tokens
+        return next((each for each in self.captured[shortest] if self._backend.fits(seq_lens, each.planned)), None)
 
     def _plans(self, size: int) -> list[np.ndarray]:
         """Lengths of that many sequences, the longest first, but for what a shorter plan has room for. No longer than
@@ -172,13 +209,20 @@ class DecodeGraphs:
                 return plans
             length *= _LONGER
 
-    def _forward(self, planned: np.ndarray) -> torch.Tensor:
-        size, read = len(planned), self._inputs
-        attention = self._backend.prepare(read.metadata(planned))
-        return self._model.forward(StepInputs(read.token_ids[:size], read.positions[:size], attention, self._caches))
+    def _forward(self, planned: np.ndarray, states: dict[int, torch.Tensor]) -> torch.Tensor:
+        token_rows = self._inputs.token_rows(len(planned))
+        self._rows.begin(token_rows)
+        token_ids, positions = self._batch.gather(token_rows)
+        attention = self._backend.prepare(self._inputs.metadata(planned))
+        inputs = StepInputs(token_ids, positions, attention, self._caches, hidden_states=states)
+        return self._model.forward(inputs)
 
 
-def capture_all(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
+def _has_room(captured: StepShape, shape: StepShape) -> bool:
+    return captured.tokens == shape.tokens and captured.sequences >= shape.sequences
+
+
+def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     """Captures on the current GPU; takes seconds.
 
     Returns:

@@ -20,6 +20,7 @@ import numpy as np
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.step import KNOWN_ENTRY, TABLE_ENTRY, Fork, NewSequence, Step
 from stoker_engine.core.token_counts import TokenCounts
+from stoker_engine.exec.device_batch import ADAPTER, POSITION_DELTA, empty_values
 from stoker_engine.grammar.masks import FREE, Mask
 from stoker_engine.grammar.matcher import Matcher
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
@@ -65,6 +66,8 @@ class InputBatch:
     Attributes:
         token_ids: int32 [rows, tokens].
         tables: int32 [groups, rows, blocks], `NULL_BLOCK` where there is none.
+        values: int64 [values, rows + 1], what the device keeps of each row (`exec.device_batch`). Last tokens and
+            tokens computed are set where a step sends them.
         states: of each row that has been started.
         asking: rows of which more is asked than the likeliest token, see `BatchRow`.
         wants_prompt_logprobs: rows whose requests ask for them.
@@ -73,8 +76,9 @@ class InputBatch:
 
     def __init__(self, num_rows: int, num_tokens: int, block_size: int, groups: Sequence[CacheGroup]) -> None:
         self.token_ids = np.zeros((num_rows, num_tokens), dtype=np.int32)
-        longest = max(-(-num_tokens // block_size), *(group.blocks_per_sequence for group in groups))
+        longest = max([-(-num_tokens // block_size), *(group.blocks_per_sequence for group in groups)])
         self.tables = np.zeros((len(groups), num_rows, longest), dtype=np.int32)  # the null block is 0
+        self.values = empty_values(num_rows)
         self.states: dict[int, BatchRow] = {}
         self.asking: set[int] = set()
         self.wants_prompt_logprobs: set[int] = set()
@@ -82,6 +86,12 @@ class InputBatch:
         self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
         self._counted: set[int] = set()  # rows whose tokens are counted
         self._num_blocks = [0] * num_rows  # entries of the tables that may not be empty
+
+    def clear(self) -> None:
+        """Forgets the sequences; a row is emptied when the next one begins in it."""
+        self.states.clear()
+        for rows in (self.asking, self.wants_prompt_logprobs, self.constrained, self._counted):
+            rows.clear()
 
     def apply(self, step: Step) -> None:
         """Takes in what has changed."""
@@ -160,7 +170,8 @@ class InputBatch:
         prompt, output = spec.prompt_token_ids, new.output_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.token_ids[row, len(prompt) : len(prompt) + len(output)] = output
-        self._clear(row, max(map(len, new.blocks)))
+        self.values[ADAPTER, row], self.values[POSITION_DELTA, row] = spec.adapter, 0
+        self._clear(row, max(map(len, new.blocks), default=0))
         for group, table in enumerate(new.blocks):
             self.tables[group, row, : len(table)] = table
         rules = self._rules_of(new)
@@ -174,7 +185,8 @@ class InputBatch:
     def _fork(self, fork: Fork) -> None:
         row, parent = fork.row, fork.parent
         self.token_ids[row, : fork.num_tokens] = self.token_ids[parent, : fork.num_tokens]
-        self._clear(row, max(fork.num_blocks))
+        self.values[:, row] = self.values[:, parent]
+        self._clear(row, max(fork.num_blocks, default=0))
         for table, num_blocks in zip(self.tables, fork.num_blocks, strict=True):
             table[row, :num_blocks] = table[parent, :num_blocks]
         state = copy.copy(self.states[parent])

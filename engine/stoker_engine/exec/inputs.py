@@ -14,7 +14,9 @@ import torch
 
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
+from stoker_engine.exec.device_batch import LAST_TOKEN, NUM_COMPUTED, POSITION_DELTA, DeviceBatch
 from stoker_engine.exec.input_batch import InputBatch
+from stoker_engine.layers.batch_rows import PADDING
 from stoker_engine.parallel.transfer import all_to_device
 from stoker_engine.sizing.cache_groups import CacheGroup
 
@@ -24,12 +26,14 @@ class Inputs:
     """A step's inputs.
 
     Attributes:
-        token_ids, positions: [tokens] int64.
+        token_rows: [tokens] int64, the row of the batch that each belongs to; `PADDING` behind those of the step.
+        token_ids, positions: [tokens] int64; empty where a graph gathers them.
         logit_rows: int64, flat rows whose logits are wanted, ascending: of each sequence that samples its last known
             token, and its draft.
         ends: [sequences] the flat row after each sequence's last one.
     """
 
+    token_rows: torch.Tensor
     token_ids: torch.Tensor
     positions: torch.Tensor
     logit_rows: torch.Tensor
@@ -42,28 +46,36 @@ class InputBuilder:
     """Builds a step's inputs.
 
     Attributes:
+        batch: the rows, and those of them on the device.
         groups: of layers; each has its block tables.
+        gathers: token ids and positions are gathered on the device. Where they need not cross to it, the host knows
+            them already.
     """
 
     block_size: int
     groups: Sequence[CacheGroup]
     device: torch.device
+    batch: InputBatch
+    device_batch: DeviceBatch
+    gathers: bool
 
-    def build(self, step: Step, rows: InputBatch, size: int | None = None) -> Inputs:
+    def build(self, step: Step, size: int | None = None) -> Inputs:
         """The inputs of one step, in the batch's order: decodes first, then chunks.
 
         Args:
-            size: of a step of decodes alone: there are inputs of so many sequences. Those behind the step's own have
-                no tokens, neither before nor by this step.
+            size: of a step of decodes alone, for a graph: there are inputs of so many sequences. Those behind the
+                step's own have no tokens, neither before nor by this step.
         """
-        row = np.array(step.rows, dtype=np.int32)
+        batch = self.batch
+        row = np.array(step.rows, dtype=np.int64)
         starts = np.array(step.starts, dtype=np.int32)
         count = len(row)
         of_sequence = np.arange(count)
+        offsets: np.ndarray | None = None
         if step.num_decodes == count:  # as a rule; the model pushed these operations out of the caches, so few are best
-            ends, positions, logit_rows = starts + 1, starts.astype(np.int64), of_sequence
+            ends, positions, logit_rows, token_rows = starts + 1, starts.astype(np.int64), of_sequence, row
             query_starts = np.arange(count + 1, dtype=np.int32)
-            token_ids = rows.token_ids[row, positions].astype(np.int64)
+            token_ids = batch.token_ids[row, positions].astype(np.int64)
             if min(step.num_samples) == 0:
                 logit_rows = _logit_rows(step, query_starts[1:])
         else:
@@ -72,32 +84,35 @@ class InputBuilder:
             query_starts = np.zeros(count + 1, dtype=np.int32)
             np.cumsum(lengths, out=query_starts[1:])
             of_sequence = np.repeat(of_sequence, lengths)
-            positions = np.arange(len(of_sequence)) - query_starts[of_sequence] + starts[of_sequence]
-            token_ids = rows.token_ids[row[of_sequence], positions].astype(np.int64)
+            token_rows = row[of_sequence]
+            offsets = np.arange(len(of_sequence)) - query_starts[of_sequence]
+            positions = offsets + starts[of_sequence]
+            token_ids = batch.token_ids[token_rows, positions].astype(np.int64)
             logit_rows = _logit_rows(step, query_starts[1:])
         longest = -(-max(map(operator.add, step.starts, step.lengths)) // self.block_size)
         index, offset = np.divmod(positions, self.block_size)
-        all_tables, mappings = [], []
+        all_tables, mappings = list[np.ndarray](), list[np.ndarray]()
         for group_index, group in enumerate(self.groups):
             width = group.blocks_per_sequence if group.kind == "state" else longest
-            tables = rows.tables[group_index, row, :width]
+            tables = batch.tables[group_index, row, :width]
             all_tables.append(tables)
             slot_mapping = np.empty(0, dtype=np.int64)
             if group.kind == "tokens":
                 slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
             mappings.append(slot_mapping)
+        tokens = self._token_arrays(row, starts, token_rows, token_ids, positions, offsets, query_starts)
         if size is not None and size > count:
-            token_ids, positions, ends = (_padded(array, size) for array in (token_ids, positions, ends))
+            token_rows, ends = _padded(token_rows, size, PADDING), _padded(ends, size)
             query_starts = np.arange(size + 1, dtype=np.int32)
             all_tables = [_padded(tables, size) for tables in all_tables]
             mappings = [_padded(mapping, size, -1) for mapping in mappings]
-        token_ids_, positions_, logit_rows_, query_starts_, ends_, *of_groups = all_to_device(
-            [token_ids, positions, logit_rows, query_starts, ends, *all_tables, *mappings], self.device
-        )
+        arrays: list[np.ndarray] = [token_rows, logit_rows, query_starts, ends, *all_tables, *mappings, *tokens]
+        token_rows_, logit_rows_, query_starts_, ends_, *others = all_to_device(arrays, self.device)
+        of_groups, of_tokens = others[: 2 * len(self.groups)], others[2 * len(self.groups) :]
         groups = [
             BlockTables(tables, slot_mapping, group.sliding_window, group.kind)
             for tables, slot_mapping, group in zip(
-                of_groups[: len(all_tables)], of_groups[len(all_tables) :], self.groups, strict=True
+                of_groups[: len(self.groups)], of_groups[len(self.groups) :], self.groups, strict=True
             )
         ]
         metadata = AttentionMetadata(
@@ -109,7 +124,38 @@ class InputBuilder:
             query_starts_host=query_starts,
             seq_lens_host=ends,
         )
-        return Inputs(token_ids_, positions_, logit_rows_, metadata, query_starts[1:])
+        token_ids_, positions_ = self._gathered(token_rows_, of_tokens, size)
+        return Inputs(token_rows_, token_ids_, positions_, logit_rows_, metadata, query_starts[1:])
+
+    def _token_arrays(
+        self,
+        row: np.ndarray,
+        starts: np.ndarray,
+        token_rows: np.ndarray,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        offsets: np.ndarray | None,
+        query_starts: np.ndarray,
+    ) -> list[np.ndarray]:
+        """What crosses to the device so that it has token ids and positions; on a CPU these themselves."""
+        values = self.batch.values
+        if not self.gathers:
+            return [token_ids, positions + values[POSITION_DELTA, token_rows]]
+        values[LAST_TOKEN, row], values[NUM_COMPUTED, row] = token_ids[query_starts[:-1]], starts
+        changes: list[np.ndarray] = [row, values[:, row]]
+        return changes if offsets is None else [*changes, token_ids, offsets]
+
+    def _gathered(
+        self, token_rows: torch.Tensor, arrays: list[torch.Tensor], size: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and positions, from what `_token_arrays` sent; none where a graph gathers them."""
+        if not self.gathers:
+            return arrays[0], arrays[1]
+        rows, values, *chunks = arrays
+        self.device_batch.update(rows, values)
+        if size is not None:
+            return token_rows[:0], token_rows[:0]
+        return self.device_batch.gather(token_rows, *chunks)
 
 
 def _padded(array: np.ndarray, size: int, fill_value: int = 0) -> np.ndarray:

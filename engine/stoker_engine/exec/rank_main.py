@@ -107,13 +107,13 @@ def _shared_memory(setup: Setup, share: ProcessorShare) -> SharedMemory | None:
 
 def _load(connection: Connection, args: EngineArgs, groups: RankGroups, device: int) -> Runner | None:
     """This rank's part of the model; None where it cannot be served, which has then been reported."""
-    from stoker_engine.exec.runner import Runner
+    from stoker_engine.exec.build_runner import build_runner
     from stoker_engine.models.checkpoint import find_checkpoint
     from stoker_engine.parallel.device import resolve_device, use_device
 
     try:
         use_device(resolve_device(args), device)
-        runner = Runner(args, find_checkpoint(args), _progress(connection), groups)
+        runner = build_runner(args, find_checkpoint(args), _progress(connection), groups)
     except StokerError as error:
         _send_last(connection, LoadFailed.of(error))
         return None

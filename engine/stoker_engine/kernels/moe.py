@@ -10,7 +10,7 @@ experts in use, however many requests it serves:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -73,7 +73,12 @@ def grouped_linear(linear: MakeLinear, weights: torch.Tensor, biases: torch.Tens
     return [linear(weight, None if biases is None else biases[index]) for index, weight in enumerate(weights)]
 
 
-def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul: Operation) -> Experts:
+def experts(
+    gate_up: Sequence[Operation],
+    down: Sequence[Operation],
+    act_and_mul: Operation,
+    on_expert: Callable[[torch.Tensor], None] = lambda tokens: None,
+) -> Experts:
     """Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
 
     A token's results are added in float32, in the order of the experts' numbers: what else is in the batch
@@ -83,6 +88,7 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
         gate_up: each expert's linear operation [tokens, hidden] → [tokens, 2 × intermediate].
         down: each expert's linear operation [tokens, intermediate] → [tokens, hidden].
         act_and_mul: [tokens, 2 × intermediate] → [tokens, intermediate].
+        on_expert: is called before an expert's operations with the numbers of its tokens, int64.
 
     Returns:
         What gives [tokens, hidden] in x's dtype from x [tokens, hidden] and `route`'s two.
@@ -101,6 +107,7 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
                 continue
             start, end = end, end + count
             rows = tokens[start:end]
+            on_expert(rows)
             inner = act_and_mul(gate_up[expert](x[rows]))
             out.index_add_(0, rows, down[expert](inner) * scales[start:end])
         return out.to(x.dtype)

@@ -9,6 +9,7 @@ from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
 from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusedKVBackend, HeadNorm, KVCache
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
@@ -23,11 +24,21 @@ class Attention(nn.Module):
 
     WeightTargets: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``; ``prefix.sinks`` [heads], float32.
 
+    Args:
+        out_space: what the rows are that `project` gets.
+
     Raises:
         ModelError: ranks cannot share the heads.
     """
 
-    def __init__(self, build: Build, prefix: str, config: AttentionConfig, hidden_size: int) -> None:
+    def __init__(
+        self,
+        build: Build,
+        prefix: str,
+        config: AttentionConfig,
+        hidden_size: int,
+        out_space: RowSpace = RowSpace.TOKENS,
+    ) -> None:
         super().__init__()
         self.backend, self._ranks, self._prefix = build.backend, build.ranks, prefix
         self._query_heads, self._kv_heads = build.heads(config.num_heads), build.kv_heads(config.num_kv_heads)
@@ -49,7 +60,7 @@ class Attention(nn.Module):
         hidden = Shard.whole(hidden_size)
         width, kv_width = self._query_heads.times(config.head_dim), self._kv_heads.times(config.head_dim)
         self.qkv = MergedLinear(build, prefix, hidden, {"q": width, "k": kv_width, "v": kv_width}, config.qkv_bias)
-        self.out = MergedLinear(build, prefix, width, {"o": hidden}, config.out_bias)
+        self.out = MergedLinear(build, prefix, width, {"o": hidden}, config.out_bias, space=out_space)
         self.clip_qkv = config.clip_qkv
         self.q_norm = self.k_norm = None
         if config.qk_norm is not None:
@@ -70,13 +81,13 @@ class Attention(nn.Module):
             return None
         return HeadNorm(self.q_norm.weight.data, self.k_norm.weight.data, self.q_norm.eps)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+    def attend(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+        """[tokens, hidden] → [tokens, heads × head_dim]."""
         qkv = self.qkv(x)
         heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         qkv = qkv.view(-1, heads + 2 * kv_heads, self.shape.head_dim)
         if self._fusing is not None:
-            return self.out(self._fusing.forward_qkv(self.shape, qkv, self.head_norm, rotation, cache, plan))
+            return self._fusing.forward_qkv(self.shape, qkv, self.head_norm, rotation, cache, plan)
         value = qkv[:, heads + kv_heads :]
         rotated = qkv[:, : heads + kv_heads]  # queries and keys, which share what comes next
         if self.q_norm is not None and self.k_norm is not None:
@@ -85,10 +96,11 @@ class Attention(nn.Module):
             rotated, value = (part.clamp(-self.clip_qkv, self.clip_qkv) for part in (rotated, value))
         if rotation is not None:
             rotated = rotation(rotated)
-        attended = self.backend.forward(self.shape, rotated[:, :heads], rotated[:, heads:], value, cache, plan)
-        return self.out(attended)
+        return self.backend.forward(self.shape, rotated[:, :heads], rotated[:, heads:], value, cache, plan)
 
-    __call__ = forward
+    def project(self, attended: torch.Tensor) -> torch.Tensor:
+        """Rows of what `attend` gives → [rows, hidden]."""
+        return self.out(attended)
 
     def _normalised(self, rotated: torch.Tensor, q_norm: Norm, k_norm: Norm) -> torch.Tensor:
         heads, size = self.shape.num_heads, self.shape.head_dim

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from stoker_common.errors import ModelError
 from stoker_engine.attention.backend import AttentionBackend
-from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.kernels.bundle import Kernels, Operation
+from stoker_engine.layers.batch_rows import BatchRows, RowSpace
+from stoker_engine.layers.linear_site import ExtendedLinear, ExtendLinear, LinearSite
 from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.quant.unquantized import UNQUANTIZED
@@ -34,6 +36,10 @@ class Build:
         linear: how the matrix of these parameters is stored; several are those of a layer's experts.
         stage: which of the layers are here.
         whole_experts: whether ranks have whole experts, instead of a part of each.
+        rows: the rows of the input batch, which operations read that depend on the request.
+        extend: makes linear operations depend on the request; None: none does.
+        hidden_after: the numbers of the layers behind which the residual stream is wanted, too.
+        has_head: whether logits are computed.
     """
 
     dtype: torch.dtype
@@ -43,6 +49,18 @@ class Build:
     linear: Callable[[Sequence[str]], LinearMethod] = _unquantized
     stage: Stage = field(default_factory=Stage)
     whole_experts: bool = False
+    rows: BatchRows = field(default_factory=BatchRows)
+    extend: ExtendLinear | None = None
+    hidden_after: frozenset[int] = frozenset()
+    has_head: bool = True
+
+    def extended(
+        self, linear: Operation, outputs: Mapping[str, Shard], inputs: Shard, space: RowSpace = RowSpace.TOKENS
+    ) -> Operation:
+        """A linear operation as it is computed in this model; for the arguments see `LinearSite`."""
+        if self.extend is None:
+            return linear
+        return ExtendedLinear(self.extend, linear, LinearSite(outputs, inputs, space), self.rows)
 
     def share(self, size: int, multiple: int = 1) -> Shard:
         """This rank's share of what can be divided into any parts: columns of an MLP, rows of a vocabulary. Those of

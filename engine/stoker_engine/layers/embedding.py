@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import Matrix
 from stoker_engine.quant.weight_target import Shard, WeightTarget
@@ -25,9 +26,13 @@ class Embedding(nn.Module):
         self.rows = build.share(vocab_size)
         method = build.linear([self._param_name])
         self.matrix: Matrix = method.create(self.rows.size, width, build.dtype, build.kernels)
+        self._embed = build.extended(self._found, {name: Shard.whole(width)}, Shard.whole(vocab_size))
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] int64 → [tokens, width]."""
+        return self._embed(token_ids)
+
+    def _found(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self.rows.is_whole:
             return self.matrix.lookup(token_ids)
         ours = token_ids - self.rows.start
@@ -64,7 +69,8 @@ class Head(nn.Module):
         else:
             self.matrix = tied.matrix
         self.bias = nn.Parameter(torch.empty(self.rows.size, dtype=build.dtype), requires_grad=False) if bias else None
-        self._linear = self.matrix.linear(None if self.bias is None else self.bias.data)
+        linear = self.matrix.linear(None if self.bias is None else self.bias.data)
+        self._linear = build.extended(linear, {name: self.rows}, Shard.whole(width), RowSpace.LOGITS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, width] → [rows, this rank's part of the vocabulary]."""

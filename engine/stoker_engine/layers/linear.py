@@ -18,6 +18,7 @@ from torch import nn
 
 from stoker_common.errors import ModelError
 from stoker_engine.kernels.bundle import Operation
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import LinearMethod, Products
 from stoker_engine.quant.prepack import resolve_prepack
@@ -34,13 +35,21 @@ class MergedLinear(nn.Module):
         inputs: what this rank has of x; where that is not all, ranks sum up their results.
         parts: of each named part, in order, the outputs that this rank makes (``{"q": …, "k": …, "v": …}``).
         reduce: False: the caller sums up the ranks' results; then there must be no bias.
+        space: what the rows of x are.
 
     Raises:
         ModelError: the matrix is stored in a way that cannot be cut like this.
     """
 
     def __init__(
-        self, build: Build, prefix: str, inputs: Shard, parts: Mapping[str, Shard], bias: bool, reduce: bool = True
+        self,
+        build: Build,
+        prefix: str,
+        inputs: Shard,
+        parts: Mapping[str, Shard],
+        bias: bool,
+        reduce: bool = True,
+        space: RowSpace = RowSpace.TOKENS,
     ) -> None:
         super().__init__()
         self._inputs = inputs
@@ -52,7 +61,9 @@ class MergedLinear(nn.Module):
         stored = [(method, share.size) for method, share in zip(methods, parts.values(), strict=True)]
         self.matrix: Products = merged(stored, inputs.size, build.dtype, build.kernels)
         self.bias = nn.Parameter(torch.empty(size, dtype=build.dtype), requires_grad=False) if bias else None
-        self._linear = self._reduced(build) if reduce and not inputs.is_whole else self.matrix.linear(self._bias)
+        is_reduced = reduce and not inputs.is_whole
+        linear = build.extended(self.matrix.linear(None if is_reduced else self._bias), self._parts, inputs, space)
+        self._linear = self._reduced(linear, build) if is_reduced else linear
 
     @property
     def linear(self) -> Operation:
@@ -74,8 +85,8 @@ class MergedLinear(nn.Module):
                     f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size {' or '.join(shared)}"
                 )
 
-    def _reduced(self, build: Build) -> Operation:
-        linear, bias, all_reduce = self.matrix.linear(), self._bias, build.ranks.all_reduce
+    def _reduced(self, linear: Operation, build: Build) -> Operation:
+        bias, all_reduce = self._bias, build.ranks.all_reduce
         if bias is None:
             return lambda x: all_reduce(linear(x))
         return lambda x: all_reduce(linear(x)) + bias

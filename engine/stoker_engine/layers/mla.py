@@ -25,6 +25,7 @@ from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusedKVBackend, KVCache
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
@@ -51,6 +52,7 @@ class LatentAttention(nn.Module):
         scale: float,
         eps: float,
         bias: bool,
+        out_space: RowSpace = RowSpace.TOKENS,
     ) -> None:
         super().__init__()
         self.config, self._prefix = config, prefix
@@ -72,14 +74,14 @@ class LatentAttention(nn.Module):
         self._absorb = self._per_head(build, "k_b", latent, config.qk_nope_head_dim)  # W_UKᵀ
         self._make_value = self._per_head(build, "v_b", config.v_head_dim, latent)  # W_UV
         self.absorb, self.make_value = self._absorb.batched_linear(), self._make_value.batched_linear()
-        self.out = MergedLinear(build, prefix, heads.times(config.v_head_dim), {"o": hidden}, bias)
+        self.out = MergedLinear(build, prefix, heads.times(config.v_head_dim), {"o": hidden}, bias, space=out_space)
 
     def _per_head(self, build: Build, name: str, outputs: int, inner: int) -> Matrix:
         method = build.linear([f"{self._prefix}.{name}.weight"])
         return method.create(outputs, inner, build.dtype, build.kernels, self._heads.size)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+    def attend(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+        """[tokens, hidden] → [tokens, heads × latent]."""
         assert rotation is not None, "a part of each head is rotated"
         rows = self.bottlenecks(x)
         if self._fusing is not None:
@@ -89,14 +91,14 @@ class LatentAttention(nn.Module):
                 rows, q_weight, of_kv.weight.data, of_kv.eps, rotation, cache, plan
             )
             query = self._queries(x if self.q_a_norm is None else queried, rotation)
-            return self._output(self._fusing.attend(self.shape, query, cache, plan))
+            return self._fusing.attend(self.shape, query, cache, plan)
         config = self.config
         queried, latent, key_rope = rows.split(
             [config.q_lora_rank or 0, config.kv_lora_rank, config.qk_rope_head_dim], dim=-1
         )
         query = self._queries(x if self.q_a_norm is None else self.q_a_norm(queried), rotation)
         key = rotation.joined(self.kv_a_norm(latent).unsqueeze(1), key_rope.unsqueeze(1))
-        return self._output(self.backend.forward(self.shape, query, key, None, cache, plan))
+        return self.backend.forward(self.shape, query, key, None, cache, plan)
 
     def _queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[tokens, heads, latent + rope]."""
@@ -104,10 +106,9 @@ class LatentAttention(nn.Module):
         nope, rope = query.split([self.config.qk_nope_head_dim, self.config.qk_rope_head_dim], dim=-1)
         return rotation.joined(self.absorb(nope), rope)
 
-    def _output(self, attended: torch.Tensor) -> torch.Tensor:
+    def project(self, attended: torch.Tensor) -> torch.Tensor:
+        """See `Attention.project`."""
         return self.out(self.make_value(attended.unflatten(-1, (self.shape.num_heads, -1))).flatten(1))
-
-    __call__ = forward
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """The places a loader fills, by name."""

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import MLPConfig
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.quant.weight_target import Shard, WeightTarget
@@ -16,17 +17,22 @@ class MLP(nn.Module):
 
     WeightTargets: ``prefix.gate``, ``prefix.up`` and ``prefix.down``.
 
+    Args:
+        space: what the rows of x are.
+
     Raises:
         ModelError: the activation is not computed here, or ranks cannot share the block.
     """
 
-    def __init__(self, build: Build, prefix: str, config: MLPConfig, hidden_size: int) -> None:
+    def __init__(
+        self, build: Build, prefix: str, config: MLPConfig, hidden_size: int, space: RowSpace = RowSpace.TOKENS
+    ) -> None:
         super().__init__()
         inner = build.share(config.size, build.linear([f"{prefix}.down.weight"]).column_multiple)
         hidden = Shard.whole(hidden_size)
         parts = {"gate": inner, "up": inner} if config.gated else {"up": inner}
-        self.up = MergedLinear(build, prefix, hidden, parts, config.bias)
-        self.down = MergedLinear(build, prefix, inner, {"down": hidden}, config.bias)
+        self.up = MergedLinear(build, prefix, hidden, parts, config.bias, space=space)
+        self.down = MergedLinear(build, prefix, inner, {"down": hidden}, config.bias, space=space)
         self.config = config
         self.act = (build.kernels.act_and_mul if config.gated else build.kernels.activation)(config.act)
 

@@ -16,7 +16,9 @@ from torch import nn
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.moe import sigmoid
+from stoker_engine.kernels.bundle import Experts, Operation
+from stoker_engine.kernels.moe import experts, sigmoid
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.quant.method import Matrix, Products
@@ -29,24 +31,36 @@ class MoE(nn.Module):
 
     Args:
         act: the gates' activation.
+        space: what the rows of x are.
 
     Raises:
         ModelError: the activation is not computed here, or ranks cannot share the experts.
     """
 
-    def __init__(self, build: Build, prefix: str, config: MoEConfig, hidden_size: int, act: Activation) -> None:
+    def __init__(
+        self,
+        build: Build,
+        prefix: str,
+        config: MoEConfig,
+        hidden_size: int,
+        act: Activation,
+        space: RowSpace = RowSpace.TOKENS,
+    ) -> None:
         super().__init__()
-        self.config, self._prefix, self._ranks = config, prefix, build.ranks
-        self._hidden, experts = Shard.whole(hidden_size), range(config.num_experts)
+        self.config, self._prefix, self._ranks, self._space = config, prefix, build.ranks, space
+        self._hidden = Shard.whole(hidden_size)
         self.router = _empty(config.num_experts, hidden_size, dtype=build.dtype)
         self.router_bias = _empty(config.num_experts, dtype=build.dtype) if config.router_bias else None
         self.correction_bias = _empty(config.num_experts, dtype=torch.float32) if config.correction_bias else None
         correction = None if self.correction_bias is None else self.correction_bias.data
         router_bias = None if self.router_bias is None else self.router_bias.data
-        self._router = build.kernels.float32_linear(self.router.data, router_bias)
+        router = build.kernels.float32_linear(self.router.data, router_bias)
+        outputs = {f"{prefix}.router": Shard.whole(config.num_experts)}
+        self._router = build.extended(router, outputs, self._hidden, space)
         self._route = build.kernels.route(config, correction)
         gate, up, down = (
-            build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts]) for part in ("gate", "up", "down")
+            build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in range(config.num_experts)])
+            for part in ("gate", "up", "down")
         )
         if build.whole_experts:
             self._ours, self._inner = build.experts(config.num_experts), Shard.whole(config.intermediate_size)
@@ -68,18 +82,43 @@ class MoE(nn.Module):
             self.down_bias = _empty(count, hidden_size, dtype=build.dtype)
             has_results = build.whole_experts or build.ranks.rank == 0
             biases = self.gate_up_bias.data, self.down_bias.data if has_results else None
-        self._experts = self.gate_up.experts(self.down, act, *biases)
+        if build.extend is None:
+            self._experts = self.gate_up.experts(self.down, act, *biases)
+        else:
+            self._experts = self._extended_experts(build, act, *biases)
         self.shared_gate_up = self.shared_down = self.shared_gate = None
         if config.shared_intermediate_size:
             multiple = build.linear([f"{prefix}.shared.down.weight"]).column_multiple
             shared = build.share(config.shared_intermediate_size, multiple)
             name = f"{prefix}.shared"
-            self.shared_gate_up = MergedLinear(build, name, self._hidden, {"gate": shared, "up": shared}, False)
-            self.shared_down = MergedLinear(build, name, shared, {"down": self._hidden}, False, reduce=False)
+            parts = {"gate": shared, "up": shared}
+            self.shared_gate_up = MergedLinear(build, name, self._hidden, parts, False, space=space)
+            parts = {"down": self._hidden}
+            self.shared_down = MergedLinear(build, name, shared, parts, False, reduce=False, space=space)
             self._act = build.kernels.act_and_mul(act)
         if config.shared_gate:
             self.shared_gate = _empty(1, hidden_size, dtype=build.dtype)
-            self._shared_gate = build.kernels.linear(self.shared_gate.data)
+            shared_gate = build.kernels.linear(self.shared_gate.data)
+            outputs = {f"{prefix}.shared_gate": Shard.whole(1)}
+            self._shared_gate = build.extended(shared_gate, outputs, self._hidden, space)
+
+    def _extended_experts(
+        self, build: Build, act: Activation, biases: torch.Tensor | None, down_biases: torch.Tensor | None
+    ) -> Experts:
+        """The experts one by one: a kernel for all of them has no room for what depends on the request."""
+        gate_up, down = list[Operation](), list[Operation]()
+        each = zip(self.gate_up.linears(biases), self.down.linears(down_biases), strict=True)
+        for expert, (up_linear, down_linear) in enumerate(each, start=self._ours.start):
+            name = f"{self._prefix}.experts.{expert}"
+            outputs = {f"{name}.gate": self._inner, f"{name}.up": self._inner}
+            gate_up.append(build.extended(up_linear, outputs, self._hidden, RowSpace.EXPERTS))
+            outputs = {f"{name}.down": self._hidden}
+            down.append(build.extended(down_linear, outputs, self._inner, RowSpace.EXPERTS))
+
+        def on_expert(tokens: torch.Tensor) -> None:
+            build.rows.select(RowSpace.EXPERTS, self._space, tokens)
+
+        return experts(gate_up, down, build.kernels.act_and_mul(act), on_expert)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""

@@ -35,6 +35,7 @@ from stoker_engine.attention.backend import (
     WholeLayers,
 )
 from stoker_engine.layers.attention import Attention
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.embedding import Embedding, Head
 from stoker_engine.layers.linear import MergedLinear
@@ -57,6 +58,11 @@ class ResidualStream(NamedTuple):
     x: torch.Tensor
     added: torch.Tensor | None = None
 
+    @property
+    def total(self) -> torch.Tensor:
+        """The sum, [tokens, hidden]."""
+        return self.x if self.added is None else self.x + self.added
+
     def normed(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum, and its norm."""
         if self.added is None:
@@ -68,9 +74,13 @@ class ResidualStream(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each with its norms, on one residual stream."""
+    """Attention and MLP, each with its norms, on one residual stream.
 
-    def __init__(self, build: Build, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
+    Args:
+        space: what its rows are behind its attention.
+    """
+
+    def __init__(self, build: Build, prefix: str, config: ModelConfig, layer: LayerConfig, space: RowSpace) -> None:
         super().__init__()
         residual = config.decoder.residual
         self.kind, self.multiplier, self.norms = residual.kind, residual.multiplier, residual.norms
@@ -82,8 +92,8 @@ class DecoderLayer(nn.Module):
 
         self.input_norm, self.post_attention_norm = norm("input_norm"), norm("post_attention_norm")
         self.pre_mlp_norm, self.post_mlp_norm = norm("pre_mlp_norm"), norm("post_mlp_norm")
-        self.attention = _attention(build, prefix, config, layer)
-        self.mlp = _mlp(build, prefix, config, layer)
+        self.attention = _attention(build, prefix, config, layer, space)
+        self.mlp = _mlp(build, prefix, config, layer, space)
         self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
 
     def parts(self, cos_sin: int | None) -> LayerParts | None:
@@ -131,11 +141,12 @@ class DecoderLayer(nn.Module):
             rows: of the result, where not all are wanted: nothing attends to what the last layer makes of a token.
         """
         x, normed = stream.normed(self.input_norm)
-        attended = self.attention(normed, rotation, plan, cache)
+        attended = self.attention.attend(normed, rotation, plan, cache)
         if rows is not None:
             x, normed, attended = x[rows], normed[rows], attended[rows]
             if not len(rows):
                 return ResidualStream(x)
+        attended = self.attention.project(attended)
         if self.kind == "parallel":
             return ResidualStream(x + attended, self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x)))
         if self.kind == "post-norm":
@@ -197,17 +208,19 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, build: Build, max_model_len: int) -> None:
         super().__init__()
         self.config, self.backend = config, build.backend
+        self._rows = None if build.extend is None else build.rows
         decoder, hidden, stage = config.decoder, config.hidden_size, build.stage
         embedding = decoder.embedding
         width = embedding.size or hidden
         self.embed = self.lm_head = self.embed_norm = self.final_norm = None
-        if stage.is_first or (stage.is_last and config.tie_word_embeddings):
+        has_head = stage.is_last and build.has_head
+        if stage.is_first or (has_head and config.tie_word_embeddings):
             self.embed = Embedding(build, "embed", config.vocab_size, width)
-        if stage.is_last:
+        if has_head:
             tied = self.embed if config.tie_word_embeddings else None
             self.lm_head = Head(build, "lm_head", config.vocab_size, width, decoder.head.bias, tied)
-            if decoder.final_norm:
-                self.final_norm = make_norm(build, "final_norm", decoder.norm, hidden)
+        if stage.is_last and decoder.final_norm:
+            self.final_norm = make_norm(build, "final_norm", decoder.norm, hidden)
         if stage.is_first and embedding.norm:
             self.embed_norm = make_norm(build, "embed_norm", decoder.norm, hidden)
         self.positions = (
@@ -221,13 +234,16 @@ class Decoder(nn.Module):
             if stage.is_first:
                 self.project_in = MergedLinear(build, "", narrow, {"project_in": wide}, False)
             if stage.is_last:
-                self.project_out = MergedLinear(build, "", wide, {"project_out": narrow}, False)
+                parts = {"project_out": narrow}
+                self.project_out = MergedLinear(build, "", wide, parts, False, space=RowSpace.KEPT)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
         self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=build.dtype, device="cpu").item()
         local = stage.layers(len(config.layers))
         self.layer_configs = config.layers[local.start : local.stop]
         layers = [
-            DecoderLayer(build, f"layers.{index}", config, layer)
+            DecoderLayer(
+                build, f"layers.{index}", config, layer, RowSpace.KEPT if index == local[-1] else RowSpace.TOKENS
+            )
             for index, layer in zip(local, self.layer_configs, strict=True)
         ]
         self.layers = nn.ModuleList(layers)
@@ -235,6 +251,7 @@ class Decoder(nn.Module):
         self.rotary = Rotary(ropes, max_model_len, build.dtype, build.kernels, torch.get_default_device())
         self._angles = [None if layer.rope is None else ropes.index(layer.rope) for layer in self.layer_configs]
         self.runs = [LayerRun(0, layers)]
+        self._first, self._hidden_after = local.start, build.hidden_after
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """What a checkpoint must fill, by the parameters' names; see above."""
@@ -252,17 +269,18 @@ class Decoder(nn.Module):
 
     def fuse(self) -> None:
         """Has the backend compute layers that follow each other in one call, where it can; once all weights are where
-        they stay."""
+        they stay. A call ends behind each layer of `Build.hidden_after`."""
         backend = self.backend
         if not isinstance(backend, LayerBackend):
             return
-        layers = [layer for run in self.runs for layer in run.layers]
+        layers, first = [layer for run in self.runs for layer in run.layers], self._first
         parts: list[LayerParts | None] = []
         for layer, cos_sin in zip(layers, self._angles, strict=True):
             layer_parts = layer.parts(cos_sin)
             parts.append(layer_parts if layer_parts is not None and backend.takes(layer_parts) else None)
+        num_before = [sum(number < first + index for number in self._hidden_after) for index in range(len(layers))]
         self.runs = []
-        for _, indices in groupby(range(len(layers)), lambda index: parts[index] is None):
+        for _, indices in groupby(range(len(layers)), lambda index: (parts[index] is None, num_before[index])):
             start, *following = indices
             run = slice(start, start + 1 + len(following))
             whole = [layer_parts for layer_parts in parts[run] if layer_parts is not None]
@@ -275,15 +293,29 @@ class Decoder(nn.Module):
         for run in self.runs:
             caches, rows = inputs.caches[run.layer_slice], inputs.rows if run is self.runs[-1] else None
             if run.whole is not None:
-                x = stream.x if stream.added is None else stream.x + stream.added
-                stream = ResidualStream(run.whole(x, rotations, inputs.attention, caches, rows))
+                batch_rows = self._batch_rows(rows)
+                stream = ResidualStream(run.whole(stream.total, rotations, inputs.attention, caches, rows, *batch_rows))
+                self._keep_hidden(inputs, run.start + len(run.layers) - 1, stream)
                 continue
-            for layer, cos_sin, cache in zip(run.layers, self._angles[run.layer_slice], caches, strict=True):
+            for index, (layer, cache) in enumerate(zip(run.layers, caches, strict=True), start=run.start):
+                cos_sin = self._angles[index]
                 rotation = None if cos_sin is None else rotations[cos_sin]
                 rows_of_layer = rows if layer is run.layers[-1] else None
                 stream = layer(stream, rotation, inputs.attention, cache, rows_of_layer)
+                self._keep_hidden(inputs, index, stream)
         _, x = stream.normed(self.final_norm)
         return x if self.project_out is None else self.project_out(x)
+
+    def _keep_hidden(self, inputs: StepInputs, index: int, stream: ResidualStream) -> None:
+        """Keeps the residual stream behind the layer that is here as number `index`, if it is wanted."""
+        if self._first + index in self._hidden_after:
+            inputs.hidden_states[self._first + index] = stream.total.clone()  # calls of whole layers add in place
+
+    def _batch_rows(self, rows: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The rows of the input batch that a call of whole layers needs, see `WholeLayers`."""
+        if self._rows is None:
+            return None, None
+        return self._rows[RowSpace.TOKENS], None if rows is None else self._rows[RowSpace.KEPT]
 
     def _embedded(self, inputs: StepInputs) -> torch.Tensor:
         """[tokens, hidden]."""
@@ -317,10 +349,12 @@ def _maybe(norm: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
     return x if norm is None else norm(x)
 
 
-def _attention(build: Build, prefix: str, config: ModelConfig, layer: LayerConfig) -> Attention | LatentAttention:
+def _attention(
+    build: Build, prefix: str, config: ModelConfig, layer: LayerConfig, space: RowSpace
+) -> Attention | LatentAttention:
     attention = layer.attention
     if attention.latent is None:
-        return Attention(build, prefix, attention, config.hidden_size)
+        return Attention(build, prefix, attention, config.hidden_size, space)
     return LatentAttention(
         build,
         prefix,
@@ -330,10 +364,11 @@ def _attention(build: Build, prefix: str, config: ModelConfig, layer: LayerConfi
         attention.scale,
         config.decoder.norm.eps,
         attention.qkv_bias,
+        space,
     )
 
 
-def _mlp(build: Build, prefix: str, config: ModelConfig, layer: LayerConfig) -> MLP | MoE:
+def _mlp(build: Build, prefix: str, config: ModelConfig, layer: LayerConfig, space: RowSpace) -> MLP | MoE:
     if layer.moe is None:
-        return MLP(build, prefix, layer.mlp, config.hidden_size)
-    return MoE(build, prefix, layer.moe, config.hidden_size, layer.mlp.act)
+        return MLP(build, prefix, layer.mlp, config.hidden_size, space)
+    return MoE(build, prefix, layer.moe, config.hidden_size, layer.mlp.act, space)

@@ -59,7 +59,8 @@ class DecoderLoader:
             use_huge_pages(model.parameters())
             weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
             progress = LoadProgress(on_progress)
-            elsewhere = _params_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
+            is_part = build.stage.count > 1 or not build.has_head
+            elsewhere = _params_of_whole_model(config, build) if is_part else frozenset[str]()
             load_weights(model, _Watched(weights, progress), self.weight_names, progress, elsewhere)
             settle(model)
             collapse_pages(model.parameters())
@@ -85,10 +86,11 @@ def settle(model: Decoder) -> None:
     model.fuse()
 
 
-def _params_of_all_stages(config: ModelConfig, build: Build) -> frozenset[str]:
-    """Where the weights of the whole model go; no memory is taken."""
+def _params_of_whole_model(config: ModelConfig, build: Build) -> frozenset[str]:
+    """Where the weights of all stages and of the head go; no memory is taken."""
     with torch.device("meta"):
-        return frozenset(Decoder(config, replace(build, stage=Stage()), max_model_len=1).weight_targets())
+        whole = replace(build, stage=Stage(), has_head=True)
+        return frozenset(Decoder(config, whole, max_model_len=1).weight_targets())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,6 +21,8 @@ class StepInputs:
         caches: one a layer that is here.
         rows: int64 [rows], ascending: the tokens that logits are wanted of; None: all. Others are computed as far as
             later ones attend to them.
+        hidden_states: filled with [tokens, hidden], the residual stream behind each of the layers of
+            `layers.build.Build.hidden_after`, by the layer's number; behind the last layer only of `rows`, if given.
     """
 
     token_ids: torch.Tensor
@@ -28,6 +30,7 @@ class StepInputs:
     attention: AttentionPlan
     caches: list[KVCache]
     rows: torch.Tensor | None = None
+    hidden_states: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Model(Protocol):

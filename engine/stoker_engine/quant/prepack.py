@@ -25,6 +25,16 @@ class Packable(Protocol):
         ...
 
 
+@runtime_checkable
+class Resolvable(Protocol):
+    """A linear operation with a matrix that may be packed later."""
+
+    @property
+    def now(self) -> Operation:
+        """What computes it, as long as the matrix stays as it is."""
+        ...
+
+
 class LazyPrepack:
     """The linear operation with a matrix, before it is packed and after."""
 
@@ -37,7 +47,7 @@ class LazyPrepack:
 
     @property
     def now(self) -> Operation:
-        """What computes it, as long as the matrix stays as it is."""
+        """See `Resolvable`."""
         return self._of_panels if self._matrix.is_packed else self._of_rows
 
 
@@ -54,10 +64,10 @@ class LazyPrepackConcat:
 
     @property
     def now(self) -> Operation:
-        """See `LazyPrepack.now`."""
+        """See `Resolvable`."""
         return self._kernels.concat_linear([resolve_prepack(linear) for linear in self._linears])
 
 
 def resolve_prepack(linear: Operation) -> Operation:
     """A linear operation with matrices that are packed by now, or never will be."""
-    return linear.now if isinstance(linear, LazyPrepack | LazyPrepackConcat) else linear
+    return linear.now if isinstance(linear, Resolvable) else linear

@@ -155,7 +155,7 @@ def _fake_module(name: str, **contents: object) -> None:
 
 
 THREADS: list[int] = []
-_fake_module("stoker_engine.exec.runner", Runner=Runner)
+_fake_module("stoker_engine.exec.build_runner", build_runner=Runner)
 _fake_module("stoker_engine.parallel.join", join=Joined)
 _fake_module("stoker_engine.parallel.communicator", RankLostError=RankLostError)
 _fake_module(

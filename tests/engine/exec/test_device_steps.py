@@ -21,7 +21,7 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.exec.build_kernels import build_kernels
-from stoker_engine.exec.runner import Runner
+from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.kernels.triton.compile import compile_only as compile_only_module
@@ -73,7 +73,7 @@ def traces(
     found = []
     with monkeypatch.context() as patch, fake_device(patch, graphs=graphs) as reads:
         with compile_only(SM_90, lambda kernel, key: None):
-            runner = Runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config, quantization))
+            runner = build_runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config, quantization))
         runner.grammars.set_token_table(LETTERS)
         for step in steps:
             reads.clear()
@@ -174,7 +174,7 @@ def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], m
         fake_device(patch),
         compile_only(SM_90, lambda *key: launched.add(key)),
     ):
-        runner = Runner(args, known)
+        runner = build_runner(args, known)
         at_start = set(launched)
         assert at_start <= beforehand
         for count in (1, 2, 16, 17, 64):
@@ -191,7 +191,7 @@ def test_nothing_is_compiled_for_what_requests_may_ask(monkeypatch: pytest.Monke
     launched: set[Any] = set()
     with monkeypatch.context() as patch, fake_device(patch):
         with compile_only(SM_90, lambda *key: launched.add(key)):
-            runner = Runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config))
+            runner = build_runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config))
         runner.grammars.set_token_table(LETTERS)
         at_start = set(launched)
         rules = {"min_tokens": 3, "logit_bias": {3: 1.0}, "presence_penalty": 1.0, "temperature": 0.7}

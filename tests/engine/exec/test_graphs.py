@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,21 @@ pytest.importorskip("triton")
 
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.core.step import Step
-from stoker_engine.exec.graphs import DecodeGraphs
+from stoker_engine.exec.device_batch import DeviceBatch, empty_values
+from stoker_engine.exec.graphs import StepGraphs, StepShape
 from stoker_engine.exec.kv_cache import KVCachePlan
 from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
+from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.sizing.kv_format import kv_format
 
 
-def graphs_of(max_seqs: int, num_blocks: int, max_model_len: int, **options: Any) -> DecodeGraphs:
+def graphs_of(max_seqs: int, num_blocks: int, max_model_len: int, **options: Any) -> StepGraphs:
     """Graphs that compute nothing."""
     plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048)
-    model: Any = None
-    graphs = DecodeGraphs(model, TritonBackend(**options), plan, [], max_seqs, 1, torch.device("cpu"))
+    model: Any = SimpleNamespace(backend=TritonBackend(**options))
+    device = torch.device("cpu")
+    batch = DeviceBatch(empty_values(max_seqs), device)
+    graphs = StepGraphs(model, plan, [], batch, BatchRows(), max_seqs, 1, device)
     graphs.capture(lambda compute: (torch.empty(0), lambda: None))
     return graphs
 
@@ -43,7 +48,7 @@ def parts(lengths: np.ndarray) -> int:
 )
 def test_the_smallest_with_room(max_seqs: int, num_blocks: int, max_model_len: int) -> None:
     graphs, rng = graphs_of(max_seqs, num_blocks, max_model_len), random.Random(max_seqs)
-    sizes = sorted(graphs.captured)
+    sizes = sorted(shape.sequences for shape in graphs.captured)
     assert sizes[-1] == min(max_seqs, 512)
     found = set()
     for _ in range(400):
@@ -53,7 +58,7 @@ def test_the_smallest_with_room(max_seqs: int, num_blocks: int, max_model_len: i
         graph = graphs.find(step_of(starts, count))
         needed = parts(np.array(starts) + 1)
         size = min((size for size in sizes if size >= count), default=None)
-        rooms = sorted(parts(each.planned) for each in graphs.captured[size]) if size is not None else []
+        rooms = sorted(parts(each.planned) for each in graphs.captured[StepShape(size, 1)]) if size is not None else []
         expected = next((room for room in rooms if room >= needed), None)
         assert (None if graph is None else (graph.size, parts(graph.planned))) == (
             None if expected is None else (size, expected)

@@ -10,8 +10,8 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.engine import Engine
+from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.exec.executor import LocalExecutor
-from stoker_engine.exec.runner import Runner
 from stoker_engine.models.checkpoint import find_checkpoint
 
 SEQUENCES, MOST = 256, 16 * 1024
@@ -45,7 +45,7 @@ def test_a_step_of_many_decodes_is_small_each_way(tiny_llama: Path) -> None:
         long_prefill_token_threshold=16384,
     )
     checkpoint = find_checkpoint(args)
-    executor = Measured(Runner(args, checkpoint))
+    executor = Measured(build_runner(args, checkpoint))
     executor.steps = []
     engine = Engine(args, checkpoint, executor=executor)
     params = SamplingParams(temperature=0, ignore_eos=True)

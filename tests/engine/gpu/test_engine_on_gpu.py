@@ -13,7 +13,8 @@ import torch
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.contract import names
-from stoker_engine.exec import runner
+from stoker_engine.exec.finish import prompt_logprobs as prompt_logprobs_finish
+from stoker_engine.exec.finish import sample as sample_finish
 from stoker_engine.parallel import transfer
 from stoker_engine.sampling import logits, logprobs, sampler
 
@@ -98,7 +99,7 @@ def test_graphs_compute_what_kernels_one_by_one_do(
             max_model_len=512,
         )
         runner = llm.engine.executor.runner  # type: ignore[union-attr]
-        assert (runner._graphs is None) is enforce_eager
+        assert (runner.graphs is None) is enforce_eager
         found.append(llm.generate(todo, params, use_tqdm=False))
     for eager, replayed in zip(*found, strict=True):
         assert eager.outputs[0].token_ids == replayed.outputs[0].token_ids
@@ -133,7 +134,7 @@ def only_named_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         finally:
             torch.cuda.set_sync_debug_mode("error")
 
-    for module in (runner, sampler, logits, logprobs):
+    for module in (sample_finish, prompt_logprobs_finish, sampler, logits, logprobs):
         monkeypatch.setattr(module, "to_host", to_host)
     yield
     torch.cuda.set_sync_debug_mode("default")

@@ -49,7 +49,7 @@ def test_a_stray_read_ends_the_process(block_bytes: int) -> None:
 def test_what_no_sequence_holds_is_nan_and_what_is_cached_comes_back(tiny_gemma3: Path) -> None:
     llm = LLM(str(tiny_gemma3), num_gpu_blocks_override=64, max_model_len=160, max_num_batched_tokens=32)
     engine = llm.engine
-    pool = engine.executor.runner._pool  # type: ignore[attr-defined]
+    pool = engine.executor.runner.pool  # type: ignore[attr-defined]
     assert isinstance(pool, GuardedKVCachePool)
     [first] = llm.generate(PROMPT, GREEDY, use_tqdm=False)
     pool.launched.append(Snapshot.take(engine))
@@ -73,7 +73,7 @@ def test_a_wrong_block_in_a_table_is_noticed(wrong: str, tiny_gemma3: Path) -> N
     one, other = (engine.scheduler.requests[name].live[0] for name in "ab")
     free = next(b for b in range(1, 256) if engine.scheduler.kv.pool.is_free(b))
     blocks = {"the null block": NULL_BLOCK, "a free block": free, "another's block": other.blocks[1][-1]}
-    rows = engine.executor.runner._batch  # type: ignore[attr-defined]
+    rows = engine.executor.runner.batch  # type: ignore[attr-defined]
     rows.tables[1, one.row, len(one.blocks[1]) - 1] = blocks[wrong]
     with pytest.raises(AssertionError):
         engine.step()

@@ -20,7 +20,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.engine import Engine
-from stoker_engine.exec import runner
+from stoker_engine.exec import build_runner
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers, stage_block_bytes
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE
@@ -92,7 +92,7 @@ def test_both_backends_agree_and_the_batch_changes_no_bit(
     alone = generate(model, *([prompt] for prompt in (*PROMPTS, *PROMPTS)), **options)
     tight = generate(model, PROMPTS, max_num_batched_tokens=24, num_gpu_blocks_override=36, **options)
     assert together == alone[: len(PROMPTS)] == alone[len(PROMPTS) :] == tight
-    monkeypatch.setattr(runner, "attention_backend", lambda *_: SdpaBackend())
+    monkeypatch.setattr(build_runner, "attention_backend", lambda *_: SdpaBackend())
     for ours, theirs in zip(together, generate(model, PROMPTS, **options), strict=True):
         for token, other, best, likely in zip(ours[0], theirs[0], ours[1], theirs[1], strict=True):
             assert abs(max(best.values()) - max(likely.values())) < NEAR
@@ -120,8 +120,8 @@ def test_the_planners_bytes_are_allocated(model: Path, kv_cache_dtype: str, dtyp
     llm = LLM(str(model), dtype=dtype, num_gpu_blocks_override=20, kv_cache_dtype=kv_cache_dtype)
     executor: Any = llm.engine.executor
     numbers = Numbers(4, kv_format(kv_cache_dtype, dtype), 16, 2048, 256)
-    [block] = stage_block_bytes(executor.runner.config, numbers, ONE_DEVICE)
-    assert executor.runner._pool._pool.shape == (20, block)
+    [block] = stage_block_bytes(executor.runner.model.config, numbers, ONE_DEVICE)
+    assert executor.runner.pool._pool.shape == (20, block)
     assert len(llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 16
 
 

@@ -286,7 +286,7 @@ def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
     for requests, num_asking in ((plain, 0), ([*plain[1:], replace(plain[0], params=asking)], 1)):
         with thread_engine(args) as engine:
             runner = engine.executor.runners[-1]  # type: ignore[attr-defined]
-            layers, part = runner.config.num_hidden_layers, runner._vocabulary.size * 4
+            layers, part = runner.model.config.num_hidden_layers, runner.finish.vocabulary.size * 4
             with _counted(engine) as counts:
                 for request in requests:
                     engine.add(request)

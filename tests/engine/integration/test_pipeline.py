@@ -119,10 +119,12 @@ def _check_sizes(executor: Executor) -> None:
     for index, runner in enumerate(executor.runners):
         assert isinstance(runner.model, Decoder)
         weights = sum(target.tensor.nbytes for target in runner.model.weight_targets().values())
-        assert weights == stage_weight_bytes(runner.config, index, 4, Sharding(pipeline=3))
+        assert weights == stage_weight_bytes(runner.model.config, index, 4, Sharding(pipeline=3))
         stage_layers = runner.model.layer_configs
         assert (
-            len(runner._pool.caches) == len(stage_layers) == len(pipeline_stages(len(runner.config.layers), 3)[index])
+            len(runner.pool.caches)
+            == len(stage_layers)
+            == len(pipeline_stages(len(runner.model.config.layers), 3)[index])
         )
         block = sum(4 * layer.cache.numbers_per_token * 16 for layer in stage_layers if layer.cache.kind == "tokens")
-        assert runner._pool._pool.shape == (executor.plan.num_blocks, block)
+        assert runner.pool._pool.shape == (executor.plan.num_blocks, block)

@@ -59,7 +59,7 @@ def with_scales(source: Path, folder: Path, scales: dict[str, torch.Tensor | flo
 
 def stated(llm: LLM) -> list[tuple[float, float]]:
     """The scales of each layer's first head."""
-    caches = llm.engine.executor.runner._pool.caches  # type: ignore[attr-defined]
+    caches = llm.engine.executor.runner.pool.caches  # type: ignore[attr-defined]
     return [(float(cache.key_scales[3, 1, 0]), float(cache.value_scales[3, 1, 0])) for cache in caches]
 
 
@@ -101,7 +101,7 @@ def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_
             tp_rank, stage_layers = layout.place_of(rank), layout.stage_of(rank).layers(layers)
             mine = range(heads)[tp_rank * heads // layout.tensor :][: max(heads // layout.tensor, 1)]
             for kind, of in enumerate(("key_scales", "value_scales")):
-                found = [getattr(cache, of)[3, 1].flatten().tolist() for cache in runner._pool.caches]
+                found = [getattr(cache, of)[3, 1].flatten().tolist() for cache in runner.pool.caches]
                 assert found == [[numbers[kind, layer, head].item() for head in mine] for layer in stage_layers]
 
 
@@ -113,7 +113,7 @@ def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:
     llm.engine.add(EngineRequest("one", prompt, SamplingParams(), 2, 0, frozenset()))
     llm.engine.step()
     [[block]] = llm.engine.scheduler.running[0].blocks
-    cache = llm.engine.executor.runner._pool.caches[0]  # type: ignore[attr-defined]
+    cache = llm.engine.executor.runner.pool.caches[0]  # type: ignore[attr-defined]
     theirs = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     with torch.inference_mode():
         layer = theirs(torch.tensor([prompt]), use_cache=True).past_key_values.layers[0]

@@ -90,6 +90,7 @@ def _in_chunks(attention: LatentAttention, x: torch.Tensor, chunks: list[int]) -
         frequencies = 10000.0 ** (-torch.arange(0, rope, 2) / rope)
         cos_sin = (positions[:, None] * frequencies).unsqueeze(1)
         rotate = Rotation(cos_sin.cos(), cos_sin.sin(), True, REFERENCE)
-        out.append(attention(x[start : start + count], rotate, attention.backend.prepare(metadata), cache))
+        attended = attention.attend(x[start : start + count], rotate, attention.backend.prepare(metadata), cache)
+        out.append(attention.project(attended))
         start += count
     return torch.cat(out)

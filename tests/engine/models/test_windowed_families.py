@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.exec import runner
+from stoker_engine.exec import build_runner
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.sizing.cache_groups import blocks_per_sequence
 from stoker_engine.sizing.kv_format import kv_format
@@ -87,7 +87,7 @@ def test_prompts_past_the_window_equal_transformers(
     for file in tiny_llama.glob("tokenizer*"):
         shutil.copy(file, tmp_path)
     if backend == "sdpa":
-        monkeypatch.setattr(runner, "attention_backend", lambda *args: SdpaBackend())
+        monkeypatch.setattr(build_runner, "attention_backend", lambda *args: SdpaBackend())
 
     near = [window, 64, 128, block_size, window + 64, window + block_size, 2 * window, window + 200]
     lengths = [max(1, rng.choice(near) + rng.randint(-2, 2)) for _ in range(4)] + [window + rng.randrange(100, 300)]

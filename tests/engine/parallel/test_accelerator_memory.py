@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.exec.runner import Runner
+from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.kernels.triton.compile.compile_only import compile_only
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.parallel.join import Joined
@@ -93,7 +93,7 @@ def held(case: Case, meet: Meet, monkeypatch: pytest.MonkeyPatch, **sizes: Any) 
         with monkeypatch.context() as patch, fake_device(patch, case.memory_bytes):
             before = bytes_on_device()
             with compile_only(SM_90, lambda kernel, key: None):
-                runner = Runner(args, checkpoint(case.config, case.quantization), groups=groups)
+                runner = build_runner(args, checkpoint(case.config, case.quantization), groups=groups)
             loaded, trace = bytes_on_device() - before, DeviceTrace()
             with compile_only(SM_90, lambda kernel, key: None), trace:
                 runner.run(prompts(*[TOKENS // 8] * 8))

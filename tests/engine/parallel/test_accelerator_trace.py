@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from stoker_common.errors import ArgumentError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.step import Step
-from stoker_engine.exec.runner import Runner
+from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.kernels.triton.compile.compile_only import compile_only
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.parallel.join import Joined
@@ -57,7 +57,7 @@ def trace(
                 with monkeypatch.context() as patch, fake_device(patch):
                     groups = dataclasses.replace(joined.groups, engine=SingleRank())
                     with compile_only(SM_90, lambda kernel, key: None):
-                        runner = Runner(args, checkpoint(config), groups=groups)
+                        runner = build_runner(args, checkpoint(config), groups=groups)
                     of_rank = []
                     for step in steps:
                         traced = DeviceTrace()
@@ -90,8 +90,8 @@ def test_two_sums_a_layer_and_one_gather(tensor: int, experts: str | None, trace
     assert all(of_rank == traced[0] for of_rank in traced), "ranks of a stage do not do the same"
     for calls, num_tokens in zip(traced[0], (25, 2), strict=True):
         sums = [call for call in calls if call.operation == "allreduce"]
-        # The last layer's MLP computes the two tokens that have logits.
-        sizes = [num_tokens] * (2 * 4) + [2]
+        # Behind its attention the last layer computes the two tokens that have logits.
+        sizes = [num_tokens] * (2 * 4 - 1) + [2, 2]
         assert sums == [Call("allreduce", (size, 4096), torch.bfloat16) for size in sizes]
         [gather] = [call for call in calls if call.operation != "allreduce"]
         assert gather == Call("allgather_base", (2 * 16,), torch.uint8)  # of each row a number and its place

@@ -127,6 +127,7 @@ stored = types.SimpleNamespace(dtype="float32", weights="float32", kv_cache_dtyp
 _fake_module("stoker_engine.exec.dtypes", stored_as=lambda *_: stored)
 _fake_module("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
 _fake_module("stoker_engine.exec.runner", Runner=Runner)
+_fake_module("stoker_engine.exec.build_runner", build_runner=Runner)
 _fake_module("stoker_engine.exec.check_sharding", refuse_indivisible=lambda *_: None)
 _fake_module("stoker_engine.models.checkpoint", Checkpoint=object, find_checkpoint=lambda _: checkpoint)
 

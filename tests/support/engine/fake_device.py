@@ -30,8 +30,10 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Draft, NewSequence, Step
-from stoker_engine.exec import kv_cache, runner
-from stoker_engine.exec.graphs import DecodeGraphs
+from stoker_engine.exec import build_runner, kv_cache
+from stoker_engine.exec.finish import prompt_logprobs as prompt_logprobs_finish
+from stoker_engine.exec.finish import sample as sample_finish
+from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.kernels.triton.compile.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
@@ -304,18 +306,18 @@ def fake_device(
     # In inference mode fake tensors do not see what an operation is made of, and would run some for real.
     inference_mode = torch.inference_mode
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: inference_mode(*mode) if mode else torch.no_grad())
-    monkeypatch.setattr(runner, "KVCachePool", kv_cache.KVCachePool)  # no guarded one: there is no memory
-    monkeypatch.setattr(runner, "capture_all", _compute_again if graphs else lambda graphs, on_progress: False)
+    monkeypatch.setattr(build_runner, "KVCachePool", kv_cache.KVCachePool)  # no guarded one: there is no memory
+    monkeypatch.setattr(build_runner, "capture_all", _compute_again if graphs else lambda graphs, on_progress: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(runner, "resolve_device", lambda args: torch.device("cuda"))
+    monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
     monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory_bytes)
-    for module in (runner, sampler, logprobs):
+    for module in (sample_finish, prompt_logprobs_finish, sampler, logprobs):
         monkeypatch.setattr(module, "to_host", zeros)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield reads
 
 
-def _compute_again(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
+def _compute_again(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         def replay() -> None:
             compute()

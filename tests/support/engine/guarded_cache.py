@@ -29,12 +29,10 @@ import torch
 from stoker_engine import engine as engine_module
 from stoker_engine.core.step import Step
 from stoker_engine.engine import Engine
-from stoker_engine.exec import kv_cache, runner
+from stoker_engine.exec import build_runner, kv_cache
 from stoker_engine.exec.executor import LocalExecutor
-from stoker_engine.exec.input_batch import InputBatch
-from stoker_engine.exec.inputs import Inputs
+from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool
-from stoker_engine.exec.runner import Runner
 from stoker_engine.sched import kv_manager
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
@@ -221,10 +219,20 @@ class GuardedKVCachePool(KVCachePool):
 
 
 @dataclass(frozen=True)
-class WatchedInputs:
-    """Stands for an `InputBuilder`."""
+class CheckedInputBuilder(InputBuilder):
+    """An `InputBuilder` whose inputs are checked.
 
-    build: Callable[[Step, InputBatch, int | None], Inputs]
+    Attributes:
+        pool: the cache of the runner.
+    """
+
+    pool: GuardedKVCachePool
+
+    def build(self, step: Step, size: int | None = None) -> Inputs:
+        """See `InputBuilder`."""
+        inputs = super().build(step, size)
+        check_tables(self.pool.running, step, inputs, self.block_size)
+        return inputs
 
 
 def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> None:
@@ -247,19 +255,6 @@ def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> 
         assert all(now.refs[slot // block_size] for slot in slots)
 
 
-def _check_inputs(engine: Engine, of: Runner) -> None:
-    """Has the inputs of each step checked."""
-    pool, build = of._pool, of._inputs.build
-    assert isinstance(pool, GuardedKVCachePool)
-
-    def checked_build(step: Step, rows: InputBatch, size: int | None = None) -> Inputs:
-        inputs = build(step, rows, size)
-        check_tables(pool.running, step, inputs, engine.info.block_size)
-        return inputs
-
-    of._inputs = WatchedInputs(checked_build)  # type: ignore[assignment]
-
-
 def guard(patched: pytest.MonkeyPatch) -> None:
     """Puts guarded caches and integrity checks under all engines of this process that are made from now on."""
     init, step = Engine.__init__, Engine.step
@@ -273,7 +268,7 @@ def guard(patched: pytest.MonkeyPatch) -> None:
             runners = executor.runners
         else:  # its caches are in other processes
             return
-        pools = [each._pool for each in runners]
+        pools = [each.pool for each in runners]
         launch = executor.launch
 
         def watched_launch(step: Step) -> None:
@@ -285,14 +280,15 @@ def guard(patched: pytest.MonkeyPatch) -> None:
 
         executor.launch = watched_launch  # type: ignore[method-assign]
         for each in runners:
-            _check_inputs(engine, each)
+            assert isinstance(each.pool, GuardedKVCachePool)
+            each.inputs = CheckedInputBuilder(**vars(each.inputs), pool=each.pool)
 
     def checked_step(engine: Engine) -> Any:
         outputs = step(engine)
         engine.scheduler.check()
         return outputs
 
-    patched.setattr(runner, "KVCachePool", GuardedKVCachePool)
+    patched.setattr(build_runner, "KVCachePool", GuardedKVCachePool)
     patched.setattr(kv_manager, "BlockPool", WatchedBlockPool)
     patched.setattr(engine_module.Engine, "__init__", guarded_init)
     patched.setattr(engine_module.Engine, "step", checked_step)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -22,8 +23,10 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.engine import Engine
+from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.exec.runner import Runner
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.layers.linear_site import ExtendLinear
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.parallel.layout import RankLayout
@@ -126,12 +129,15 @@ def thread_groups(layout: RankLayout) -> list[RankGroups]:
 class ThreadExecutor:
     """See `exec.executor.Executor`.
 
+    Args:
+        extend: makes what each rank's model is built with, see `layers.build.Build.extend`.
+
     Attributes:
         runners: one a rank.
         groups: theirs.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
+    def __init__(self, args: EngineArgs, extend: Callable[[], ExtendLinear] | None = None) -> None:
         layout = RankLayout.of(args)
         self.groups = thread_groups(layout)
         self._answering = layout.first_of_last_stage
@@ -139,7 +145,12 @@ class ThreadExecutor:
         self._launched: deque[list[Future[StepResult]]] = deque()
 
         def load(rank: int) -> Runner:
-            return Runner(args, find_checkpoint(args), groups=self.groups[rank])
+            return build_runner(
+                args,
+                find_checkpoint(args),
+                groups=self.groups[rank],
+                adapt=lambda build: replace(build, extend=extend and extend()),
+            )
 
         self.runners = self._all([pool.submit(load, rank) for rank, pool in enumerate(self._threads)])
         self.plan, self.on_cpu = self.runners[0].plan, True

@@ -18,13 +18,15 @@ _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_floa
 #: heeds signals.
 _AT_ONCE: Final = 64
 
-#: (x [tokens, hidden], the step by group, of each kind of RoPE cos and sin [tokens, 1, pairs], rows int64 or None) →
-#: see `WholeLayers`.
+#: (x [tokens, hidden], the step by group, of each kind of RoPE cos and sin [tokens, 1, pairs], rows int64 or None, the
+#: rows of the input batch that tokens and `rows` belong to, int64 or None) → see `WholeLayers`.
 RunLayers = Callable[
     [
         torch.Tensor,
         "ctypes.Array[AttentionStep]",
         Sequence[tuple[torch.Tensor, torch.Tensor]],
+        torch.Tensor | None,
+        torch.Tensor | None,
         torch.Tensor | None,
     ],
     torch.Tensor,
@@ -122,6 +124,8 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
         steps: ctypes.Array[AttentionStep],
         cos_sin: Sequence[tuple[torch.Tensor, torch.Tensor]],
         rows: torch.Tensor | None,
+        batch_rows: torch.Tensor | None,
+        kept_batch_rows: torch.Tensor | None,
         _: object = (calls, entries, of),
     ) -> torch.Tensor:
         tokens = len(x)
@@ -132,17 +136,19 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
             assert cos.shape == sin.shape == (tokens, 1, num_pairs) and cos.dtype == sin.dtype == dtype
             assert cos.is_contiguous() and sin.is_contiguous()
         rotated = (_RopeCosSin * len(cos_sin))(*(_RopeCosSin(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
-        arguments = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr()
+        of_tokens = _row_numbers(batch_rows, tokens)
+        arguments = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr(), of_tokens
         address, remaining = pointer, count
         while tokens > _AT_ONCE and remaining > 1:
-            function(address, 1, *arguments, None, 0, None)
+            function(address, 1, *arguments, None, 0, None, None)
             address, remaining = address + size, remaining - 1
         if rows is None:
-            function(address, remaining, *arguments, None, 0, None)
+            function(address, remaining, *arguments, None, 0, None, None)
             return x
-        assert rows.dtype == torch.int64 and rows.is_contiguous()
         out = torch.empty((len(rows), hidden), dtype=dtype)
-        function(address, remaining, *arguments, rows.data_ptr(), len(rows), out.data_ptr())
+        of_kept = _row_numbers(kept_batch_rows, len(rows))
+        kept = _row_numbers(rows, len(rows)), len(rows), out.data_ptr(), of_kept
+        function(address, remaining, *arguments, *kept)
         return out
 
     return run
@@ -162,6 +168,14 @@ def _layer(of: LayerOf) -> _Layer:
     assert call.out.inner == call.attention.heads * call.attention.value_dim
     assert call.up.outputs == call.down.inner * (1 + of.gated)
     return call
+
+
+def _row_numbers(rows: torch.Tensor | None, count: int) -> int | None:
+    """The address of as many row numbers."""
+    if rows is None:
+        return None
+    assert rows.shape == (count,) and rows.dtype == torch.int64 and rows.is_contiguous()
+    return rows.data_ptr()
 
 
 def _norm(of: NormOf | None) -> _Norm:

@@ -20,7 +20,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ct
 
 _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
-    "stoker_linear": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
+    "stoker_linear": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER),
     "stoker_has_panels": (),
     "stoker_pack_panels": (_POINTER, _LONG, _LONG),
     "stoker_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
@@ -41,7 +41,7 @@ _ARGUMENTS = {
     "stoker_argmax": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_keep_allowed": (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_attention": (_POINTER,),
-    "stoker_layers": (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
+    "stoker_layers": (_POINTER, _LONG, *(_POINTER,) * 5, _LONG, _POINTER, _POINTER),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),
     "stoker_rotary": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG),
     "stoker_rope_cos_sin": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),

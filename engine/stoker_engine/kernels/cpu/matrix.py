@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -12,7 +12,7 @@ from stoker_engine.kernels import concat_linear as reference
 from stoker_engine.kernels.bundle import Operation
 
 #: matrix.h's Kind.
-ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, CONCAT = range(7)
+ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, CONCAT, EXTENDED = range(8)
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _LONGEST_FORMAT: Final = 5
@@ -32,6 +32,30 @@ class Matrix(ctypes.Structure):
     )
 
 
+class LinearArgs(ctypes.Structure):
+    """matrix.h's LinearArgs."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("x_stride", _LONG),
+        ("y", _POINTER),
+        ("y_stride", _LONG),
+        ("rows", _LONG),
+        ("prefetch_ranges", _POINTER),
+        ("batch_rows", _POINTER),
+    )
+
+
+#: (context, is_bf16, the arguments): adds to `y` what depends on `batch_rows`.
+ADD_TO_LINEAR = ctypes.CFUNCTYPE(None, _POINTER, ctypes.c_int, ctypes.POINTER(LinearArgs))
+
+
+class _Extension(ctypes.Structure):
+    """matrix.h's Extension."""
+
+    _fields_ = (("base", _POINTER), ("add", ADD_TO_LINEAR), ("context", _POINTER))
+
+
 class CpuLinear:
     """The linear operation with one weight: [..., inner] → [..., outputs].
 
@@ -39,15 +63,25 @@ class CpuLinear:
         matrix: the weight, for C++.
     """
 
-    __slots__ = ("_dtype", "_function", "_is_bf16", "_kept", "_pointer", "_shape", "matrix")
+    __slots__ = ("_batch_rows", "_dtype", "_function", "_is_bf16", "_kept", "_pointer", "_shape", "matrix")
 
-    def __init__(self, library: ctypes.CDLL, matrix: Matrix, dtype: torch.dtype, kept: object) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        matrix: Matrix,
+        dtype: torch.dtype,
+        kept: object,
+        batch_rows: Callable[[], torch.Tensor] | None = None,
+    ) -> None:
         """
         Args:
             dtype: of x and the result.
             kept: what `matrix` points to.
+            batch_rows: gives int64 [tokens], the row of the input batch that each row of x belongs to; None: no part of
+                the matrix depends on it.
         """
         self.matrix, self._kept, self._shape = matrix, kept, (matrix.outputs, matrix.inner)
+        self._batch_rows = batch_rows
         self._function, self._dtype, self._is_bf16 = library.stoker_linear, dtype, dtype == torch.bfloat16
         self._pointer = ctypes.addressof(matrix)
 
@@ -87,8 +121,27 @@ class CpuLinear:
         rows, width = x.shape
         assert width == inner and x.dtype == self._dtype
         out = torch.empty((rows, outputs), dtype=self._dtype)
-        self._function(self._is_bf16, self._pointer, x.data_ptr(), x.stride(0), out.data_ptr(), rows)
+        batch_rows = None
+        if self._batch_rows is not None:
+            of_rows = self._batch_rows()
+            assert of_rows.shape == (rows,) and of_rows.dtype == torch.int64 and of_rows.is_contiguous()
+            batch_rows = of_rows.data_ptr()
+        self._function(self._is_bf16, self._pointer, x.data_ptr(), x.stride(0), out.data_ptr(), rows, batch_rows)
         return out
+
+    def extended(
+        self, library: ctypes.CDLL, add: Any, context: int | None, batch_rows: Callable[[], torch.Tensor]
+    ) -> CpuLinear:
+        """This operation, and then what `add` adds to its result, also within a call of whole layers.
+
+        Args:
+            add: an `ADD_TO_LINEAR`; it gets `context`, and must add the same to a row of x in every batch.
+            batch_rows: see the class; read where the operation is called by itself.
+        """
+        extension = _Extension(self._pointer, add, context)
+        words = (_LONG * _LONGEST_FORMAT)()
+        matrix = Matrix(EXTENDED, words, ctypes.addressof(extension), 0, None, *self._shape)
+        return CpuLinear(library, matrix, self._dtype, (extension, self), batch_rows)
 
 
 def concat_linear(library: ctypes.CDLL, linears: Sequence[Operation]) -> Operation:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from stoker_engine.attention import triton
 from stoker_engine.core.outputs import RequestOutput
 from stoker_engine.exec import graphs as graphs_module
 from stoker_engine.exec.executor import LocalExecutor
-from stoker_engine.exec.graphs import DecodeGraph, DecodeGraphs
+from stoker_engine.exec.graphs import StepGraph, StepGraphs
 from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
 
 from .conftest import ON_CHIP
@@ -34,20 +35,21 @@ def again(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[
     return found, replay
 
 
-def captured(llm: LLM) -> list[DecodeGraph]:
+def captured(llm: LLM) -> list[StepGraph]:
     """Has the engine's decodes replayed; gives the graphs that are found from now on."""
     executor = llm.engine.executor  # type: ignore[union-attr]
     assert isinstance(executor, LocalExecutor)
-    runner, found = executor.runner, list[DecodeGraph]()
-    blocks = runner._batch.tables.shape[2]
-    graphs = DecodeGraphs(
+    runner, found = executor.runner, list[StepGraph]()
+    runner.inputs = replace(runner.inputs, gathers=True)
+    graphs = StepGraphs(
         runner.model,
-        runner._backend,
         runner.plan,
-        runner._pool.caches,
-        4,
-        blocks,
-        runner.device,  # type: ignore[arg-type]
+        runner.pool.caches,
+        runner.inputs.device_batch,
+        runner.rows,
+        max_seqs=4,
+        max_blocks=runner.batch.tables.shape[2],
+        device=runner.device,
     )
     with torch.inference_mode():
         graphs.capture(again)
@@ -60,7 +62,7 @@ def captured(llm: LLM) -> list[DecodeGraph]:
         return graph
 
     graphs.find = noted  # type: ignore[method-assign]
-    runner._graphs = graphs
+    runner.graphs = graphs
     return found
 
 

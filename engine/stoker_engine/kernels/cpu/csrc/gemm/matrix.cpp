@@ -10,6 +10,12 @@ static void linear_concat(bool is_bf16, const Matrix& matrix, LinearArgs args) {
   }
 }
 
+static void linear_extended(bool is_bf16, const Matrix& matrix, const LinearArgs& args) {
+  const Extension& extension = *(const Extension*)matrix.w;
+  linear(is_bf16, *extension.base, args);
+  extension.add(extension.context, is_bf16, &args);
+}
+
 void linear(bool is_bf16, const Matrix& matrix, const LinearArgs& args) {
   if (args.rows == 0) return;
   switch (matrix.kind) {
@@ -20,9 +26,11 @@ void linear(bool is_bf16, const Matrix& matrix, const LinearArgs& args) {
     case Matrix::GROUPS: return linear_groups(is_bf16, matrix, args);
     case Matrix::GROUP_PANELS: return linear_group_panels(matrix, args);
     case Matrix::CONCAT: return linear_concat(is_bf16, matrix, args);
+    case Matrix::EXTENDED: return linear_extended(is_bf16, matrix, args);
   }
 }
 
-extern "C" void stoker_linear(int is_bf16, const Matrix* matrix, const void* x, long x_stride, void* y, long rows) {
-  linear(is_bf16, *matrix, {x, x_stride, y, matrix->outputs, rows});
+extern "C" void stoker_linear(int is_bf16, const Matrix* matrix, const void* x, long x_stride, void* y, long rows,
+                              const int64_t* batch_rows) {
+  linear(is_bf16, *matrix, {x, x_stride, y, matrix->outputs, rows, nullptr, batch_rows});
 }

@@ -84,10 +84,12 @@ struct KeptRows {
   const int64_t* rows;  // ascending
   long count;           // −1: all rows, in place
   T* stream;
+  const int64_t* batch_rows;  // of these rows; see LinearArgs
 };
 
 template <class T>
-void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos, const T* sin, const KeptRows<T>& kept) {
+void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos, const T* sin, const int64_t* batch_rows,
+         const KeptRows<T>& kept) {
   const AttentionCall& fixed = layer.attention;
   const long tokens = step.tokens, hidden = layer.hidden, size = fixed.head_dim, width = layer.qkv.outputs;
   const long heads = fixed.heads, num_rotated = heads + fixed.kv_heads, chunk = std::min(tokens, CHUNK);
@@ -105,7 +107,7 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
     input = normed;
   }
   const PrefetchRanges* prefetch_ranges = tokens <= FEW_TOKENS ? cached_key_ranges(fixed, step) : nullptr;
-  linear(layer.is_bf16, layer.qkv, {input, hidden, qkv, width, tokens, prefetch_ranges});
+  linear(layer.is_bf16, layer.qkv, {input, hidden, qkv, width, tokens, prefetch_ranges, batch_rows});
 
   if (layer.q_norm.weight || layer.pairs)
     parallel_for(tokens * num_rotated * size >= GRAIN_SIZE, tokens, [&](long t) {
@@ -132,6 +134,7 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
     memcpy((void*)(stream + i * hidden), x + kept.rows[i] * hidden, hidden * sizeof(T));
     memmove((void*)(attended + i * layer.out.inner), attended + kept.rows[i] * layer.out.inner, layer.out.inner * sizeof(T));
   }
+  const int64_t* const kept_batch_rows = kept.batch_rows;
 
   // The stream += norm(added), and normed = norm of that, where there are such norms. Each of it is rounded.
   const auto join = [&](const Norm& of_added, const Norm& of_sum, T* added, long first, long count) {
@@ -146,7 +149,7 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
       if (of_sum.weight) norm_row(of_sum, to, row, hidden);
     });
   };
-  linear(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, hidden, num_kept});
+  linear(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, hidden, num_kept, nullptr, kept_batch_rows});
   join(layer.post_attention_norm, layer.pre_mlp_norm, normed, 0, num_kept);
 
   T* const inner = qkv;
@@ -155,35 +158,43 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
     const long count = std::min(chunk, num_kept - first);
     T* const mlp = normed + first * hidden;
     const T* of = layer.pre_mlp_norm.weight ? mlp : stream + first * hidden;
-    linear(layer.is_bf16, layer.up, {of, hidden, inner, inner_width, count});
+    const int64_t* const rows = kept_batch_rows ? kept_batch_rows + first : nullptr;
+    linear(layer.is_bf16, layer.up, {of, hidden, inner, inner_width, count, nullptr, rows});
     parallel_for(count * inner_width >= GRAIN_SIZE / 4, count, [&](long i) {
       T* gate = inner + i * inner_width;
       activate(layer.activation, gate, layer.gated ? gate + layer.down.inner : nullptr, gate, layer.down.inner);
     });
-    linear(layer.is_bf16, layer.down, {inner, inner_width, mlp, hidden, count});
+    linear(layer.is_bf16, layer.down, {inner, inner_width, mlp, hidden, count, nullptr, rows});
     join(layer.post_mlp_norm, Norm{}, mlp, first, count);
   }
 }
 
 template <class T>
 void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin, T* x,
-             const KeptRows<T>& kept) {
+             const int64_t* batch_rows, const KeptRows<T>& kept) {
   for (long i = 0; i < count; i++) {
     const LayerEntry& entry = layers[i];
     const RopeCosSin rope = entry.cos_sin < 0 ? RopeCosSin{} : cos_sin[entry.cos_sin];
-    const KeptRows<T> all{nullptr, -1, x};
-    run(*entry.layer, steps[entry.group], x, (const T*)rope.cos, (const T*)rope.sin, i + 1 < count ? all : kept);
+    const KeptRows<T> all{nullptr, -1, x, batch_rows};
+    const KeptRows<T>& rows = i + 1 < count ? all : kept;
+    run(*entry.layer, steps[entry.group], x, (const T*)rope.cos, (const T*)rope.sin, batch_rows, rows);
   }
 }
 
 }  // namespace
 
 // x [tokens, hidden] is the residual stream before the layers, and behind them; or, where `rows` are given, out gets
-// `kept` rows of what is behind them. `steps` are indexed by group, `cos_sin` by kind.
+// `kept` rows of what is behind them. `steps` are indexed by group, `cos_sin` by kind. `batch_rows` [tokens] and
+// `kept_batch_rows` [kept]: see LinearArgs; null where no layer is extended.
 extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin,
-                              void* x, const int64_t* rows, long kept, void* out) {
+                              void* x, const int64_t* batch_rows, const int64_t* rows, long kept, void* out,
+                              const int64_t* kept_batch_rows) {
+  const auto run = [&](auto* stream, auto* result) {
+    if (!rows) kept = -1, result = stream, kept_batch_rows = batch_rows;
+    run_all(layers, count, steps, cos_sin, stream, batch_rows, {rows, kept, result, kept_batch_rows});
+  };
   if (layers->layer->is_bf16)
-    run_all<bf16>(layers, count, steps, cos_sin, (bf16*)x, {rows, rows ? kept : -1, (bf16*)(rows ? out : x)});
+    run((bf16*)x, (bf16*)out);
   else
-    run_all<float>(layers, count, steps, cos_sin, (float*)x, {rows, rows ? kept : -1, (float*)(rows ? out : x)});
+    run((float*)x, (float*)out);
 }

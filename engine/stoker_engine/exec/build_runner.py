@@ -1,0 +1,252 @@
+"""Makes a runner: loads the model onto the device, with its KV cache, warms it up and captures graphs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+
+from stoker_common.errors import ArgumentError
+from stoker_engine.attention.backend import GraphBackend
+from stoker_engine.attention.cpu import CpuBackend
+from stoker_engine.attention.external import AttentionRequirements
+from stoker_engine.attention.select import attention_backend
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.exec.device_batch import DeviceBatch
+from stoker_engine.exec.dtypes import resolve_dtype, stored_as
+from stoker_engine.exec.finish.finish import Finish
+from stoker_engine.exec.finish.logits import Logits
+from stoker_engine.exec.finish.next_stage import SendToNextStage
+from stoker_engine.exec.finish.prompt_logprobs import PromptLogprobs
+from stoker_engine.exec.finish.sample import Sampling
+from stoker_engine.exec.graphs import StepGraphs, capture_all
+from stoker_engine.exec.input_batch import InputBatch
+from stoker_engine.exec.inputs import InputBuilder
+from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
+from stoker_engine.exec.runner import Runner
+from stoker_engine.exec.step_masks import StepMasks
+from stoker_engine.exec.warm_up import warm_up_steps
+from stoker_engine.grammar.grammars import Grammars
+from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.kernels.compile_progress import watch_compilations
+from stoker_engine.kernels.prebuilt import use_prebuilt
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
+from stoker_engine.models.checkpoint import Checkpoint
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.loading.load_progress import OnProgress
+from stoker_engine.models.model import Model
+from stoker_engine.parallel.device import limit_threads, resolve_device
+from stoker_engine.parallel.rank_groups import RankGroups
+from stoker_engine.parallel.transfer import to_device
+from stoker_engine.sizing import activations, memory
+from stoker_engine.sizing.kv_format import kv_format
+
+logger = logging.getLogger(__name__)
+
+#: Makes a way to finish of a model and the sequences that run.
+MakeFinish = Callable[[Model, InputBatch], Finish]
+
+#: Tokens beyond the longest sequence that a row has room for: what a step in flight samples behind the last one.
+_SPARE_TOKENS: Final = 16
+
+#: Upper bound of one chunk of logits on a CPU where nothing but the largest of each row is asked for. glibc returns
+#: larger memory to the system each time, so that each step would fault in each page of it again.
+_KEPT_BYTES: Final = 32 << 20
+
+
+def build_runner(
+    args: EngineArgs,
+    checkpoint: Checkpoint,
+    on_progress: OnProgress = lambda done, total: None,
+    groups: RankGroups | None = None,
+    adapt: Callable[[Build], Build] = lambda build: build,
+    make_finish: MakeFinish | None = None,
+) -> Runner:
+    """Loads a model.
+
+    Args:
+        on_progress: called whenever loading gets on; see `OnProgress`.
+        groups: the ranks that compute the model together with this one; None: there are none.
+        adapt: what the model is built with → how it is built instead: extended, or without a head.
+        make_finish: what becomes of the last stage's hidden states; None: they are sampled from.
+
+    Raises:
+        ArgumentError: the device or dtype cannot be had.
+        ModelError: the weights do not match, or the model does not fit.
+    """
+    device = resolve_device(args)
+    if device.type == "cpu":
+        limit_threads()
+    dtype, groups = resolve_dtype(args, checkpoint, device), groups or RankGroups()
+    build = adapt(_build(args, checkpoint, device, dtype, groups))
+    formats = checkpoint.weight_formats(dtype, device)
+    plan = plan_kv_cache(args, checkpoint.config, dtype, device, groups, formats)
+    model, pool = _load(args, checkpoint, build, plan, device, on_progress)
+    batch = InputBatch(args.max_num_seqs, plan.max_model_len + _SPARE_TOKENS, args.block_size, plan.groups)
+    device_batch = DeviceBatch(batch.values, device)
+    build.rows.adapters = device_batch.adapters
+    grammars = Grammars(checkpoint.config.vocab_size, checkpoint.config.eos_token_ids)
+    if not groups.pipeline.stage.is_last:
+        finish: Finish = SendToNextStage(groups.pipeline)
+    elif make_finish is not None:
+        finish = make_finish(model, batch)
+    else:
+        finish = _sampling(args, build, model, batch, grammars, device, groups)
+    # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
+    shares_work = isinstance(model.backend, CpuBackend) and isinstance(model, Decoder)
+    runner = Runner(
+        device=device,
+        dtype=dtype,
+        plan=plan,
+        model=model,
+        pool=pool,
+        batch=batch,
+        inputs=InputBuilder(args.block_size, plan.groups, device, batch, device_batch, gathers=device.type != "cpu"),
+        rows=build.rows,
+        finish=finish,
+        grammars=grammars,
+        pipeline=groups.pipeline,
+        num_torch_threads=1 if shares_work else None,
+    )
+    if device.type != "cpu":
+        _warm_up(args, runner, build.kernels, on_progress)
+        if not args.enforce_eager and _can_be_captured(runner, groups):
+            with torch.inference_mode():
+                runner.graphs = _captured(args, runner, device_batch, on_progress)
+    return runner
+
+
+def _build(
+    args: EngineArgs,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    groups: RankGroups,
+) -> Build:
+    """What the layers are built with."""
+    if args.batch_invariant and device.type != "cpu" and groups.tensor.size > 1:
+        raise ArgumentError(
+            "--batch-invariant",
+            "GPUs that share layers sum in an order that depends on the batch; choose "
+            "--tensor-parallel-size 1, with --pipeline-parallel-size or --data-parallel-size for more GPUs",
+        )
+    requirements = AttentionRequirements(
+        [layer.attention for layer in checkpoint.config.layers],
+        dtype,
+        kv_format(args.kv_cache_dtype, str(dtype)).dtype,
+        args.block_size,
+    )
+    return Build(
+        dtype,
+        attention_backend(device, requirements, args.batch_invariant, args.attention_backend),
+        select_kernels(device, dtype, args.batch_invariant),
+        groups.tensor,
+        stage=groups.pipeline.stage,
+        whole_experts=args.enable_expert_parallel,
+    )
+
+
+def _load(
+    args: EngineArgs,
+    checkpoint: Checkpoint,
+    build: Build,
+    plan: KVCachePlan,
+    device: torch.device,
+    on_progress: OnProgress,
+) -> tuple[Model, KVCachePool]:
+    """The model and its KV cache."""
+    scales = checkpoint.kv_scales(args.kv_cache_dtype, build)
+    started = time.monotonic()
+    with torch.inference_mode():
+        model = checkpoint.load(build, device, plan.max_model_len, on_progress)
+        specs = memory.layer_caches(checkpoint.config, build.ranks.size)
+        pool = KVCachePool(plan, specs, build.dtype, device, scales, build.stage)
+    stored = stored_as(args, checkpoint, device)
+    logger.info(
+        "loaded on %s in %.1f s: weights as %s, computed in %s, keys and values as %s",
+        device,
+        time.monotonic() - started,
+        stored.weights,
+        stored.dtype,
+        stored.kv_cache_dtype,
+    )
+    if args.dtype == "auto" and stored.dtype != checkpoint.config.dtype.removeprefix("torch."):
+        logger.info("the kernels of CPUs have no %s, hence %s", checkpoint.config.dtype, stored.dtype)
+    return model, pool
+
+
+def _sampling(
+    args: EngineArgs,
+    build: Build,
+    model: Model,
+    batch: InputBatch,
+    grammars: Grammars,
+    device: torch.device,
+    groups: RankGroups,
+) -> Sampling:
+    vocab_size = model.config.vocab_size
+    rows_at_once = activations.sampler_rows(vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens))
+    on_cpu = device.type == "cpu"
+    logits = Logits(model, build.kernels, build.ranks, build.widths(vocab_size), build.rows)
+    return Sampling(
+        batch=batch,
+        masks=StepMasks(grammars),
+        logits=logits,
+        prompt_logprobs=PromptLogprobs(batch, logits, rows_at_once, groups.samples),
+        vocabulary=build.share(vocab_size),
+        rows_at_once=rows_at_once,
+        logits_at_once=max(1, _KEPT_BYTES // (2 * vocab_size)) if on_cpu else args.max_num_seqs,
+        samples=groups.samples,
+        keeps_sampled=groups.pipeline.stage.count == 1,
+    )
+
+
+def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: OnProgress) -> None:
+    """Has what a device computes with compiled before the first request; what is compiled stays in a cache."""
+    started = time.monotonic()
+    use_prebuilt()
+    limits = args.max_num_seqs, args.max_num_batched_tokens, runner.plan.max_model_len
+    with watch_compilations(lambda: on_progress(0, 0)) as compiled:
+        for step in warm_up_steps(*limits, len(runner.plan.groups)):
+            runner.run(step)
+            on_progress(0, 0)
+        _constrain_nothing(runner, kernels)
+    runner.batch.clear()
+    logger.info("ran each kernel once in %.1f s, %d of them compiled", time.monotonic() - started, len(compiled))
+
+
+def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
+    """What grammars leave of a row of logits; no step of the warm-up has a grammar."""
+    size = runner.model.config.vocab_size
+    any_token = np.full((1, -(-size // 32)), -1, dtype=np.int32)
+    logits = torch.zeros((1, size), device=runner.device)
+    kernels.keep_allowed(logits, to_device([0], runner.device), to_device(any_token, runner.device))
+
+
+def _can_be_captured(runner: Runner, groups: RankGroups) -> bool:
+    """Whether decodes can be CUDA graphs: ranks that work together go kernel by kernel, and so do models that keep a
+    state of each sequence."""
+    alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1
+    of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)
+    return alone and of_tokens and isinstance(runner.model.backend, GraphBackend) and isinstance(runner.model, Decoder)
+
+
+def _captured(
+    args: EngineArgs, runner: Runner, device_batch: DeviceBatch, on_progress: OnProgress
+) -> StepGraphs | None:
+    graphs = StepGraphs(
+        runner.model,
+        runner.plan,
+        runner.pool.caches,
+        device_batch,
+        runner.rows,
+        max_seqs=min(args.max_num_seqs, args.max_num_batched_tokens),
+        max_blocks=runner.batch.tables.shape[2],
+        device=runner.device,
+    )
+    return graphs if capture_all(graphs, lambda: on_progress(0, 0)) else None

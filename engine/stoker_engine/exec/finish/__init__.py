@@ -1,0 +1,1 @@
+"""What a runner makes of a step's hidden states."""

@@ -1,0 +1,47 @@
+"""Logits of some of a step's tokens, on ranks that may share the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.layers.batch_rows import BatchRows, RowSpace
+from stoker_engine.models.model import Model
+from stoker_engine.parallel.communicator import Communicator
+
+
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """Computes logits from hidden states.
+
+    Attributes:
+        ranks: those that share the vocabulary.
+        widths: what each of them has of it.
+        rows: the rows that the model's head may read.
+    """
+
+    model: Model
+    kernels: Kernels
+    ranks: Communicator
+    widths: list[int]
+    rows: BatchRows
+
+    def of(self, hidden: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+        """[count, hidden] → [count, this rank's part of the vocabulary] float32, or bfloat16 where `argmax` takes it.
+
+        Args:
+            tokens: int64 [count], which of the step's tokens these are; None: all.
+        """
+        self.rows.select(RowSpace.LOGITS, RowSpace.TOKENS, tokens)
+        logits = self.model.logits(hidden)
+        return logits if self.kernels.narrow_logits and logits.dtype == torch.bfloat16 else logits.float()
+
+    def whole(self, hidden: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+        """[count, hidden] → [count, vocabulary] float32; see `of`."""
+        return self.gather(self.of(hidden, tokens))
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """This rank's part, and those of the others: [count, vocabulary] float32."""
+        return self.ranks.all_gather(logits.float(), self.widths)

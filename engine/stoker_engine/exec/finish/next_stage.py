@@ -1,0 +1,32 @@
+"""Sends hidden states to the next stage of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stoker_engine.core.step import Step, StepResult
+from stoker_engine.exec.inputs import Inputs
+from stoker_engine.parallel.rank_groups import Pipeline
+
+
+@dataclass(frozen=True)
+class SendToNextStage:
+    """See `Finish` and `StepFinish`: the same for each step."""
+
+    pipeline: Pipeline
+
+    @property
+    def kept(self) -> None:
+        """See `StepFinish`: the next stage needs all."""
+
+    def begin(self, step: Step, inputs: Inputs) -> SendToNextStage:
+        """See `Finish`."""
+        return self
+
+    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
+        """See `StepFinish`: nothing is sampled here."""
+        self.pipeline.send(hidden)
+        return StepResult([])

@@ -1,0 +1,76 @@
+"""Which row of the input batch each row of an activation belongs to.
+
+An operation whose result depends on the request (an adapter, say) gets `BatchRows` with `Build` when it is made, and
+reads it when it runs. What it finds there depends on where in the model it is: its *row space*.
+
+    TOKENS     all tokens of a step, all sequences end to end
+    KEPT       behind the last layer's attention: the tokens whose results are needed
+    LOGITS     the tokens that logits are computed of, a chunk at a time
+    EXPERTS    the tokens that one expert of a mixture computes
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+import torch
+
+
+class RowSpace(Enum):
+    """What the rows of an activation are; see above."""
+
+    TOKENS = auto()
+    KEPT = auto()
+    LOGITS = auto()
+    EXPERTS = auto()
+
+
+#: Index of the row that stands for padding, in tensors with a value for each row of the batch: their last one.
+PADDING: Final = -1
+
+
+class BatchRows:
+    """The rows of the input batch, by row space.
+
+    Attributes:
+        adapters: int64, for each row of the batch the index of its request's adapter, -1 for none; at `PADDING` too.
+    """
+
+    def __init__(self) -> None:
+        self.adapters = torch.full((1,), -1)
+        self._tensors: dict[RowSpace, torch.Tensor] = {}
+        self._selected: dict[RowSpace, tuple[RowSpace, torch.Tensor]] = {}
+
+    def begin(self, tokens: torch.Tensor, kept: torch.Tensor | None = None) -> None:
+        """Begins a step.
+
+        Args:
+            tokens: int64 [tokens], the row of each, `PADDING` where there is none.
+            kept: int64, indices of the tokens in `RowSpace.KEPT`; None: all.
+        """
+        self._tensors = {RowSpace.TOKENS: tokens}
+        self._selected.clear()
+        if kept is None:
+            self._tensors[RowSpace.KEPT] = tokens
+        else:
+            self.select(RowSpace.KEPT, RowSpace.TOKENS, kept)
+
+    def select(self, space: RowSpace, source: RowSpace, indices: torch.Tensor | None) -> None:
+        """Has `space` consist of these rows of `source`, until it is said otherwise; None: of all."""
+        if indices is None:
+            self._tensors[space] = self[source]
+        else:
+            self._selected[space] = source, indices
+            self._tensors.pop(space, None)
+
+    def __getitem__(self, space: RowSpace) -> torch.Tensor:
+        """int64 [rows of the space]. It is computed when it is first read: most models read none."""
+        if space not in self._tensors:
+            source, indices = self._selected[space]
+            self._tensors[space] = self[source][indices]
+        return self._tensors[space]
+
+    def adapters_of(self, space: RowSpace) -> torch.Tensor:
+        """int64 [rows of the space]: the adapter of each, -1 for none."""
+        return self.adapters[self[space]]

@@ -1,0 +1,84 @@
+"""A test's adapters: vectors that linear operations add, a different one for each request.
+
+What is added depends on the row of the batch and on nothing else, so an operation that looks at the wrong row, in any
+row space, changes the output. Each table is cut as ranks share the operation's results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.cpu.matrix import ADD_TO_LINEAR, CpuLinear
+from stoker_engine.layers.batch_rows import BatchRows, RowSpace
+from stoker_engine.layers.linear_site import LinearSite
+
+
+@dataclass
+class RowTables:
+    """Adds `table[adapter]` to what each linear operation gives.
+
+    Attributes:
+        num_adapters: tables have so many rows, and zeros for requests without an adapter.
+        only: every row gets this one's, whatever the batch says: what a request is compared with.
+        scale: of what is added.
+        seen: the row spaces of the operations that ran.
+        library: of the CPU's kernels, where whole layers are to find the operations; None: they run one by one.
+    """
+
+    num_adapters: int
+    only: int | None = None
+    scale: float = 0.3
+    library: ctypes.CDLL | None = None
+
+    def __post_init__(self) -> None:
+        self.seen: set[RowSpace] = set()
+
+    def __call__(self, linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
+        """See `ExtendLinear`."""
+        table = torch.cat([self._table(name, site) for name in site.outputs], dim=1)
+
+        def added() -> torch.Tensor:
+            self.seen.add(site.space)
+            adapters = rows.adapters_of(site.space)
+            return table[adapters if self.only is None else torch.full_like(adapters, self.only)]
+
+        if isinstance(linear, CpuLinear) and self.library is not None:
+            return self._native(linear, site, rows, table)
+        return lambda x: (y := linear(x)) + added().to(y.dtype)
+
+    def _table(self, name: str, site: LinearSite) -> torch.Tensor:
+        """[adapters + 1, this rank's outputs]; the last row is zeros."""
+        shard = site.outputs[name]
+        # The ranks' results are summed up, so one of them adds.
+        if site.inputs.start:
+            return torch.zeros(self.num_adapters + 1, shard.size)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        table = torch.randn(self.num_adapters + 1, shard.full, generator=generator) * self.scale
+        table[-1] = 0
+        return table[:, shard.start : shard.stop]
+
+    def _native(self, linear: CpuLinear, site: LinearSite, rows: BatchRows, table: torch.Tensor) -> CpuLinear:
+        """A function that C++ calls, with nothing but the rows' numbers."""
+        assert self.library is not None
+        outputs, dtype = linear.matrix.outputs, linear.dtype
+
+        @ADD_TO_LINEAR
+        def add(context: Any, is_bf16: int, arguments: Any) -> None:
+            self.seen.add(site.space)
+            args = arguments.contents
+            batch_rows = torch.tensor((ctypes.c_int64 * args.rows).from_address(args.batch_rows), dtype=torch.int64)
+            adapters = rows.adapters[batch_rows]
+            if self.only is not None:
+                adapters = torch.full_like(adapters, self.only)
+            elements = (args.rows - 1) * args.y_stride + outputs
+            memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(args.y)
+            y = torch.frombuffer(memory, dtype=dtype).as_strided((args.rows, outputs), (args.y_stride, 1))
+            y += table[adapters].to(dtype)
+
+        return linear.extended(self.library, add, None, lambda: rows[site.space])
