@@ -25,7 +25,7 @@ from stoker_engine.sizing.sharding import heads_problem, objection
 from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate
-from stoker_operator.plan.shards import Split, uneven
+from stoker_operator.plan.foreign_sharding import Split, uneven
 
 #: Accelerators that nodes come with.
 NODE_COUNTS: Final = (1, 2, 4, 8)
