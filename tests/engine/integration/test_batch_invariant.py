@@ -15,7 +15,7 @@ from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.select import attention_backend
 
 from ...support.engine.served import served
-from ..conftest import save_model
+from ...support.engine.tiny_models import save_model
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 512,

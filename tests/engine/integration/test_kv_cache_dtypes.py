@@ -25,7 +25,7 @@ from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers, stage_block_bytes
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE
 
-from ..conftest import save_model
+from ...support.engine.tiny_models import save_model
 
 DTYPES = [name for name in KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
 #: Rounding in 8 bits turns differences of the last bit into differences of a code.

@@ -29,7 +29,7 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.tokens.tokenizer import Tokenizer
 
-from ..conftest import save_model, tiny_llama_model
+from ...support.engine.tiny_models import save_model, tiny_llama_model
 
 SMALL: dict[str, Any] = {"max_model_len": 320, "max_num_batched_tokens": 48, "max_num_seqs": 6, "dtype": "float32"}
 SMALL |= {"long_prefill_token_threshold": 0}  # not by measured time, so that equal runs have equal steps

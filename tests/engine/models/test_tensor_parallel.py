@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.families.registry import FAMILIES
@@ -29,6 +28,7 @@ from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes
 
 from ...support.engine.served import served
+from ...support.engine.tiny_models import random_model
 
 _VOCABULARY = 131  # which nothing divides
 
@@ -107,13 +107,7 @@ CASES = [
 def save(name: str, folder: Path) -> None:
     """Saves the tiny random model with that name in `MODELS`."""
     model_type, options = MODELS[name]
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[model_type](**{"vocab_size": _VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, **options})
-    model = AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.data if parameter.dim() == 1 else 0)
-    model.tie_weights()
-    model.save_pretrained(folder)
+    random_model(model_type, {"vocab_size": _VOCABULARY, **options}, std=0.2).save_pretrained(folder)
 
 
 class Together:
