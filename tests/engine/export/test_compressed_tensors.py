@@ -17,16 +17,12 @@ from stoker_engine.export.compressed_tensors import export
 from stoker_engine.export.round_to_nearest import quantized
 from stoker_engine.export.schemes import SCHEMES, Scheme, with_group_size
 
-from ...support.engine.tiny_configs import GGUF
+from ...support.engine.tiny_configs import BLOCK_SIZES, GGUF, VOCABULARY
 from ...support.engine.tiny_models import tiny_gguf
 
 _SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **BLOCK_SIZES,
+    "vocab_size": VOCABULARY,
     "max_position_embeddings": 64,
     "bos_token_id": 0,
     "eos_token_id": 1,

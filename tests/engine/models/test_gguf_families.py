@@ -18,7 +18,7 @@ from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.loading.weights import load_weights
 
 from ...support.engine.tiny_configs import GGUF, SIZES, VOCABULARY
-from ...support.engine.tiny_models import random_model, tiny_gguf
+from ...support.engine.tiny_models import random_model, reference_of, tiny_gguf
 from . import llama_cpp
 
 #: Families whose GGUF transformers reads itself: then its reading judges our writer, too.
@@ -33,13 +33,8 @@ def _ours(file: GGUFFile) -> Decoder:
 
 
 def _assert_equal(ours: Decoder, theirs: PreTrainedModel, paged_run: Any, assert_run: Any) -> None:
-    def reference(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = theirs(torch.tensor([tokens])).logits[0]
-        return logits
-
     prompt = torch.randint(2, VOCABULARY, (70,), generator=torch.Generator().manual_seed(1)).tolist()
-    assert_run(paged_run(ours, [prompt], new_tokens=2), reference)
+    assert_run(paged_run(ours, [prompt], new_tokens=2), reference_of(theirs))
 
 
 @pytest.mark.parametrize("name", GGUF)

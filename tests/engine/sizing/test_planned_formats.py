@@ -28,9 +28,9 @@ from stoker_engine.sizing.weight_sizes import matrices, weight_bytes
 
 from ...support.engine.tiny_models import tiny_gguf
 from ...support.work import work
+from ..quant.conftest import pair_of as pair_of
+from ..quant.quantized_pairs import Pair
 from ..quant.test_packed_models import pair_of as packed_pair_of  # noqa: F401
-from ..quant.test_quantized_models import Pair
-from ..quant.test_quantized_models import pair_of as pair_of
 
 CPU = torch.device("cpu")
 CATALOGUE = Path(__file__).parents[3] / "operator/stoker_operator/plan/catalogue.yaml"
