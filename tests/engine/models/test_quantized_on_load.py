@@ -31,7 +31,7 @@ from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.served import served
 from ...support.engine.tiny_configs import GGUF, SIZES
-from ...support.engine.tiny_models import random_model, save_model, tiny_gguf
+from ...support.engine.tiny_models import random_model, reference_of, save_model, tiny_gguf
 from . import llama_cpp
 
 #: Rows that groups of 32 do not divide; GPT-2 and DBRX have theirs transposed, others several matrices in a tensor.
@@ -97,14 +97,10 @@ def test_it_is_the_dequantized_model(name: str, method: str, tmp_path: Path, pag
             rows = weights.data.T if "attn.c_" in parameter or "mlp.c_" in parameter else weights.data
             rows.copy_(dequantize(quantize(rows.contiguous(), stored), stored, rows.shape[-1], torch.float32))
 
-    def reference(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            return theirs(torch.tensor([tokens])).logits[0]  # type: ignore[no-any-return]
-
     prompts = [
         torch.randint(2, 128, (size,), generator=torch.Generator().manual_seed(size)).tolist() for size in (37, 5)
     ]
-    assert_run(paged_run(model, prompts, new_tokens=16), reference)
+    assert_run(paged_run(model, prompts, new_tokens=16), reference_of(theirs))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2_moe", "deepseek_v3"])
