@@ -17,7 +17,7 @@ import torch
 from stoker_common.errors import ModelError
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.cpu.library import library
 from stoker_engine.kernels.reference import REFERENCE
@@ -64,7 +64,7 @@ def test_through_the_engine(name: str, tmp_path: Path, tiny_llama: Path) -> None
     todo = [*prompts(), [*prompts()[0][:40], 7]]
     outputs = [output.outputs[0].token_ids for output in llm.generate(todo, params, use_tqdm=False)]
     assert [len(output) for output in outputs] == [64] * len(todo)
-    if all(layer.sliding_window is None for layer in ModelConfig.from_folder(tmp_path).layers):
+    if all(layer.sliding_window is None for layer in ModelConfig.from_dict(read_config(tmp_path)).layers):
         assert llm.engine.scheduler.num_preemptions > 0
     reference = reference_of(theirs)
     for prompt, output in zip(todo, outputs, strict=True):

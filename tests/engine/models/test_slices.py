@@ -21,7 +21,7 @@ from gguf.quants import dequantize, quantize
 
 from stoker_common.errors import WeightsError
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
@@ -130,7 +130,7 @@ def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Weigh
 def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int, tmp_path: Path) -> None:
     """And of its ends; a tied head on another stage is read there as well."""
     tiny_gguf(name).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     cpu, found = torch.device("cpu"), set[str]()
@@ -154,7 +154,7 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
 )
 def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
     tiny_gguf(name).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
@@ -181,7 +181,7 @@ class _Seat(SingleRank):
 def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Path) -> None:
     """Whole ones, also where all of a layer's are in one tensor, whichever way round."""
     tiny_gguf(name).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     for rank in range(ranks):
@@ -227,7 +227,7 @@ def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_transposed_and_shared_is_right_too(name: str, tmp_path: Path) -> None:
     """It is read whole."""
     tiny_gguf(name).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
     shares = _parts(whole, 3, random.Random(name))
@@ -282,7 +282,7 @@ def _random_blocks(shape: tuple[int, ...], rng: random.Random) -> Any:
 
 def test_a_whole_of_another_shape_is_refused_by_every_rank(tmp_path: Path) -> None:
     tiny_gguf("phi3").save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
     for param_name, message in (

@@ -15,7 +15,7 @@ import torch
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.kernels.reference import REFERENCE
@@ -147,7 +147,7 @@ class ThreadRanks:
 
 def load(folder: Path, ranks: Communicator, whole_experts: bool = False) -> Decoder:
     """One rank's part of the model in `folder`."""
-    config, cpu = ModelConfig.from_folder(folder), torch.device("cpu")
+    config, cpu = ModelConfig.from_dict(read_config(folder)), torch.device("cpu")
     backend, kernels = attention_backend(cpu, served(torch.float32)), select_kernels(cpu, torch.float32)
     build = Build(torch.float32, backend, kernels, ranks, whole_experts=whole_experts)
     with torch.inference_mode():
