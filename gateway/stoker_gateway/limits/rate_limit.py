@@ -100,7 +100,11 @@ def decide(
         tokens_a_minute.denial(share, now),
         _too_many_under_way(limits, uses, share),
     ]
-    longest = max(filter(None, denials), key=_wait, default=None)
+    longest = max(
+        filter(None, denials),
+        key=lambda denial: math.inf if denial.retry_after_s is None else denial.retry_after_s,
+        default=None,
+    )
     standing = RateLimitStatus(
         requests_a_minute.allowance(share, now, begins=longest is None),
         tokens_a_minute.allowance(share, now, begins=longest is None),
@@ -113,7 +117,3 @@ def _too_many_under_way(limits: Limits, uses: Sequence[KeyUsage], share: LimitSh
         return None
     under_way, limit = sum(use.open for use in uses), share.part(limits.concurrency)
     return None if under_way < limit else Denial("concurrency", limit, under_way, 1, SOON_S if limit else None)
-
-
-def _wait(denial: Denial) -> float:
-    return math.inf if denial.retry_after_s is None else denial.retry_after_s

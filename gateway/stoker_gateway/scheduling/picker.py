@@ -168,7 +168,7 @@ class EndpointPicker(ServerPool):
 
     def _with_room(self, order: Rendezvous, key: bytes, balance: float, now: float) -> list[str]:
         """The first servers of a key's order that may get a request: those within the balance before those beyond."""
-        limit = max(FEW, math.ceil(balance * (self._sequences + 1) / max(1, self._num_ready)))
+        limit = max(FEW, math.ceil(balance * (self.sequences + 1) / max(1, self.num_ready)))
         within, beyond = list[str](), list[str]()
         for server in order.order(key):
             if self._has_room(server, now):
@@ -205,7 +205,7 @@ class EndpointPicker(ServerPool):
         self._usual += USUAL_GAIN * (to_compute - self._usual)
         number = self._last_number = max(self._last_number + 1, int(now * 1e6))
         self._servers[server].load.send(number, to_compute, now)
-        self._sequences += 1
+        self.sequences += 1
         self._index.remember(ask.chain, server)
         return Pick(servers, why, known / ask.size if ask.size else 0.0, number)
 

@@ -39,6 +39,10 @@ class ServerPool:
     Args:
         max_blocks: blocks of prompts that are remembered.
         max_waiting: a server where requests wait is full with so many.
+
+    Attributes:
+        num_ready: servers that are ready.
+        sequences: requests at all of these, as far as is known.
     """
 
     def __init__(self, max_blocks: int, max_waiting: float) -> None:
@@ -47,24 +51,14 @@ class ServerPool:
         self._index = PrefixIndex(max_blocks)
         self._ready = Rendezvous(())
         self._ready_mask = 0
-        self._sequences = 0.0  # of all ready servers
-        self._num_ready = 0
+        self.sequences = 0.0
+        self.num_ready = 0
         self._all_full = False  # when last looked at, and nothing was heard since
-
-    @property
-    def num_ready(self) -> int:
-        """How many servers are ready."""
-        return self._num_ready
 
     @property
     def num_blocks(self) -> int:
         """Blocks of prompts that are remembered."""
         return len(self._index)
-
-    @property
-    def sequences(self) -> float:
-        """Requests at all servers that are ready, as far as is known."""
-        return self._sequences
 
     def set_servers(self, addresses: Iterable[str], now: float) -> None:
         """These are all servers there are. New ones count as ready and idle until they say otherwise."""
@@ -95,7 +89,7 @@ class ServerPool:
         if load.ready != was_ready:
             self._count_ready()
         elif was_ready:
-            self._sequences += known.load.sequences - before
+            self.sequences += known.load.sequences - before
 
     def ended(self, number: int, tried: Sequence[str], now: float) -> None:
         """The request of a pick has ended.
@@ -114,7 +108,7 @@ class ServerPool:
             else:
                 known.load.take_back(number)
             if known.load.reported.ready:
-                self._sequences += known.load.sequences - before
+                self.sequences += known.load.sequences - before
 
     def failed(self, server: str, now: float) -> None:
         """A server did not answer: it gets nothing for a while, unless all have failed. Unknown ones are ignored, and
@@ -130,7 +124,7 @@ class ServerPool:
         known = self._servers[server]
         before = known.load.sequences
         known.load.pass_time(now)
-        self._sequences += known.load.sequences - before
+        self.sequences += known.load.sequences - before
         return known.failed_until <= now and not self._is_full(server)
 
     def _is_full(self, server: str) -> bool:
@@ -141,6 +135,6 @@ class ServerPool:
         ready = {name: known.load for name, known in self._servers.items() if known.load.reported.ready}
         self._ready = Rendezvous(ready)
         self._ready_mask = self._index.mask(ready)
-        self._sequences = sum(load.sequences for load in ready.values())
-        self._num_ready = len(ready)
+        self.sequences = sum(load.sequences for load in ready.values())
+        self.num_ready = len(ready)
         self._all_full = False
