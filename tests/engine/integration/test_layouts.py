@@ -28,6 +28,7 @@ from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 from stoker_engine.tokens.tokenizer import Tokenizer
 
+from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
 from ...support.engine.tiny_models import save_model, tiny_gguf, tiny_llama_model
 from ..exec.test_rank_executor import NEAR, TIGHT, Outputs, _check_alike, _requests, _run
@@ -36,7 +37,7 @@ from ..models.quantized_folders import FORMATS, folder
 from ..models.test_gpt_oss import _save as save_gpt_oss
 from ..models.test_gpt_oss import unquantized as unquantized_gpt_oss
 from ..models.test_tensor_parallel import CASES, MODELS, save
-from .test_structured_outputs import SMALL, Repeating, constraints
+from .test_structured_outputs import SMALL, constraints
 from .test_structured_outputs import requests as requests_with_grammars
 from .test_structured_outputs import run as run_with_grammars
 
@@ -187,7 +188,7 @@ def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> No
     made = constraints(random.Random(14), 8)
     requests = requests_with_grammars(random.Random(14), made)
     args = EngineArgs(str(model), device="cpu", num_gpu_blocks_override=60, async_scheduling=in_flight, **SMALL)
-    proposer = Repeating()
+    proposer = RepeatingProposer()
     found = []
     for sizes in ({}, LAYOUTS[layout]):
         shared = replace(args, **sizes)
