@@ -21,7 +21,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.models.transformers_backend import TransformersModel
+from stoker_engine.models.transformers_backend.model import TransformersModel
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
