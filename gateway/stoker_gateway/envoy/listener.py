@@ -82,7 +82,10 @@ def _connections(settings: EnvoySettings) -> Config:
                 "name": "envoy.http.early_header_mutation.header_mutation",
                 "typed_config": {
                     "@type": f"{TYPE}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-                    "mutations": _without_internal_headers(),
+                    "mutations": [
+                        {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}}
+                        for prefix in INTERNAL_HEADERS
+                    ],
                 },
             }
         ],
@@ -117,12 +120,6 @@ def _listening_address(host: str, port: int) -> Config:
     if host == EVERY:
         address["socket_address"]["ipv4_compat"] = True
     return address
-
-
-def _without_internal_headers() -> list[Config]:
-    return [
-        {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}} for prefix in INTERNAL_HEADERS
-    ]
 
 
 def _filters(settings: EnvoySettings) -> list[Config]:

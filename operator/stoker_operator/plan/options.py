@@ -151,13 +151,10 @@ def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
         return Option(sizes, problem=problem, whole_experts=whole_experts)
     found, shortage = estimate(layout.bench, layout.sharding(sizes))
     target = (layout.bench.wanted_len, layout.min_concurrency)
-    reach = tuple(limit if each is None else min(each, limit) for each, limit in zip(_held(found), target, strict=True))
+    held = found.max_model_len, found.max_concurrency
+    reach = tuple(limit if each is None else min(each, limit) for each, limit in zip(held, target, strict=True))
     possible = problem is None and shortage is None
     return Option(sizes, found, problem or shortage, whole_experts, (reach[0], reach[1]), possible and reach == target)
-
-
-def _held(found: Estimate) -> tuple[int | None, int | None]:
-    return found.max_model_len, found.max_concurrency
 
 
 def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option, ...]:
