@@ -127,6 +127,16 @@ def _log_as_before() -> Iterator[None]:
             root.setLevel(level)
 
 
+@pytest.fixture
+def restored_root_logger() -> Iterator[None]:
+    """The root logger stays as it was."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
 @pytest.fixture(scope="session")
 def part_of(pytestconfig: pytest.Config) -> Callable[[int], int]:
     """How many of so many a slow test is to do."""

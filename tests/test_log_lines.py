@@ -9,7 +9,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -40,18 +40,9 @@ HOSTILE = (
     '{"level": "info"}',
     "100% %s",
 )
+pytestmark = pytest.mark.usefixtures("restored_root_logger")
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 TEXT = re.compile(rf"({TIMESTAMP.pattern}) ([a-z]+) (\S+): (.*?)(?: \[(\S+=.*)\])?")
-
-
-@pytest.fixture(autouse=True)
-def _root() -> Iterator[None]:
-    """The root logger stays as it was."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture(params=PROGRAMS)

@@ -1,33 +1,21 @@
-"""Tiny random models made on the spot, and transformers as the reference that nobody here wrote.
-
-Random weights are drawn wide (std 0.3 instead of 0.02), so that the two best logits are rarely close.
-"""
+"""Tiny random models made on the spot (`tiny_models`), and transformers as the reference that nobody here wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from filelock import FileLock
-from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 from ..support.engine.guarded_cache import guard
-
-_VOCABULARY = 512
+from ..support.engine.tiny_models import save_model, tiny_gemma3_model, tiny_llama_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,72 +30,6 @@ def guarded_cache() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         guard(patched)
         yield
-
-
-def save_tokenizer(folder: Path) -> None:
-    """Trains a small byte-level BPE tokenizer and saves it in `folder`."""
-    backend = BackendTokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(["the quick brown fox jumps over the lazy dog, again and again"] * 8, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
-
-
-def save_model(folder: Path, model: PreTrainedModel) -> Path:
-    """Saves `model` and a tokenizer as a Hugging Face folder."""
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
-
-
-def tiny_llama_model(**overrides: Any) -> LlamaForCausalLM:
-    """A random Llama with two layers and grouped KV heads."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **{
-            "vocab_size": _VOCABULARY,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "initializer_range": 0.3,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-            **overrides,
-        }
-    )
-    return LlamaForCausalLM(config).float().eval()
-
-
-def tiny_gemma3_model(**overrides: Any) -> Gemma3ForCausalLM:
-    """A random Gemma 3 with local and global layers and a short window."""
-    torch.manual_seed(0)
-    config = Gemma3TextConfig(
-        **{
-            "vocab_size": _VOCABULARY,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 24,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-            "max_position_embeddings": 512,
-            "initializer_range": 0.3,
-            **overrides,
-        }
-    )
-    return Gemma3ForCausalLM(config).float().eval()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pytest
 
 from stoker_gateway.envoy import admin
 from stoker_gateway.envoy.admin import EnvoyError, LateAnswerError
-from stoker_gateway.envoy.config import LISTENER
+from stoker_gateway.envoy.values import LISTENER
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
 from ..support.waiting import until_async

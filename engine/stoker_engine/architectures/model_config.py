@@ -112,15 +112,6 @@ class ModelConfig:
         return self.longest_model_len
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelConfig:
-        """Reads ``config.json`` (and the end tokens of ``generation_config.json``) from `folder`.
-
-        Raises:
-            ModelError: no readable config.json, or a model this engine does not serve.
-        """
-        return cls.from_dict(read_config(folder))
-
-    @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelConfig:
         """Reads a parsed ``config.json`` of either spelling.
 

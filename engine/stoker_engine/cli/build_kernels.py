@@ -33,10 +33,7 @@ class BuildKernelsArgs:
 
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code (2: it cannot be done)."""
-    try:
-        return command_line.run("stoker build-kernels", lambda: _main(arguments))
-    except KeyboardInterrupt:
-        return 130
+    return command_line.run("stoker build-kernels", lambda: _main(arguments))
 
 
 def _main(arguments: list[str]) -> int:

@@ -44,8 +44,12 @@ class ChatArgs:
 
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
+    return command_line.run("stoker chat", lambda: _until_left(arguments))
+
+
+def _until_left(arguments: list[str]) -> int:
     try:
-        return command_line.run("stoker chat", lambda: _main(arguments))
+        return _main(arguments)
     except (KeyboardInterrupt, EOFError):
         print()
         return 0

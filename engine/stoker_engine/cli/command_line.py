@@ -45,7 +45,8 @@ def check_flags(parser: Parser, arguments: Sequence[str]) -> None:
 
 
 def run(command: str, action: Callable[[], int]) -> int:
-    """Runs `action`; its errors become a sentence and an exit code (2: a wrong argument or model, 1: it failed)."""
+    """Runs `action`; its errors become a sentence and an exit code (2: a wrong argument or model, 1: it failed, 130:
+    it was interrupted)."""
     try:
         return action()
     except ArgumentError as error:
@@ -57,6 +58,8 @@ def run(command: str, action: Callable[[], int]) -> int:
     except StokerError as error:
         report_exit("stoker_engine", command, error)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def with_short_flags(arguments: Sequence[str], short: Mapping[str, str]) -> list[str]:

@@ -62,10 +62,7 @@ class BatchArgs:
 
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code (1: the engine died or some line has no answer but an error)."""
-    try:
-        return command_line.run("stoker run-batch", lambda: _main(arguments))
-    except KeyboardInterrupt:
-        return 130
+    return command_line.run("stoker run-batch", lambda: _main(arguments))
 
 
 def _main(arguments: list[str]) -> int:

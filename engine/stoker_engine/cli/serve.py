@@ -22,15 +22,14 @@ def main(argv: list[str]) -> int:
     # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves. Nobody is
     # served yet, the engine's process ends with this one, and an exception could be swallowed by what is imported.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    try:
-        return command_line.run("stoker serve", lambda: _serve_or_report(argv))
-    except KeyboardInterrupt:
-        return 0
+    return command_line.run("stoker serve", lambda: _serve_or_report(argv))
 
 
 def _serve_or_report(argv: list[str]) -> int:
     try:
         _serve(argv)
+    except KeyboardInterrupt:
+        pass  # asked to stop
     except StokerError as error:
         termination_log.write(TerminationMessage.of(error, otherwise=Reason.START_ERROR))
         raise

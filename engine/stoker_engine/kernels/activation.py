@@ -12,15 +12,6 @@ from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU, why_not_computed
 from stoker_engine.kernels.bundle import Operation
 
-
-def _relu_squared(x: torch.Tensor) -> torch.Tensor:
-    return functional.relu(x).square()
-
-
-def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
 _gelu_tanh: Final = partial(functional.gelu, approximate="tanh")
 
 _ACTIVATIONS: Final[dict[str, Operation]] = {
@@ -28,9 +19,9 @@ _ACTIVATIONS: Final[dict[str, Operation]] = {
     "gelu_fast": _gelu_tanh,
     "gelu_new": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
-    "relu2": _relu_squared,
+    "relu2": lambda x: functional.relu(x).square(),
     "silu": functional.silu,
     "swish": functional.silu,
 }

@@ -98,6 +98,10 @@ class BlockStack:
     biases: torch.Tensor | None = None
 
 
+#: See `Kernels.block_experts`.
+MakeBlockExperts = Callable[[BlockStack, BlockStack, Activation, torch.dtype], Experts]
+
+
 @dataclass(frozen=True)
 class Panels:
     """Operations on matrices [outputs, inner] whose rows were brought into panels (`kernels.panels`).
@@ -174,7 +178,7 @@ class Kernels:
     float32_linear: MakeLinear
     route: Callable[[MoEConfig, torch.Tensor | None], Route]
     quant_linear: MakeQuantLinear
-    block_experts: Callable[[BlockStack, BlockStack, Activation, torch.dtype], Experts]
+    block_experts: MakeBlockExperts
     block_rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, float], Operation]
     add_rms_norm: Callable[[torch.Tensor, float], SumAndNorm]

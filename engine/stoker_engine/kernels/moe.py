@@ -14,8 +14,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.bundle import BlockStack, Experts, MakeLinear, MakeQuantLinear, Operation
+from stoker_engine.kernels.bundle import (
+    BlockStack,
+    Experts,
+    MakeBlockExperts,
+    MakeExperts,
+    MakeLinear,
+    MakeQuantLinear,
+    Operation,
+)
 from stoker_engine.parallel.transfer import to_host
 
 
@@ -115,16 +124,30 @@ def experts(
     return chosen_experts
 
 
-def block_experts(
-    linear: MakeQuantLinear, gate_up: BlockStack, down: BlockStack, act_and_mul: Operation, dtype: torch.dtype
-) -> Experts:
-    """`experts` with matrices in blocks, of activations of `dtype`."""
+def make_experts(linear: MakeLinear, act_and_mul: Callable[[Activation], Operation]) -> MakeExperts:
+    """`experts` with stacked matrices, multiplied by `linear`."""
 
-    def each(stack: BlockStack) -> list[Operation]:
+    def make(
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        act: Activation,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+    ) -> Experts:
+        gate_ups, downs = grouped_linear(linear, gate_up, gate_up_bias), grouped_linear(linear, down, down_bias)
+        return experts(gate_ups, downs, act_and_mul(act))
+
+    return make
+
+
+def make_block_experts(linear: MakeQuantLinear, act_and_mul: Callable[[Activation], Operation]) -> MakeBlockExperts:
+    """`experts` with matrices in blocks, multiplied by `linear`."""
+
+    def linears(stack: BlockStack, dtype: torch.dtype) -> list[Operation]:
         biases = [None] * len(stack.blocks) if stack.biases is None else stack.biases
         return [
             linear(blocks, stack.stored, stack.inner, dtype, bias)
             for blocks, bias in zip(stack.blocks, biases, strict=True)
         ]
 
-    return experts(each(gate_up), each(down), act_and_mul)
+    return lambda gate_up, down, act, dtype: experts(linears(gate_up, dtype), linears(down, dtype), act_and_mul(act))

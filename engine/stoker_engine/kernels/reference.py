@@ -6,18 +6,17 @@ from typing import Final
 
 import torch
 
-from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.blocks import block_linear, block_rows
-from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
+from stoker_engine.kernels.bundle import Kernels, Operation
 from stoker_engine.kernels.concat_linear import concat_linear
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.logprobs import logprobs
-from stoker_engine.kernels.moe import block_experts, experts, float32_linear, grouped_linear, route
+from stoker_engine.kernels.moe import float32_linear, make_block_experts, make_experts, route
 from stoker_engine.kernels.rms_norm import after_sum, rms_norm
 from stoker_engine.kernels.rotary import apply_rotary, concat_rotated, cos_sin
 from stoker_engine.kernels.select_token import select_token
@@ -34,31 +33,15 @@ def _quant_linear(
     return lambda x: block_linear(x, blocks, stored, inner, bias)
 
 
-def _experts(
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    act: Activation,
-    gate_up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-) -> Experts:
-    return experts(
-        grouped_linear(_linear, gate_up, gate_up_bias), grouped_linear(_linear, down, down_bias), act_and_mul(act)
-    )
-
-
-def _block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-    return block_experts(_quant_linear, gate_up, down, act_and_mul(act), dtype)
-
-
 REFERENCE: Final = Kernels(
     linear=_linear,
     batched_linear=lambda weight: lambda x: batched_linear(x, weight),
     concat_linear=concat_linear,
-    experts=_experts,
+    experts=make_experts(_linear, act_and_mul),
     float32_linear=float32_linear(_linear),
     route=lambda config, correction_bias: lambda logits: route(logits, config, correction_bias),
     quant_linear=_quant_linear,
-    block_experts=_block_experts,
+    block_experts=make_block_experts(_quant_linear, act_and_mul),
     block_rows=block_rows,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
     add_rms_norm=lambda weight, eps: after_sum(lambda x: rms_norm(x, weight, eps)),

@@ -167,7 +167,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     if args.quantization is not None:
         raise ArgumentError("--quantization", f"{why_not_quantized(names)}; leave it out")
     # Imported when needed: transformers' model classes take seconds.
-    from stoker_engine.models.transformers_backend import TransformersLoader
+    from stoker_engine.models.transformers_backend.loader import TransformersLoader
 
     _safetensors(path)
     loader = TransformersLoader.of(path, raw_config, args.trust_remote_code)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-from stoker_engine.parallel.torch_communicator import waiting
+from stoker_engine.parallel.torch_communicator import bytes_of, waiting
 from stoker_engine.sizing.pipeline_stages import Stage
 
 
@@ -41,7 +41,7 @@ class ProcessPipeline:
         with waiting(self._rank, len(self._members), "send"):
             if len(self._on_their_way) > self.stage.count:
                 self._on_their_way.popleft()[0].wait()
-            work = distributed.isend(_bytes(x), dst=self._members[self.stage.index + 1], group=self._group)
+            work = distributed.isend(bytes_of(x), dst=self._members[self.stage.index + 1], group=self._group)
         assert work is not None
         self._on_their_way.append((work, x))
 
@@ -53,12 +53,7 @@ class ProcessPipeline:
         """
         x = torch.empty(shape, dtype=dtype, device=device)
         with waiting(self._rank, len(self._members), "receive"):
-            work = distributed.irecv(_bytes(x), src=self._members[self.stage.index - 1], group=self._group)
+            work = distributed.irecv(bytes_of(x), src=self._members[self.stage.index - 1], group=self._group)
             assert work is not None
             work.wait()
         return x
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
-    return x.view(-1).view(torch.uint8)

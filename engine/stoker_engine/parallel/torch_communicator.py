@@ -61,7 +61,7 @@ class TorchCommunicator:
         x = x.contiguous()
         if x.numel():
             with self._waiting("broadcast"):
-                distributed.broadcast(_bytes(x), src=self._first, group=self._group)
+                distributed.broadcast(bytes_of(x), src=self._first, group=self._group)
         return x
 
     def _gather(self, x: torch.Tensor, operation: str) -> torch.Tensor:
@@ -69,7 +69,7 @@ class TorchCommunicator:
         parts = x.new_empty(self.size, *x.shape)
         if x.numel():
             with self._waiting(operation):
-                distributed.all_gather_into_tensor(_bytes(parts), _bytes(x.contiguous()), group=self._group)
+                distributed.all_gather_into_tensor(bytes_of(parts), bytes_of(x.contiguous()), group=self._group)
         return parts
 
     def _waiting(self, operation: str) -> AbstractContextManager[None]:
@@ -153,6 +153,6 @@ def waiting(rank: int, size: int, operation: str) -> Iterator[None]:
         raise RankLostError(f"rank {rank} of {size} waited in vain ({operation}): {error}") from error
 
 
-def _bytes(x: torch.Tensor) -> torch.Tensor:
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor."""
     return x.view(-1).view(torch.uint8)

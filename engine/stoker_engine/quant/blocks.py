@@ -14,6 +14,7 @@ from torch import nn
 
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.stored_formats import StoredFormat
+from stoker_engine.kernels.batched_linear import by_head
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import Products
@@ -81,8 +82,7 @@ class BlockMatrix(nn.Module):
 
     def batched_linear(self) -> Operation:
         """See `Matrix`."""
-        linears = self.linears()
-        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(linears)], dim=1)
+        return by_head(self.linears())
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Matrix`."""

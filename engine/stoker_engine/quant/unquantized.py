@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.activation import Activation
+from stoker_engine.kernels.batched_linear import by_head
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts, grouped_linear
 from stoker_engine.quant.method import Products
@@ -66,8 +67,7 @@ class UnquantizedMatrix(nn.Module):
         """See `Matrix`."""
         if self._panels is None:
             return self.kernels.batched_linear(self.weight.data)
-        linears = self.linears()
-        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(linears)], dim=1)
+        return by_head(self.linears())
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Matrix`."""

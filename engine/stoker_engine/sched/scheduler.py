@@ -20,9 +20,7 @@ how much of a draft holds; in a pipeline, whose stages must be told of it, each 
 either, nor an abort or a request whose numbers are none: each sequence has an *epoch* (`Sequence.epoch`), and results
 of an earlier one are discarded.
 
-When blocks run out, the last in line gives its blocks back and waits (preemption by recompute), once nothing is in
-flight: what is may end sequences. The first in line is never a victim, and one request fits the pool, so every step
-makes progress.
+When blocks run out, the last in line gives its blocks back and waits (`preemption`), once nothing is in flight.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from stoker_engine.core.request import Request, Sequence
 from stoker_engine.core.step import Draft, Step, StepResult
 from stoker_engine.sched.commit import commit
 from stoker_engine.sched.kv_manager import KVManager
+from stoker_engine.sched.preemption import make_room, preempt_last
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.sequence_queues import SequenceQueues
 from stoker_engine.sched.step_budget import PromptLimits, StepBudget
@@ -123,11 +122,11 @@ class Scheduler(SequenceQueues):
                 else budget.share(num_uncomputed, sequence.num_launched)
             )
             if num_tokens:
-                if not self.kv.allocate(sequence, num_tokens, self._num_steps) and not self._make_room(
-                    sequence, num_tokens
-                ):
-                    has_room = False
-                    break  # it was itself the last in line, and is waiting again; or a step is to be committed first
+                if not self.kv.allocate(sequence, num_tokens, self._num_steps):
+                    self._must_commit = self.num_in_flight > 0
+                    if self._must_commit or not make_room(self, sequence, num_tokens, self._num_steps):
+                        has_room = False
+                        break
                 shares[sequence] = num_tokens
                 budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
             index += 1
@@ -138,7 +137,7 @@ class Scheduler(SequenceQueues):
                 continue
             if shares or not self.running or self.num_in_flight:
                 break
-            self.preempt()  # beams that wait for one which waits for their blocks
+            preempt_last(self)  # beams that wait for one which waits for their blocks
 
         if not shares:
             assert self.num_in_flight or not self.requests, "nothing to run, and yet there is work"
@@ -264,15 +263,4 @@ class Scheduler(SequenceQueues):
         assert allocated, "admitted without room"
         shares[sequence] = num_tokens
         budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
-        return True
-
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Allocates blocks for `sequence`, preempting from the end of the line. False: it came to itself, or must wait
-        for a step in flight."""
-        while not self.kv.allocate(sequence, num_tokens, self._num_steps):
-            if self.num_in_flight:
-                self._must_commit = True
-                return False
-            if self.preempt() is sequence:
-                return False
         return True

@@ -111,15 +111,6 @@ class SequenceQueues:
             self.waiting.add(child)
         return child
 
-    def preempt(self) -> Sequence:
-        """Takes the blocks of the last in line."""
-        victim = self.running[-1]
-        self.requeue(victim)
-        victim.num_preemptions += 1
-        victim.request.num_preemptions += 1
-        self.num_preemptions += 1
-        return victim
-
     def requeue(self, sequence: Sequence) -> None:
         """`sequence`, which runs, has computed nothing any more, and waits."""
         self.running.remove(sequence)

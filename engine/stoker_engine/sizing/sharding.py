@@ -1,4 +1,7 @@
-"""Whether ranks can share a model: the planner refuses by it, and the engine before it starts any rank.
+"""Tensor- and pipeline-parallel validation: whether ranks can share a model.
+
+These are the only rules. The planner refuses by them (`stoker_operator.plan.options`), and the engine before it starts
+any rank (`exec.check_sharding`). Rules of other runtimes are in `stoker_operator.plan.foreign_sharding`.
 
     heads                     equally many on each rank; a key and value head may also be on several
     inner sizes, vocabulary   any parts, the first of which are the largest; each rank has some

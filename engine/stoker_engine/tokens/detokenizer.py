@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Protocol
 
-from stoker_engine.tokens.piece_decoders import PieceDecoder
+from stoker_engine.tokens.piece_decoders import PieceDecoder, write_through
 
 #: Prompt tokens that show the decoder where it stands: more than a character has bytes.
 _CONTEXT = 8
@@ -46,23 +46,19 @@ class IncrementalDetokenizer:
         self._skip = skip_special_tokens
         self._visible = visible
         for token in self._context(prompt_token_ids):
-            self._through(0, [token])
+            write_through(self._decoders, [token])
         for decoder in self._decoders:
             decoder.mark_emitted()
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""
         token = self._token(token_id, self._skip and token_id not in self._visible)
-        return "" if token is None else self._through(0, [token])
+        return "" if token is None else write_through(self._decoders, [token])
 
     def flush(self) -> str:
         """What is left when no more tokens come, incomplete characters as U+FFFD. Call once."""
-        return "".join(self._through(index + 1, decoder.end()) for index, decoder in enumerate(self._decoders))
-
-    def _through(self, first: int, pieces: list[str]) -> str:
-        for decoder in self._decoders[first:]:
-            pieces = [piece for each in pieces for piece in _as_list(decoder.add(each))]
-        return "".join(pieces)
+        decoders = self._decoders
+        return "".join(write_through(decoders[index:], decoder.end()) for index, decoder in enumerate(decoders, 1))
 
     def _context(self, prompt: Sequence[int]) -> list[str]:
         """The last tokens of the prompt that have text."""
@@ -74,7 +70,3 @@ class IncrementalDetokenizer:
                 if len(context) == _CONTEXT:
                     break
         return context[::-1]
-
-
-def _as_list(pieces: str | list[str]) -> list[str]:
-    return [pieces] if isinstance(pieces, str) else pieces

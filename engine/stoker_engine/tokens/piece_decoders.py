@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 
@@ -39,6 +39,17 @@ class PieceDecoder(Protocol):
     def mark_emitted(self) -> None:
         """What came so far is a prompt, emitted already: keep only what the next token may still change."""
         ...
+
+
+def write_through(decoders: Iterable[PieceDecoder], pieces: list[str]) -> str:
+    """Passes pieces through decoders one after the other; the text that can no longer change."""
+    for decoder in decoders:
+        pieces = [out for piece in pieces for out in _as_list(decoder.add(piece))]
+    return "".join(pieces)
+
+
+def _as_list(pieces: str | list[str]) -> list[str]:
+    return [pieces] if isinstance(pieces, str) else pieces
 
 
 def piece_decoders(decoder: Mapping[str, Any] | None, decode: Callable[[list[str]], str]) -> list[PieceDecoder]:

@@ -18,6 +18,7 @@ from stoker_engine.tokens.piece_decoders import (
     WordEnd,
     byte_level_bytes,
     fallback_byte,
+    write_through,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def token_table(vocabulary: Vocabulary) -> TokenTable:
     if any(isinstance(decoder, ByteLevel) for decoder in decoders):
         token_bytes = [b"" if token is None else byte_level_bytes(token) for token in vocabulary.tokens]
     else:
-        _through(decoders, "x")  # what follows is not the first token
+        write_through(decoders, ["x"])  # what follows is not the first token
         falls_back = any(isinstance(decoder, ByteFallback) for decoder in decoders)
         token_bytes = [b"" if token is None else _bytes(decoders, token, falls_back) for token in vocabulary.tokens]
     for token_id in special:
@@ -52,15 +53,4 @@ def token_table(vocabulary: Vocabulary) -> TokenTable:
 
 def _bytes(decoders: list[PieceDecoder], token: str, falls_back: bool) -> bytes:
     byte = fallback_byte(token) if falls_back else None
-    return _through(decoders, token).encode("utf-8", "surrogatepass") if byte is None else bytes([byte])
-
-
-def _through(decoders: list[PieceDecoder], token: str) -> str:
-    pieces = [token]
-    for decoder in decoders:
-        pieces = [out for piece in pieces for out in _as_list(decoder.add(piece))]
-    return "".join(pieces)
-
-
-def _as_list(pieces: str | list[str]) -> list[str]:
-    return [pieces] if isinstance(pieces, str) else pieces
+    return write_through(decoders, [token]).encode("utf-8", "surrogatepass") if byte is None else bytes([byte])

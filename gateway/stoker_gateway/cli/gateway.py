@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from stoker_common import logs
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.errors import GatewayError
-from stoker_gateway.registry.addresses import usable
+from stoker_gateway.registry.addresses import netloc, usable
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, cluster_name
 from stoker_gateway.registry.named_servers import NamedServers, addresses_of
 
@@ -295,8 +295,7 @@ def _endpoint(text: str) -> tuple[str, str]:
     if url.rstrip("/") != f"http://{parts.netloc}":
         raise argparse.ArgumentTypeError(f"{text!r}: leave out what follows the port; clients say the path")
     _address(parts.hostname, port)
-    host = parts.hostname
-    return name, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return name, netloc(parts.hostname, port)
 
 
 def _address(host: str, port: int | None) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-Config = dict[str, Any]
+from stoker_gateway.envoy.values import Config
 
 #: Where a cluster says which model its servers have.
 METADATA: Final = "stoker"

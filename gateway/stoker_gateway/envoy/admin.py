@@ -10,8 +10,8 @@ from typing import Final, NoReturn, TypeVar
 
 import aiohttp
 
-from stoker_gateway.envoy import config
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.envoy.values import LISTENER, PICKER
 from stoker_gateway.errors import GatewayError
 
 _T = TypeVar("_T")
@@ -24,7 +24,7 @@ _ANSWER_S: Final = 5
 _LOOK_S: Final = 3
 _LOOKS: Final = 5
 #: The statistic that counts the pickers that Envoy reaches and that serve.
-_REACHED: Final = f"cluster.{config.PICKER}.membership_healthy"
+_REACHED: Final = f"cluster.{PICKER}.membership_healthy"
 
 
 class EnvoyError(GatewayError):
@@ -108,7 +108,7 @@ class EnvoyAdmin:
 
     async def active_requests(self) -> int:
         """How many requests of clients are under way."""
-        return await self.statistic(f"http.{config.LISTENER}.downstream_rq_active")
+        return await self.statistic(f"http.{LISTENER}.downstream_rq_active")
 
     async def statistic(self, name: str) -> int:
         """What it counts under this name; 0 where there is no such thing.

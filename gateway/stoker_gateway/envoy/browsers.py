@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
+from stoker_gateway.envoy.values import Config
 from stoker_gateway.limits import ratelimit_headers
-
-Config = dict[str, Any]
 
 #: The filter's name, in the list of filters and of what is said of hosts.
 NAME: Final = "cors"

@@ -6,9 +6,7 @@ refuses them.
 
 from __future__ import annotations
 
-from typing import Any
-
-Config = dict[str, Any]
+from stoker_gateway.envoy.values import Config
 
 _TYPE = "type.googleapis.com/envoy.extensions."
 

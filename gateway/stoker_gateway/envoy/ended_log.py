@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import METADATA, PICK
-
-Config = dict[str, Any]
 
 #: The longest that an entry waits for others, and bytes of entries that are sent together.
 FLUSH_S: Final = 0.05

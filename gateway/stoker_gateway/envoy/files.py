@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_gateway.envoy import config
+from stoker_gateway.envoy import clusters, listener
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.registry.model_registry import ModelRegistry
 
@@ -31,7 +31,7 @@ class EnvoyFiles:
         self._versions: dict[str, str] = {}
         (settings.folder / "servers").mkdir(exist_ok=True)
         if settings.tls is not None:
-            _replace(settings.certificate_file, config.certificate(settings.tls))
+            _replace(settings.certificate_file, listener.certificate(settings.tls))
 
     def write(self, model_registry: ModelRegistry, *earlier: ModelRegistry) -> None:
         """Has Envoy know this model registry, and nothing else.
@@ -47,12 +47,12 @@ class EnvoyFiles:
         named = {settings.servers_file(endpoint.cluster): endpoint for endpoint in known.endpoints.values()}
         for path, endpoint in named.items():
             if self._written.get(path) != endpoint.servers:
-                self._versions[_servers_version(endpoint.cluster)] = _replace(path, config.servers(endpoint))
+                self._versions[_servers_version(endpoint.cluster)] = _replace(path, clusters.servers(endpoint))
                 self._written[path] = endpoint.servers
-        clusters = {name: endpoint.cluster for name, endpoint in known.endpoints.items()}
-        if self._written.get(settings.clusters_file) != clusters:
-            self._versions[_CLUSTERS] = _replace(settings.clusters_file, config.clusters(known, settings))
-            self._written[settings.clusters_file] = clusters
+        names = {name: endpoint.cluster for name, endpoint in known.endpoints.items()}
+        if self._written.get(settings.clusters_file) != names:
+            self._versions[_CLUSTERS] = _replace(settings.clusters_file, clusters.clusters(known, settings))
+            self._written[settings.clusters_file] = names
         for path in self._written.keys() - named.keys() - {settings.clusters_file}:
             path.unlink(missing_ok=True)
             del self._written[path]

@@ -6,11 +6,10 @@ The picker's own answers pass through here too. They say what they are (`PICKER_
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
+from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import PICKER_DETAILS
-
-Config = dict[str, Any]
 
 #: After how many seconds it is worth trying again.
 RETRY_AFTER_S: Final = 1

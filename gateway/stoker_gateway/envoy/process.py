@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stoker_common.subprocesses.death import cause_of_death
-from stoker_gateway.envoy import config
 from stoker_gateway.envoy.admin import STEP_S, EnvoyAdmin, EnvoyError
+from stoker_gateway.envoy.config import bootstrap
 from stoker_gateway.envoy.log_format import ENVIRONMENT, log_format
 from stoker_gateway.envoy.settings import EnvoySettings
 
@@ -47,7 +47,7 @@ class EnvoyProcess(EnvoyAdmin):
             EnvoyError: it does not; its own log on standard error says why.
         """
         config_file = self._settings.folder / "envoy.json"
-        config_file.write_text(json.dumps(config.bootstrap(self._settings)), encoding="utf-8")
+        config_file.write_text(json.dumps(bootstrap(self._settings)), encoding="utf-8")
         arguments = ["-c", str(config_file), "--disable-hot-restart", "--log-level", "warning"]
         arguments += ["--log-format", log_format(json=self._settings.json_log)]
         arguments += ["--file-flush-interval-msec", "1000"]  # of the access log

@@ -8,9 +8,9 @@ larger than its buffer; that for events ends Envoy at an event that is a number,
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-Config = dict[str, Any]
+from stoker_gateway.envoy.values import Config
 
 _SCRIPT: Final = Path(__file__).with_name("usage.lua")
 

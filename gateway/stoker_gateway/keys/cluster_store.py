@@ -53,7 +53,7 @@ class ClusterStore:
             try:
                 self._secrets.create_namespaced_secret(self._namespace, body, _request_timeout=_TIMEOUT_S)
             except client.ApiException as error:
-                if error.status == 409 and _reason(error) == "AlreadyExists":
+                if error.status == 409 and _status(error).get("reason") == "AlreadyExists":
                     raise taken(name.removeprefix(manifests.name_of(""))) from None
                 raise
 
@@ -90,10 +90,6 @@ def _status(error: client.ApiException) -> dict[str, object]:
         if isinstance(status, dict):
             return status
     return {}
-
-
-def _reason(error: client.ApiException) -> object:
-    return _status(error).get("reason")
 
 
 def _message(error: client.ApiException) -> object:

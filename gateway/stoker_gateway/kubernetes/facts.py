@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from stoker_common.errors import ArgumentError
 from stoker_common.model_source import ModelSource
+from stoker_gateway.registry.addresses import netloc
 
 #: The entry of ``status.addresses`` by which the operator says that the gateway serves an endpoint.
 ADDRESS: Final = "gateway"
@@ -98,9 +99,7 @@ def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
         host = _ip(addresses[0]) if isinstance(addresses, list) and addresses else None  # the others say the same
         if host is not None:
             pod = _mapping(each.get("targetRef")).get("uid")
-            servers.append(
-                (pod if isinstance(pod, str) else host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-            )
+            servers.append((pod if isinstance(pod, str) else host, netloc(host, port)))
     return SliceFacts(str(metadata.get("namespace", "")), service, tuple(sorted(servers))) if servers else None
 
 

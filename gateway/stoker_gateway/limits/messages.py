@@ -85,7 +85,7 @@ class Reply:
 
     def encode(self) -> bytes:
         """As it is sent."""
-        return orjson.dumps({"sender": self.sender, "verdicts": [_plain(each) for each in self.verdicts]})
+        return orjson.dumps({"sender": self.sender, "verdicts": [dataclasses.asdict(each) for each in self.verdicts]})
 
     @classmethod
     def decode(cls, data: bytes) -> Reply:
@@ -99,10 +99,6 @@ class Reply:
             return cls(fields["sender"], tuple(_verdict(each) for each in fields["verdicts"]))
         except (ValueError, TypeError, KeyError) as error:
             raise MessageError(f"not a reply of a replica: {error!r}") from None
-
-
-def _plain(verdict: LimitVerdict) -> dict[str, Any]:
-    return dataclasses.asdict(verdict)
 
 
 def _verdict(fields: dict[str, Any]) -> LimitVerdict:

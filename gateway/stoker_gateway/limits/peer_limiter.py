@@ -71,7 +71,7 @@ class PeerLimiter:
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
         """See `Limiter`."""
         tokens = max(0, tokens)
-        ask, peer = LimitRequest(key.id, key.limits, tokens), self._owner(key.id)
+        ask, peer = LimitRequest(key.id, key.limits, tokens), self._peer(self.view.owner(key.id))
         if peer is None or key.limits == Limits():
             grant = self._begin(ask, self._decide(ask, self.identity, now))
             self._tell(key.id)
@@ -143,11 +143,8 @@ class PeerLimiter:
             return None
         return answer.result()
 
-    def _owner(self, key_id: str) -> Peer | None:
-        """Who decides about a key; None: this replica."""
-        return self._peer(self.view.owner(key_id))
-
     def _peer(self, identity: str) -> Peer | None:
+        """A replica that is reached; None: this one, or one that is not."""
         if identity == self.identity:
             return None
         return next((peer for peer in self._peers.values() if peer.identity == identity), None)

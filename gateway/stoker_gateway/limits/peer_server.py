@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 
 from stoker_gateway.limits.messages import Message, MessageError, Reply
-
-logger = logging.getLogger(__name__)
 
 #: Service and method.
 SERVICE: Final = "stoker.gateway.Limits"

@@ -94,18 +94,12 @@ class Poller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, int] = {}
         self._silent_since: dict[str, float] = {}
-        self._answered_at: dict[str, float] = {}
         self._cost_s = FIRST_COST_S
 
     @property
     def period_s(self) -> float:
         """Seconds between two times a server is asked."""
         return max(SHORTEST_PERIOD_S, len(self._servers) * self._cost_s / CORE_SHARE)
-
-    def staleness_s(self, now: float) -> float:
-        """How long ago, in seconds, the server last answered that is silent for longest; infinite if one never did."""
-        answered = self._answered_at
-        return max((now - answered.get(server, -math.inf) for server in self._servers), default=0.0)
 
     def set_servers(self, servers: Iterable[str]) -> None:
         """These are all there are, from the next period on. May be called by any thread."""
@@ -118,7 +112,7 @@ class Poller:
             while True:
                 servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
                 known = set(servers)
-                for memory in (self._unanswered, self._silent_since, self._answered_at):
+                for memory in (self._unanswered, self._silent_since):
                     for departed in memory.keys() - known:
                         memory.pop(departed)
                 for number, server in enumerate(servers):
@@ -155,7 +149,6 @@ class Poller:
             answered = True
             self._unanswered.pop(server, None)
             self._silent_since.pop(server, None)
-            self._answered_at[server] = asyncio.get_running_loop().time()
         finally:
             self._in_flight.discard(server)
         self._hear(PollResult(server, load, sent_at, answered))

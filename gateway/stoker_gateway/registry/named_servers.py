@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from stoker_gateway.registry.addresses import netloc
 from stoker_gateway.registry.model_registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class NamedServers:
                     raise
                 logger.warning("%s cannot be looked up; what was found before stays: %s", host[0], error)
         return {
-            name: tuple(dict.fromkeys(_netloc(address, host[1]) for host in hosts for address in self.known[host]))
+            name: tuple(dict.fromkeys(netloc(address, host[1]) for host in hosts for address in self.known[host]))
             for name, hosts in self.hosts.items()
         }
 
@@ -107,7 +108,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _netloc(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -25,7 +25,7 @@ from stoker_engine.sizing.sharding import heads_problem, objection
 from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate
-from stoker_operator.plan.shards import Split, uneven
+from stoker_operator.plan.foreign_sharding import Split, uneven
 
 #: Accelerators that nodes come with.
 NODE_COUNTS: Final = (1, 2, 4, 8)
@@ -151,13 +151,10 @@ def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
         return Option(sizes, problem=problem, whole_experts=whole_experts)
     found, shortage = estimate(layout.bench, layout.sharding(sizes))
     target = (layout.bench.wanted_len, layout.min_concurrency)
-    reach = tuple(limit if each is None else min(each, limit) for each, limit in zip(_held(found), target, strict=True))
+    held = found.max_model_len, found.max_concurrency
+    reach = tuple(limit if each is None else min(each, limit) for each, limit in zip(held, target, strict=True))
     possible = problem is None and shortage is None
     return Option(sizes, found, problem or shortage, whole_experts, (reach[0], reach[1]), possible and reach == target)
-
-
-def _held(found: Estimate) -> tuple[int | None, int | None]:
-    return found.max_model_len, found.max_concurrency
 
 
 def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option, ...]:

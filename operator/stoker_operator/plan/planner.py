@@ -150,7 +150,7 @@ def _study(
     unknown, bench = shape, None
     if isinstance(shape, Shape):
         unknown, bench = bench_of(spec, shape, settings, memory, placement)
-    method = shape.method if isinstance(shape, Shape) else _method_of(config or {})
+    method = shape.method if isinstance(shape, Shape) else _read(quantization_method, config or {})
     layout = layout_of(spec, placement, shape, bench)
     chosen = evaluate_option(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
@@ -252,7 +252,7 @@ def _quantization(
         if mismatches := tuple(mismatched(spec, shape)):
             yield from mismatches
             return
-    elif spec.engine.runtime == "stoker" and _own_modules(config or {}):
+    elif spec.engine.runtime == "stoker" and _read(own_modules, config or {}):
         yield from not_read(spec, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}))
         return
     if unloaded := tuple(not_loaded(spec, method, catalogue, config)):
@@ -261,18 +261,10 @@ def _quantization(
         yield from not_read(spec, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}))
 
 
-def _method_of(config: Mapping[str, Any]) -> str:
-    """How a checkpoint is quantized of which nothing else is known."""
+def _read(function: Callable[[Mapping[str, Any]], str], config: Mapping[str, Any]) -> str:
+    """What `function` reads in a config; empty also of one that makes no sense."""
     try:
-        return quantization_method(config)
-    except ModelError:
-        return ""  # said where the model's shape is read
-
-
-def _own_modules(config: Mapping[str, Any]) -> str:
-    """See `own_modules`; empty also of a config that makes no sense."""
-    try:
-        return own_modules(config)
+        return function(config)
     except ModelError:
         return ""  # said where the model's shape is read
 
@@ -313,7 +305,7 @@ def _not_split(
     sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return
-    names = _own_modules(config)
+    names = _read(own_modules, config)
     if names:
         problem = not_split(names)
         yield Refusal(

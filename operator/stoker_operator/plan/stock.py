@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stoker_operator.objects.facts import Node
 from stoker_operator.plan.capacity import Holder
-from stoker_operator.plan.catalogue import Accelerator, Catalogue
+from stoker_operator.plan.catalogue import Catalogue
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def kind_of(node: Node, resource: str, catalogue: Catalogue) -> str:
     that has no labels. Empty: it is not known."""
     kinds = {key: catalogue.accelerator(key) for key in catalogue.every_key()}
     kinds = {key: kind for key, kind in kinds.items() if kind.resource == resource}
-    vouched = [key for key, kind in kinds.items() if _vouched(node, kind)]
+    vouched = [
+        key
+        for key, kind in kinds.items()
+        if any(node.labels.get(label) in values for label, values in kind.node_labels.items())
+    ]
     unlabelled = [key for key, kind in kinds.items() if not kind.node_labels]
     return next(iter(vouched or (unlabelled if len(unlabelled) == 1 else ())), "")
-
-
-def _vouched(node: Node, kind: Accelerator) -> bool:
-    return any(node.labels.get(key) in values for key, values in kind.node_labels.items())
 
 
 def _stock(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Device, Numbers, memory_use
@@ -140,7 +140,7 @@ def test_several_odd_values_at_once(data: st.DataObject) -> None:
 def test_a_file_that_is_no_json_object(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json"):
-        ModelConfig.from_folder(tmp_path)
+        ModelConfig.from_dict(read_config(tmp_path))
 
 
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker_common.errors import ModelError
-from stoker_engine.architectures.model_config import ModelConfig, RopeParameters
+from stoker_engine.architectures.model_config import ModelConfig, RopeParameters, read_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -103,10 +103,10 @@ def test_what_cannot_be_served_is_refused(config: dict[str, Any], words: str) ->
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config.json"):
-        ModelConfig.from_folder(tmp_path)
+        ModelConfig.from_dict(read_config(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
-        ModelConfig.from_folder(tmp_path)
+        ModelConfig.from_dict(read_config(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps([1]))
     with pytest.raises(ModelError, match="JSON object"):
-        ModelConfig.from_folder(tmp_path)
+        ModelConfig.from_dict(read_config(tmp_path))

@@ -39,6 +39,7 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.parallel.processors import Machine, deal
 
+from ...support.processes import lives
 from ...support.waiting import until
 
 PROGRAM = Path(__file__).with_name("crashing_rank.py")
@@ -389,11 +390,4 @@ def test_they_end_with_who_started_them(thread: str, deaths: Path) -> None:
             ranks[1].suspend()
         parent.kill()
     assert len(ranks) == 2
-    until(lambda: not any(_lives(rank) for rank in ranks), "a rank outlives its executor")
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    until(lambda: not any(lives(rank) for rank in ranks), "a rank outlives its executor")

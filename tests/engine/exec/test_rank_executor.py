@@ -32,8 +32,9 @@ from stoker_engine.engine import Engine
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.models.checkpoint import find_checkpoint
 
+from ...support.engine.tiny_models import save_model
 from ...support.waiting import until
-from ..conftest import AssertGreedy, save_model
+from ..conftest import AssertGreedy
 
 SIZE = 2
 #: By kind of model: options that make prompts come in chunks, and sequences be preempted.

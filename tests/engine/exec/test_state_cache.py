@@ -13,6 +13,8 @@ from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
 from stoker_engine.sizing.cache_groups import cache_groups
 from stoker_engine.sizing.kv_format import kv_format
 
+from ...support.engine.random_states import random_state
+
 BF16 = kv_format("auto", "bfloat16")
 DTYPES = {None: torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -128,12 +130,3 @@ def advance(
     for name, tensor in zip(("h", "c"), after, strict=True):
         cache.store(name, tables, tensor[0])
     return out
-
-
-def random_state(rng: random.Random) -> StateSpec:
-    """One to three tensors of odd shapes and any dtype."""
-    tensors = []
-    for index in range(rng.randint(1, 3)):
-        shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
-        tensors.append(StateTensor(f"t{index}", shape, rng.choice([None, "float32", "bfloat16", "float16"])))
-    return StateSpec(tuple(tensors))

@@ -17,15 +17,12 @@ from stoker_engine.export.compressed_tensors import export
 from stoker_engine.export.round_to_nearest import quantized
 from stoker_engine.export.schemes import SCHEMES, Scheme, with_group_size
 
-from ..models import gguf_models
+from ...support.engine.tiny_configs import BLOCK_SIZES, GGUF, VOCABULARY
+from ...support.engine.tiny_models import tiny_gguf
 
 _SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **BLOCK_SIZES,
+    "vocab_size": VOCABULARY,
     "max_position_embeddings": 64,
     "bos_token_id": 0,
     "eos_token_id": 1,
@@ -295,9 +292,9 @@ def test_experts_that_are_there_twice_are_refused(tmp_path: Path) -> None:
         export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
 
 
-@pytest.mark.parametrize("name", gguf_models.MODELS)
+@pytest.mark.parametrize("name", GGUF)
 def test_of_every_family_all_matrices_are_known(name: str, tmp_path: Path) -> None:
-    model = gguf_models.tiny(*gguf_models.MODELS[name])
+    model = tiny_gguf(name)
     model.save_pretrained(tmp_path / "model")
     scheme = SCHEMES["FP8_DYNAMIC"]
     if model.config.model_type in ("dbrx", "gpt2", "gpt_oss", "granitemoe"):

@@ -18,17 +18,17 @@ from stoker_engine.export.output import check_new
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 
-from ..models import gguf_models, llama_cpp
-
-_SIZES = {**gguf_models.SIZES, "hidden_size": 64, "intermediate_size": 96}
+from ...support.engine.tiny_configs import BLOCK_SIZES, GGUF
+from ...support.engine.tiny_models import random_model
+from ..models import llama_cpp
 
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stacked experts, and down projections whose rows are no whole blocks of 32."""
-    options = {**gguf_models.MODELS["qwen2_moe"][1], "hidden_size": 64}
+    options = {**GGUF["qwen2_moe"][1], "hidden_size": 64}
     folder = tmp_path_factory.mktemp("gguf")
-    return Path(llama_cpp.write(gguf_models.tiny("qwen2_moe", options), folder / "mixture.gguf"))
+    return Path(llama_cpp.write(random_model("qwen2_moe", options), folder / "mixture.gguf"))
 
 
 def _tensors(path: Path) -> dict[str, gguf.ReaderTensor]:
@@ -82,7 +82,7 @@ def test_what_the_file_says_is_kept(mixture: Path, tmp_path: Path) -> None:
 
 def test_our_model_is_the_dequantized_one(tmp_path: Path) -> None:
     """A large tensor is written in several pieces: the file is the same as of one."""
-    path = Path(llama_cpp.write(gguf_models.tiny("llama", _SIZES), tmp_path / "model.gguf"))
+    path = Path(llama_cpp.write(random_model("llama", BLOCK_SIZES), tmp_path / "model.gguf"))
     export(path, Kind.Q8_0, tmp_path / "whole.gguf")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("stoker_engine.export.gguf_file._PIECE", 200)
@@ -107,7 +107,7 @@ def test_what_was_quantized_becomes_numbers_but_nothing_else(mixture: Path, tmp_
 
 def test_layers_are_what_is_quantized_already(tmp_path: Path) -> None:
     """Though the embedding is most of the numbers, and of another type."""
-    large = gguf_models.tiny("llama", {**_SIZES, "vocab_size": 4096})
+    large = random_model("llama", {**BLOCK_SIZES, "vocab_size": 4096})
 
     def layers_of(kind: Kind, ends: Kind, name: str) -> Path:
         stored = lambda tensor: kind if tensor.startswith("blk.") else ends  # noqa: E731
@@ -161,7 +161,7 @@ _LARGE = [
 @pytest.mark.parametrize("kind, fits, too_large", _LARGE, ids=lambda value: getattr(value, "name", ""))
 def test_scales_are_finite(kind: Kind, fits: float, too_large: float, tmp_path: Path) -> None:
     for value in (fits, too_large):
-        model = gguf_models.tiny("llama", _SIZES)
+        model = random_model("llama", BLOCK_SIZES)
         model.model.layers[1].mlp.up_proj.weight.data[3, 5] = value
         path = Path(llama_cpp.write(model, tmp_path / "model.gguf"))
         if value == too_large:
@@ -180,7 +180,7 @@ def test_what_cannot_be(mixture: Path, tmp_path: Path) -> None:
         (torch.inf, Kind.F16, "nan or infinity"),
         (70000.0, Kind.F16, "too large for F16; choose bf16"),
     ):
-        model = gguf_models.tiny("llama", _SIZES)
+        model = random_model("llama", BLOCK_SIZES)
         model.model.layers[1].mlp.up_proj.weight.data[3, 5] = value
         path = Path(llama_cpp.write(model, tmp_path / "model.gguf"))
         with pytest.raises(WeightsError, match=f"blk.1.ffn_up.weight holds .*{message}"):

@@ -17,8 +17,8 @@ from stoker_engine.export.schemes import SCHEMES, with_group_size
 from stoker_engine.llm import LLM
 from stoker_engine.models.checkpoint import find_checkpoint
 
-from ..conftest import save_model
-from ..models import gguf_models
+from ...support.engine.tiny_configs import GGUF
+from ...support.engine.tiny_models import random_model, save_model
 
 _SIZES: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
@@ -31,8 +31,8 @@ _EXPERTS = ("W4A16", "W8A16", "FP8_DYNAMIC")
     "kind, scheme", [*(("llama", scheme) for scheme in SCHEMES), *(("qwen3_moe", scheme) for scheme in _EXPERTS)]
 )
 def test_the_engine_computes_with_what_was_written(kind: str, scheme: str, tmp_path: Path) -> None:
-    options = {**gguf_models.MODELS[kind][1], **_SIZES, "moe_intermediate_size": 32}
-    save_model(tmp_path / "model", gguf_models.tiny(kind, options))
+    options = {**GGUF[kind][1], **_SIZES, "moe_intermediate_size": 32}
+    save_model(tmp_path / "model", random_model(kind, options))
     used = SCHEMES[scheme] if not SCHEMES[scheme].group_size else with_group_size(SCHEMES[scheme], 32)
     export(tmp_path / "model", used, scheme, tmp_path / "new")
     prompt = [7, 8, 9] * 5
@@ -52,7 +52,7 @@ def test_the_engine_computes_with_what_was_written(kind: str, scheme: str, tmp_p
 
 
 def test_it_is_not_quantized_again(tmp_path: Path) -> None:
-    save_model(tmp_path / "model", gguf_models.tiny("llama", _SIZES))
+    save_model(tmp_path / "model", random_model("llama", _SIZES))
     export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
     with pytest.raises(ArgumentError, match="int4 is asked for, and the checkpoint is quantized by compressed-tensors"):
         find_checkpoint(EngineArgs(model=str(tmp_path / "new"), quantization="int4"))

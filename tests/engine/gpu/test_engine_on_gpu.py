@@ -18,9 +18,8 @@ from stoker_engine.exec.finish import sample as sample_finish
 from stoker_engine.parallel import transfer
 from stoker_engine.sampling import logits, logprobs, sampler
 
-from ..conftest import AssertGreedy, save_model
-from ..models.test_families import prompts, tiny
-from ..models.test_moe_families import tiny as tiny_mixture
+from ...support.engine.tiny_models import prompts, save_model, tiny_family, tiny_mixture
+from ..conftest import AssertGreedy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -42,7 +41,7 @@ def check_greedy(model: Path, assert_greedy: AssertGreedy) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family_equals_transformers(name: str, tmp_path: Path, assert_greedy: AssertGreedy) -> None:
-    check_greedy(save_model(tmp_path, tiny(name)), assert_greedy)
+    check_greedy(save_model(tmp_path, tiny_family(name)), assert_greedy)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", [name for name in names.KV_CACHE_DTYPES if name != "fp8"])

@@ -15,19 +15,9 @@ from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.select import attention_backend
 
 from ...support.engine.served import served
-from ..conftest import save_model
+from ...support.engine.tiny_configs import LLAMA_SIZES
+from ...support.engine.tiny_models import save_model
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
 Result = tuple[list[int], list[dict[int, float]]]
 
@@ -49,7 +39,7 @@ def generate(model: Path, dtype: str, *batches: list[list[int]], **args: Any) ->
 def tiny_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mixture of experts: which rows an expert multiplies together depends on the batch."""
     torch.manual_seed(0)
-    config = MixtralConfig(**_SIZES, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    config = MixtralConfig(**LLAMA_SIZES, num_local_experts=4, num_experts_per_tok=2)
     return save_model(tmp_path_factory.mktemp("tiny-mixtral"), MixtralForCausalLM(config).float().eval())
 
 
@@ -58,8 +48,7 @@ def tiny_deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Latent attention, and shared experts."""
     torch.manual_seed(0)
     config = DeepseekV3Config(
-        **_SIZES,
-        num_key_value_heads=4,
+        **{**LLAMA_SIZES, "num_key_value_heads": 4},
         n_routed_experts=4,
         num_experts_per_tok=2,
         n_group=2,

@@ -20,7 +20,8 @@ from stoker_engine.grammar import grammars
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.token_table import TokenTable
 
-from .test_structured_outputs import Repeating, engine_of, request, run
+from ...support.engine.repeating_proposer import RepeatingProposer
+from .test_structured_outputs import engine_of, request, run
 
 #: Its lexer learns states wherever it is asked.
 MANY_STATES = StructuredOutputs(regex="(a|b)*a(a|b){8}")
@@ -49,7 +50,7 @@ def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_kept_grammar_does_not_wear_out(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, *, drafts: bool) -> None:
     params = [SamplingParams(n=3, temperature=1.5, seed=seed, max_tokens=30, ignore_eos=True) for seed in range(8)]
     requests = [request(str(seed), [5, 6, seed + 7], each, MANY_STATES) for seed, each in enumerate(params)]
-    proposer = Repeating() if drafts else None
+    proposer = RepeatingProposer() if drafts else None
     expected = run(engine_of(tiny_llama, proposer=proposer), requests, random.Random(0))
     compiled = watch_compiler(monkeypatch)
     limit_states(monkeypatch, 150)

@@ -25,7 +25,8 @@ from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers, stage_block_bytes
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE
 
-from ..conftest import save_model
+from ...support.engine.tiny_configs import LLAMA_SIZES
+from ...support.engine.tiny_models import save_model
 
 DTYPES = [name for name in KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
 #: Rounding in 8 bits turns differences of the last bit into differences of a code.
@@ -39,14 +40,8 @@ def tiny_deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Latent attention."""
     torch.manual_seed(0)
     config = DeepseekV3Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
+        **{**LLAMA_SIZES, "num_key_value_heads": 4},
         moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        initializer_range=0.3,
         q_lora_rank=None,
         kv_lora_rank=32,
         qk_nope_head_dim=16,
@@ -57,8 +52,6 @@ def tiny_deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
         n_group=1,
         topk_group=1,
         first_k_dense_replace=1,
-        bos_token_id=0,
-        eos_token_id=1,
     )
     return save_model(tmp_path_factory.mktemp("tiny-deepseek"), DeepseekV3ForCausalLM(config).float().eval())
 

@@ -28,15 +28,16 @@ from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 from stoker_engine.tokens.tokenizer import Tokenizer
 
+from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
-from ..conftest import save_model, tiny_llama_model
+from ...support.engine.tiny_models import save_model, tiny_gguf, tiny_llama_model
 from ..exec.test_rank_executor import NEAR, TIGHT, Outputs, _check_alike, _requests, _run
-from ..models import gguf_models, llama_cpp
+from ..models import llama_cpp
 from ..models.quantized_folders import FORMATS, folder
 from ..models.test_gpt_oss import _save as save_gpt_oss
 from ..models.test_gpt_oss import unquantized as unquantized_gpt_oss
 from ..models.test_tensor_parallel import CASES, MODELS, save
-from .test_structured_outputs import SMALL, Repeating, constraints
+from .test_structured_outputs import SMALL, constraints
 from .test_structured_outputs import requests as requests_with_grammars
 from .test_structured_outputs import run as run_with_grammars
 
@@ -168,7 +169,7 @@ def test_all_kinds_of_layers(name: str, layout: str, seed: int, tmp_path: Path) 
     [case if case in BY_HEADS[1:3] else pytest.param(*case, marks=pytest.mark.slow) for case in BY_HEADS],
 )
 def test_families_of_many_queries_a_key(name: str, layout: str, seed: int, tmp_path: Path) -> None:
-    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    tiny_gguf(name).save_pretrained(tmp_path)
     _compare(tmp_path, layout, seed)
 
 
@@ -187,7 +188,7 @@ def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> No
     made = constraints(random.Random(14), 8)
     requests = requests_with_grammars(random.Random(14), made)
     args = EngineArgs(str(model), device="cpu", num_gpu_blocks_override=60, async_scheduling=in_flight, **SMALL)
-    proposer = Repeating()
+    proposer = RepeatingProposer()
     found = []
     for sizes in ({}, LAYOUTS[layout]):
         shared = replace(args, **sizes)
@@ -386,7 +387,7 @@ def test_stored_in_blocks(layout: str, quantization: str | None, tmp_path: Path)
     [("mixtral", "EP 2"), ("dbrx", "EP 4"), ("deepseek_v3", "EP 2"), ("mixtral", "PP 2"), ("deepseek_v3", "EP 2 PP 2")],
 )
 def test_gguf(name: str, layout: str, tmp_path: Path) -> None:
-    path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
+    path = llama_cpp.write(tiny_gguf(name), tmp_path / "model.gguf")
     _compare(path, layout, 6)
 
 

@@ -29,7 +29,7 @@ from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes
 
 from ...support.engine.thread_ranks import ThreadExecutor, thread_engine
-from ..conftest import save_model
+from ...support.engine.tiny_models import save_model
 from ..exec.test_rank_executor import TIGHT, _check_alike, _requests, _run
 
 ROOMY: dict[str, Any] = {"max_model_len": 192, "num_gpu_blocks_override": 400, "max_num_batched_tokens": 48}

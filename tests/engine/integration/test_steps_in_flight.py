@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,11 @@ from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.engine import Engine
 from stoker_engine.models.checkpoint import find_checkpoint
 
+from ...support.engine.repeating_proposer import RepeatingProposer
+
 SMALL: dict[str, Any] = {"max_model_len": 160, "max_num_batched_tokens": 48, "max_num_seqs": 6, "dtype": "float32"}
 SMALL |= {"long_prefill_token_threshold": 0}  # not by measured time, so that equal runs have equal steps
 ROOMY = 400  # blocks
-
-
-class Shuffled:
-    """Proposes what came after the same token before, so that some of it holds in repetitive outputs."""
-
-    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        last = token_ids[-1]
-        for index in range(len(token_ids) - 2, -1, -1):
-            if token_ids[index] == last:
-                return list(token_ids[index + 1 : index + 1 + max_tokens])
-        return [last] * (max_tokens // 2)
 
 
 def requests(rng: random.Random, count: int) -> list[EngineRequest]:
@@ -84,7 +74,7 @@ def test_what_comes_is_the_same(how: str, model: str, blocks: int, request: pyte
     found = []
     for args, proposer in (
         ({}, None),
-        ({"async_scheduling": how != "drafts"}, None if how == "in flight" else Shuffled()),
+        ({"async_scheduling": how != "drafts"}, None if how == "in flight" else RepeatingProposer()),
     ):
         engine_args = EngineArgs(str(folder), num_gpu_blocks_override=blocks, **SMALL, **args)  # type: ignore[arg-type]
         engine = Engine(engine_args, find_checkpoint(engine_args), proposer=proposer)

@@ -29,23 +29,13 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.tokens.tokenizer import Tokenizer
 
-from ..conftest import save_model, tiny_llama_model
+from ...support.engine.repeating_proposer import RepeatingProposer
+from ...support.engine.tiny_models import save_model, tiny_llama_model
 
 SMALL: dict[str, Any] = {"max_model_len": 320, "max_num_batched_tokens": 48, "max_num_seqs": 6, "dtype": "float32"}
 SMALL |= {"long_prefill_token_threshold": 0}  # not by measured time, so that equal runs have equal steps
 ROOMY = 400  # blocks
 EOS = 1
-
-
-class Repeating:
-    """Proposes what came after the same token before, or nonsense: some of it holds, most does not."""
-
-    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        last = token_ids[-1]
-        for index in range(len(token_ids) - 2, -1, -1):
-            if token_ids[index] == last:
-                return list(token_ids[index + 1 : index + 1 + max_tokens])
-        return [last] * (max_tokens // 2)
 
 
 Constraint = tuple[StructuredOutputs, Callable[[str], bool]]
@@ -166,8 +156,8 @@ def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, req
     for blocks, proposer, options in (
         (num_blocks, None, {}),
         (ROOMY, None, {"async_scheduling": True}),
-        (ROOMY, Repeating(), {}),
-        (num_blocks, Repeating(), {"async_scheduling": True}),
+        (ROOMY, RepeatingProposer(), {}),
+        (num_blocks, RepeatingProposer(), {"async_scheduling": True}),
     ):
         engine = engine_of(folder, blocks, proposer, **options)
         assert run(engine, submitted, random.Random(1)) == expected

@@ -15,7 +15,7 @@ import torch
 
 from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.attention.backend import AttentionBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.attention.select import attention_backend
@@ -129,7 +129,7 @@ def load_decoder(
     """The native model of a Hugging Face folder; with this backend and these kernels, if not those that the engine
     chooses.
     """
-    config = ModelConfig.from_folder(folder)
+    config = ModelConfig.from_dict(read_config(folder))
     cpu = torch.device("cpu")
     build = Build(dtype, backend or attention_backend(cpu, served(dtype)), kernels or select_kernels(cpu, dtype))
     with torch.inference_mode():

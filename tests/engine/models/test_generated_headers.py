@@ -3,11 +3,8 @@ values, that follow from a header are counted independently: by the gguf library
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -21,18 +18,8 @@ from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
-
-def _beside(name: str) -> ModuleType:
-    """A module in this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-llama_cpp = _beside("llama_cpp")
-MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = _beside("gguf_models").MODELS
+from ...support.engine.tiny_configs import GGUF
+from . import llama_cpp
 
 #: Types of rows of any 256 numbers, and those that llama.cpp takes where rows are no multiple of that.
 LARGE: Final = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XS")
@@ -52,7 +39,7 @@ class Generated:
 
     def __init__(self, seed: int) -> None:
         self._draw = draw = random.Random(seed)
-        kind, options = MODELS[draw.choice(list(MODELS))]
+        kind, options = GGUF[draw.choice(list(GGUF))]
         scale = draw.choice([1, 2])
         sizes = {name: WIDER.get(name, value) for name, value in options.items()}
         for name in ("hidden_size", "n_embd", "d_model", "intermediate_size"):

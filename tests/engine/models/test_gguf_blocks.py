@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,18 +34,9 @@ from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.gguf_random import quantized
 from ...support.engine.served import served
-
-
-def _beside(name: str) -> ModuleType:
-    """A module in this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
+from ...support.engine.tiny_configs import GGUF
+from ...support.engine.tiny_models import random_model
+from . import llama_cpp
 
 _CPU = torch.device("cpu")
 _Q8, _F32 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.F32
@@ -114,8 +102,8 @@ def _write(
     size: int = 32,
 ) -> tuple[Path, Path]:
     """A file in blocks, and one of the same numbers in float32."""
-    kind, options = gguf_models.MODELS[name]
-    theirs = gguf_models.tiny(kind, _in_blocks(options, size))
+    kind, options = GGUF[name]
+    theirs = random_model(kind, _in_blocks(options, size))
     paths = folder / "blocks.gguf", folder / "float32.gguf"
     for path, dequantized in zip(paths, (False, True), strict=True):
         llama_cpp.write(theirs, path, stored=stored, dequantized=dequantized, quantize=quantized)
@@ -137,7 +125,7 @@ def _matrices(model: Decoder) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", gguf_models.MODELS)
+@pytest.mark.parametrize("name", GGUF)
 def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
     blocks, plain = (_model(path, dtype) for path in _write(name, tmp_path))
     prompts = [[5, 100, 2, 77], list(range(2, 63))]
@@ -252,8 +240,8 @@ _SHARED: dict[str, dict[str, Any]] = {
 def test_each_rank_holds_and_reads_its_share(
     name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, options = gguf_models.MODELS[name]
-    theirs = gguf_models.tiny(kind, {**_in_blocks(options), **_SHARED[name]})
+    kind, options = GGUF[name]
+    theirs = random_model(kind, {**_in_blocks(options), **_SHARED[name]})
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", stored=lambda name: _Q8)
     whole = _model(path)
     read = list[int]()
@@ -320,14 +308,14 @@ def test_scales_that_are_no_numbers_are_refused_by_name(scale: float, tmp_path: 
 @pytest.mark.parametrize("layer", ["9" * 5000, "99999999999", "2"])
 def test_layers_that_the_model_does_not_have_take_no_memory(layer: str, tmp_path: Path) -> None:
     further = {f"blk.{layer}.attn_q.weight": torch.zeros(64, 64)}
-    theirs = gguf_models.tiny("llama", _in_blocks(gguf_models.MODELS["llama"][1]))
+    theirs = random_model("llama", _in_blocks(GGUF["llama"][1]))
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", tensors=further, stored=lambda name: _Q8)
     model = _model(path)
     assert _held(model) == _predicted(path, model, torch.float32)
 
 
 def test_rows_of_another_length_are_refused_by_name(tmp_path: Path) -> None:
-    theirs = gguf_models.tiny("llama", _in_blocks(gguf_models.MODELS["llama"][1]))
+    theirs = random_model("llama", _in_blocks(GGUF["llama"][1]))
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", {"embedding_length": 48}, stored=lambda name: _Q8)
     with pytest.raises(WeightsError, match=r"has shape"):
         _model(path)

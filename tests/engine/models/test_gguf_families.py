@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,19 +17,9 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.gguf.gguf_file import GGUFFile
 from stoker_engine.models.loading.weights import load_weights
 
-
-def _beside(name: str) -> ModuleType:
-    """A module in this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-llama_cpp = _beside("llama_cpp")
-gguf_models = _beside("gguf_models")
-MODELS, SIZES, VOCABULARY, tiny = gguf_models.MODELS, gguf_models.SIZES, gguf_models.VOCABULARY, gguf_models.tiny
+from ...support.engine.tiny_configs import GGUF, SIZES, VOCABULARY
+from ...support.engine.tiny_models import random_model, reference_of, tiny_gguf
+from . import llama_cpp
 
 #: Families whose GGUF transformers reads itself: then its reading judges our writer, too.
 READ_BY_TRANSFORMERS = ("bloom", "falcon 7b", "gemma2", "llama", "qwen2", "starcoder2")
@@ -46,18 +33,13 @@ def _ours(file: GGUFFile) -> Decoder:
 
 
 def _assert_equal(ours: Decoder, theirs: PreTrainedModel, paged_run: Any, assert_run: Any) -> None:
-    def reference(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = theirs(torch.tensor([tokens])).logits[0]
-        return logits
-
     prompt = torch.randint(2, VOCABULARY, (70,), generator=torch.Generator().manual_seed(1)).tolist()
-    assert_run(paged_run(ours, [prompt], new_tokens=2), reference)
+    assert_run(paged_run(ours, [prompt], new_tokens=2), reference_of(theirs))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", GGUF)
 def test_a_family_is_read(name: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
-    theirs = tiny(*MODELS[name])
+    theirs = tiny_gguf(name)
     path = llama_cpp.write(theirs, tmp_path / "model.gguf")
     _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
 
@@ -66,7 +48,7 @@ def test_a_family_is_read(name: str, tmp_path: Path, paged_run: Any, assert_run:
 def test_internlm_2_is_read_as_a_llama_of_that_name(
     bias: bool, tmp_path: Path, paged_run: Any, assert_run: Any
 ) -> None:
-    theirs = tiny("llama", {**SIZES, "attention_bias": bias})  # InternLM 2's code is remote only
+    theirs = random_model("llama", {**SIZES, "attention_bias": bias})  # InternLM 2's code is remote only
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", architecture="internlm2")
     assert GGUFFile(path).config().architecture == "InternLM2ForCausalLM"
     _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
@@ -74,7 +56,7 @@ def test_internlm_2_is_read_as_a_llama_of_that_name(
 
 @pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
 def test_the_files_are_such_as_transformers_reads(name: str, tmp_path: Path) -> None:
-    theirs = tiny(*MODELS[name])
+    theirs = tiny_gguf(name)
     llama_cpp.write(theirs, tmp_path / "model.gguf")
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).state_dict()
     for key, tensor in theirs.state_dict().items():
@@ -98,7 +80,7 @@ def test_linear_and_yarn_positions(tmp_path: Path, paged_run: Any, assert_run: A
             {"type": "yarn", "factor": 4.0, "original_context_length": 64},
         ),
     ):
-        theirs = tiny("qwen2", {**SIZES, "rope_parameters": {**rope, **_THETA}})
+        theirs = random_model("qwen2", {**SIZES, "rope_parameters": {**rope, **_THETA}})
         extra = {f"rope.scaling.{key}": value for key, value in metadata.items()}
         path = llama_cpp.write(theirs, tmp_path / f"{rope['rope_type']}.gguf", extra)
         _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
@@ -106,7 +88,7 @@ def test_linear_and_yarn_positions(tmp_path: Path, paged_run: Any, assert_run: A
 
 def test_llama_3_has_its_positions_in_a_tensor(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_THETA}
-    theirs = tiny("llama", {**SIZES, "rope_parameters": {**rope, "original_max_position_embeddings": 64}})
+    theirs = random_model("llama", {**SIZES, "rope_parameters": {**rope, "original_max_position_embeddings": 64}})
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", tensors={"rope_freqs.weight": _frequencies(theirs)})
     config = GGUFFile(path).config()
     assert config.default_model_len == 256  # stretched already: nothing changes at the original length
@@ -116,7 +98,7 @@ def test_llama_3_has_its_positions_in_a_tensor(tmp_path: Path, paged_run: Any, a
 def test_phi_3_has_its_factors_in_tensors(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     rope = {"rope_type": "longrope", "partial_rotary_factor": 1.0, **_THETA, **_LONG}
     options = {**SIZES, "pad_token_id": 0, "original_max_position_embeddings": 128, "rope_parameters": rope}
-    theirs = tiny("phi3", options)
+    theirs = random_model("phi3", options)
     factor = theirs.get_decoder().rotary_emb.attention_scaling
     extra = {"rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": float(factor)}
     factors = {f"rope_factors_{kind}.weight": torch.tensor(_LONG[f"{kind}_factor"]) for kind in ("short", "long")}
@@ -125,7 +107,7 @@ def test_phi_3_has_its_factors_in_tensors(tmp_path: Path, paged_run: Any, assert
 
 
 def test_what_is_not_read_is_refused(tmp_path: Path) -> None:
-    theirs = tiny("llama", SIZES)
+    theirs = random_model("llama", SIZES)
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", {"rope.scaling.type": "odd", "rope.scaling.factor": 2.0})
     with pytest.raises(ModelError, match="odd"):
         GGUFFile(path).config()

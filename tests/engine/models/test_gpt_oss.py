@@ -36,6 +36,7 @@ from stoker_engine.sizing.planned_formats import stated_formats
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.served import served
+from ...support.engine.tiny_models import randomized, reference_of
 
 CPU = torch.device("cpu")
 EXPERTS, SIZE, LAYERS = 4, 64, 3
@@ -114,9 +115,8 @@ def _save(folder: Path, change: dict[str, Any] | None = None, dtype: torch.dtype
     stated = {key: value for key, value in given.items() if key not in ("quantization_config", "architectures")}
     torch.manual_seed(0)
     config = CONFIG_MAPPING["gpt_oss"](**stated)
-    theirs: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    theirs = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
     for parameter in theirs.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data if parameter.dim() == 1 else 0)
         parameter.data = parameter.data.to(dtype).float()
     generator = torch.Generator().manual_seed(1)
     stored = {name: tensor for name, tensor in theirs.state_dict().items() if ".experts." not in name}
@@ -170,12 +170,7 @@ def test_equals_transformers(saved: tuple[Path, PreTrainedModel], paged_run: Any
         for layer in range(LAYERS) for expert in range(EXPERTS) for part in ("gate", "up", "down")
     }  # fmt: skip
 
-    def reference(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = theirs(torch.tensor([tokens])).logits[0]
-        return logits
-
-    assert_run(paged_run(ours, _prompts(1, 61, 9, 30, 1), new_tokens=40), reference)
+    assert_run(paged_run(ours, _prompts(1, 61, 9, 30, 1), new_tokens=40), reference_of(theirs))
 
 
 def test_what_is_planned_is_what_is_allocated(saved: tuple[Path, PreTrainedModel]) -> None:

@@ -21,7 +21,7 @@ from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.engine import Engine
 
-from ..conftest import save_tokenizer
+from ...support.engine.tiny_models import save_tokenizer
 from .quantized_folders import FORMATS, Folder, folder
 
 #: A module's tensors that may be absent, or that are not computed with.

@@ -28,7 +28,7 @@ from stoker_engine.parallel.layout import RankLayout
 
 from ...support.engine.served import served
 from ...support.engine.thread_ranks import thread_engine
-from ..conftest import save_model, tiny_llama_model
+from ...support.engine.tiny_models import save_model, tiny_llama_model
 
 KEY, VALUE = 0.031, 0.0042
 SPELLINGS = {

@@ -30,8 +30,9 @@ from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.served import served
-from ..conftest import save_model
-from . import gguf_models, llama_cpp
+from ...support.engine.tiny_configs import GGUF, SIZES
+from ...support.engine.tiny_models import random_model, reference_of, save_model, tiny_gguf
+from . import llama_cpp
 
 #: Rows that groups of 32 do not divide; GPT-2 and DBRX have theirs transposed, others several matrices in a tensor.
 FAMILIES = (
@@ -64,7 +65,7 @@ def _numbers(target: WeightTarget) -> torch.Tensor:
 @pytest.mark.parametrize("method", ON_LOAD)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_matrices_of_a_family_are_quantized_and_nothing_else(name: str, method: str, tmp_path: Path) -> None:
-    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    tiny_gguf(name).save_pretrained(tmp_path)
     plain = find_checkpoint(EngineArgs(model=str(tmp_path)))
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))
     before, model = _load(plain).weight_targets(), _load(checkpoint)
@@ -85,7 +86,7 @@ def test_the_matrices_of_a_family_are_quantized_and_nothing_else(name: str, meth
 @pytest.mark.parametrize("method", ON_LOAD)
 @pytest.mark.parametrize("name", ["llama", "llama biases", "gpt2", "qwen2_moe", "deepseek_v3"])
 def test_it_is_the_dequantized_model(name: str, method: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
-    theirs = gguf_models.tiny(*gguf_models.MODELS[name])
+    theirs = tiny_gguf(name)
     theirs.save_pretrained(tmp_path)
     model = _load(find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method)))
     stored = ON_LOAD[method]
@@ -96,22 +97,18 @@ def test_it_is_the_dequantized_model(name: str, method: str, tmp_path: Path, pag
             rows = weights.data.T if "attn.c_" in parameter or "mlp.c_" in parameter else weights.data
             rows.copy_(dequantize(quantize(rows.contiguous(), stored), stored, rows.shape[-1], torch.float32))
 
-    def reference(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            return theirs(torch.tensor([tokens])).logits[0]  # type: ignore[no-any-return]
-
     prompts = [
         torch.randint(2, 128, (size,), generator=torch.Generator().manual_seed(size)).tolist() for size in (37, 5)
     ]
-    assert_run(paged_run(model, prompts, new_tokens=16), reference)
+    assert_run(paged_run(model, prompts, new_tokens=16), reference_of(theirs))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2_moe", "deepseek_v3"])
 def test_ranks_hold_parts_of_the_same_matrices(name: str, tmp_path: Path) -> None:
-    kind, options = gguf_models.MODELS[name]
+    kind, options = GGUF[name]
     wide = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 96, "moe_intermediate_size": 96, "v_head_dim": 16}
     options = {**options, **{key: value for key, value in wide.items() if key in options}}
-    gguf_models.tiny(kind, options).save_pretrained(tmp_path)
+    random_model(kind, options).save_pretrained(tmp_path)
     before = _load(find_checkpoint(EngineArgs(model=str(tmp_path)))).weight_targets()
     checkpoint, stored = find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int4")), ON_LOAD["int4"]
     largest, cut = 0, 0
@@ -138,7 +135,7 @@ class Rank(SingleRank):
 @pytest.mark.parametrize("method", ON_LOAD)
 def test_an_engine_in_bfloat16(method: str, tmp_path: Path) -> None:
     """The outputs are those of a checkpoint that holds what was rounded."""
-    theirs = gguf_models.tiny("llama", {**gguf_models.SIZES, "vocab_size": 512}).bfloat16()
+    theirs = random_model("llama", {**SIZES, "vocab_size": 512}).bfloat16()
     save_model(tmp_path / "model", theirs)
     stored = ON_LOAD[method]
     with torch.inference_mode():
@@ -159,7 +156,7 @@ def test_an_engine_in_bfloat16(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_gguf_of_numbers(kind: str, tmp_path: Path) -> None:
-    theirs = gguf_models.tiny(*gguf_models.MODELS["qwen2_moe"])
+    theirs = tiny_gguf("qwen2_moe")
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", stored=lambda name: GGMLQuantizationType[kind])
     before = _load(find_checkpoint(EngineArgs(model=str(path)))).weight_targets()
     checkpoint = find_checkpoint(EngineArgs(model=str(path), quantization="int8"))
@@ -205,7 +202,7 @@ def test_a_foreign_architecture_is_not_quantized(tmp_path: Path) -> None:
     "name, tensor", [("llama", "model.layers.1.mlp.up_proj.weight"), ("gpt2", "transformer.h.1.mlp.c_fc.weight")]
 )
 def test_no_number_is_no_weight(name: str, tensor: str, tmp_path: Path) -> None:
-    theirs = gguf_models.tiny(*gguf_models.MODELS[name])
+    theirs = tiny_gguf(name)
     theirs.get_parameter(tensor).data[3, 4] = torch.nan
     theirs.save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=rf"{tensor} holds nan or infinity: the file is damaged"):
@@ -219,8 +216,8 @@ def test_matrices_in_panels(name: str, method: str, tmp_path: Path, paged_run: A
     kernels = select_kernels(CPU, torch.bfloat16)
     if kernels.block_panels is None:
         pytest.skip("this processor multiplies rows")
-    kind, options = gguf_models.MODELS[name]
-    gguf_models.tiny(kind, {**options, "hidden_size": 64, "intermediate_size": 96}).save_pretrained(tmp_path)
+    kind, options = GGUF[name]
+    random_model(kind, {**options, "hidden_size": 64, "intermediate_size": 96}).save_pretrained(tmp_path)
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))
     backend = attention_backend(CPU, served(torch.bfloat16))
     models = [

@@ -10,20 +10,17 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
 
+from ...support.engine.tiny_configs import LONGROPE_FACTORS, SIZES, VOCABULARY
+
 _ORIGINAL = 48
 _SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **{name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    "vocab_size": VOCABULARY,
     "initializer_range": 0.3,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5], "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0]}
 
 
 def _dynamic() -> PreTrainedModel:
@@ -32,7 +29,7 @@ def _dynamic() -> PreTrainedModel:
 
 
 def _longrope() -> PreTrainedModel:
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, **_FACTORS}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, **LONGROPE_FACTORS}
     return Phi3ForCausalLM(
         Phi3Config(
             **_SIZES,

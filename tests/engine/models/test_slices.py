@@ -6,15 +6,12 @@ itself.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,7 +21,7 @@ from gguf.quants import dequantize, quantize
 
 from stoker_common.errors import WeightsError
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
@@ -38,17 +35,8 @@ from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.quant.weight_target import Shard, WeightTarget
 from stoker_engine.sizing.pipeline_stages import Stage
 
-
-def _beside(name: str) -> ModuleType:
-    """A module in this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
+from ...support.engine.tiny_models import tiny_gguf
+from . import llama_cpp
 
 
 @dataclass
@@ -141,8 +129,8 @@ def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Weigh
 )
 def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int, tmp_path: Path) -> None:
     """And of its ends; a tied head on another stage is read there as well."""
-    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    tiny_gguf(name).save_pretrained(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     cpu, found = torch.device("cpu"), set[str]()
@@ -165,8 +153,8 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
     "name", ["bloom", "cohere plus", "deepseek_v3", "falcon 40b", "gpt_neox", "llama", "mixtral", "phi3", "qwen2_moe"]
 )
 def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
-    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    tiny_gguf(name).save_pretrained(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
@@ -192,8 +180,8 @@ class _Seat(SingleRank):
 )
 def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Path) -> None:
     """Whole ones, also where all of a layer's are in one tensor, whichever way round."""
-    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    tiny_gguf(name).save_pretrained(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
     whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
     for rank in range(ranks):
@@ -216,7 +204,7 @@ def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Pa
     ["bloom", "cohere plus", "dbrx", "deepseek_v3", "falcon 40b", "gpt2", "llama", "mixtral", "phi3", "qwen2_moe"],
 )
 def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
+    path = llama_cpp.write(tiny_gguf(name), tmp_path / "model.gguf")
     file = GGUFFile(path)
     config = file.config()
     whole = _loaded(config, lambda model: load_weights(model, file, file.weight_names()))
@@ -238,8 +226,8 @@ def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["gpt2", "dbrx"])
 def test_what_is_transposed_and_shared_is_right_too(name: str, tmp_path: Path) -> None:
     """It is read whole."""
-    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    tiny_gguf(name).save_pretrained(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
     shares = _parts(whole, 3, random.Random(name))
@@ -293,8 +281,8 @@ def _random_blocks(shape: tuple[int, ...], rng: random.Random) -> Any:
 
 
 def test_a_whole_of_another_shape_is_refused_by_every_rank(tmp_path: Path) -> None:
-    gguf_models.tiny(*gguf_models.MODELS["phi3"]).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    tiny_gguf("phi3").save_pretrained(tmp_path)
+    config = ModelConfig.from_dict(read_config(tmp_path))
     names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
     whole = _loaded(config, lambda model: load_weights(model, source, names))
     for param_name, message in (

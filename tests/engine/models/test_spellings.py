@@ -27,29 +27,17 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ...support.engine.tiny_configs import OWN_HEADS, VOCABULARY
+from ...support.engine.tiny_models import randomized, reference_of
+
 Tensors = dict[str, torch.Tensor]
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-}
+_SIZES: dict[str, Any] = {**OWN_HEADS, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-6}
 
 
 def _llama(**options: Any) -> PreTrainedModel:
     torch.manual_seed(0)
-    return _random(LlamaForCausalLM(LlamaConfig(**_SIZES, bos_token_id=0, eos_token_id=1, **options)))
-
-
-def _random(model: PreTrainedModel) -> PreTrainedModel:
-    for parameter in model.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data if parameter.dim() == 1 else 0)
-    model.tie_weights()
-    return model.float().eval()
+    return randomized(LlamaForCausalLM(LlamaConfig(**{**_SIZES, "bos_token_id": 0, "eos_token_id": 1, **options})))
 
 
 def _save(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
@@ -171,15 +159,6 @@ REMOTE: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[PreTrainedModel
 }
 
 
-def _reference(theirs: PreTrainedModel) -> Callable[[list[int]], torch.Tensor]:
-    def reference(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = theirs(input_ids=torch.tensor([tokens])).logits[0]
-        return logits
-
-    return reference
-
-
 PROMPTS = [[5, 6, 7, 8, 9] * 7, [11, 12, 13]]
 
 
@@ -190,7 +169,7 @@ def test_an_equivalent_models_weights_renamed(
     make, rename = REMOTE[name]
     theirs = make()
     _save(tmp_path, *rename(theirs))
-    assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=64), _reference(theirs))
+    assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=64), reference_of(theirs))
 
 
 @pytest.mark.parametrize(
@@ -205,23 +184,23 @@ def test_files_without_the_models_prefix(
 ) -> None:
     """As the first GPT-2 and BLOOM files are, with their masks beside the weights."""
     torch.manual_seed(0)
-    theirs = _random(make())
+    theirs = randomized(make())
     theirs.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}
     masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8) for i in range(2)} if "wte.weight" in tensors else {}
     save_file(tensors | masks, file, metadata={"format": "pt"})
-    assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=16), _reference(theirs))
+    assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=16), reference_of(theirs))
 
 
 def test_falcon_before_it_had_that_name(tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
     torch.manual_seed(0)
     options = {"vocab_size": 128, "hidden_size": 48, "multi_query": True, "bias": False, "parallel_attn": True}
-    theirs = _random(FalconForCausalLM(FalconConfig(**options, num_hidden_layers=2, num_attention_heads=4)))
+    theirs = randomized(FalconForCausalLM(FalconConfig(**options, num_hidden_layers=2, num_attention_heads=4)))
     theirs.save_pretrained(tmp_path)
     old = {"architectures": ["RWForCausalLM"], **options, "n_layer": 2, "n_head": 4, "alibi": False}
     (tmp_path / "config.json").write_text(json.dumps(old))
-    assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=16), _reference(theirs))
+    assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=16), reference_of(theirs))
 
 
 def test_gemma_3_with_its_vision_tower(tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
@@ -246,8 +225,8 @@ def test_gemma_3_with_its_vision_tower(tmp_path: Path, decoder_of: Any, paged_ru
     config = Gemma3Config(
         text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=150, boi_token_index=151
     )
-    theirs = _random(Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager"))
+    theirs = randomized(Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager"))
     theirs.save_pretrained(tmp_path)
     ours = decoder_of(tmp_path)
     assert ours.config.eos_token_ids == (1,)
-    assert_run(paged_run(ours, PROMPTS, new_tokens=32), _reference(theirs))
+    assert_run(paged_run(ours, PROMPTS, new_tokens=32), reference_of(theirs))

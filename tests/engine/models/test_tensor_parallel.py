@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.kernels.reference import REFERENCE
@@ -29,6 +28,7 @@ from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes
 
 from ...support.engine.served import served
+from ...support.engine.tiny_models import random_model
 
 _VOCABULARY = 131  # which nothing divides
 
@@ -107,13 +107,7 @@ CASES = [
 def save(name: str, folder: Path) -> None:
     """Saves the tiny random model with that name in `MODELS`."""
     model_type, options = MODELS[name]
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[model_type](**{"vocab_size": _VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, **options})
-    model = AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.data if parameter.dim() == 1 else 0)
-    model.tie_weights()
-    model.save_pretrained(folder)
+    random_model(model_type, {"vocab_size": _VOCABULARY, **options}, std=0.2).save_pretrained(folder)
 
 
 class Together:
@@ -153,7 +147,7 @@ class ThreadRanks:
 
 def load(folder: Path, ranks: Communicator, whole_experts: bool = False) -> Decoder:
     """One rank's part of the model in `folder`."""
-    config, cpu = ModelConfig.from_folder(folder), torch.device("cpu")
+    config, cpu = ModelConfig.from_dict(read_config(folder)), torch.device("cpu")
     backend, kernels = attention_backend(cpu, served(torch.float32)), select_kernels(cpu, torch.float32)
     build = Build(torch.float32, backend, kernels, ranks, whole_experts=whole_experts)
     with torch.inference_mode():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,24 +21,15 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.models.transformers_backend import TransformersModel
+from stoker_engine.models.transformers_backend.model import TransformersModel
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
-_VOCABULARY = 128
+from ...support.engine.tiny_configs import SIZES
+from ...support.engine.tiny_models import prompts, random_model, reference_of
+
 _BUILD = Build(torch.float32, SdpaBackend(), REFERENCE)
-_SIZES: dict[str, Any] = {
-    "vocab_size": _VOCABULARY,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
+_SIZES = {**SIZES, "num_hidden_layers": 3, "pad_token_id": 0}
 _LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
 _LONGROPE = {
     "rope_type": "longrope",
@@ -75,12 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _tiny(model_type: str, options: dict[str, Any]) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**{**_SIZES, **options})).float().eval()
-    for parameter in model.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data if parameter.dim() == 1 else 0)
-    model.tie_weights()
-    return model
+    return random_model(model_type, {**_SIZES, **options})
 
 
 def _load(folder: Path, max_model_len: int = 256) -> TransformersModel:
@@ -91,14 +76,7 @@ def _load(folder: Path, max_model_len: int = 256) -> TransformersModel:
 
 
 def _assert_equal(ours: TransformersModel, theirs: PreTrainedModel, paged_run: Any, assert_run: Any) -> None:
-    def reference(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = theirs(torch.tensor([tokens])).logits[0]
-        return logits
-
-    rng = random.Random(1)
-    prompts = [[rng.randrange(2, _VOCABULARY) for _ in range(length)] for length in (61, 9, 30, 1)]
-    assert_run(paged_run(ours, prompts, new_tokens=64), reference)
+    assert_run(paged_run(ours, prompts(), new_tokens=64), reference_of(theirs))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -120,12 +98,7 @@ def test_positions_that_look_at_the_batch_are_fixed_by_the_longest_sequence(
     ours = _load(tmp_path, max_model_len=64)  # one side of the original length: the short factors, for all
     short = [[5, 6, 7] * 12, [9] * 7]
     with torch.inference_mode():
-
-        def reference(tokens: list[int]) -> torch.Tensor:
-            logits: torch.Tensor = theirs(torch.tensor([tokens])).logits[0]
-            return logits
-
-        assert_run(paged_run(ours, short, new_tokens=20), reference)
+        assert_run(paged_run(ours, short, new_tokens=20), reference_of(theirs))
         beyond = _load(tmp_path, max_model_len=256)  # the other side: a short sequence, too, is as within a long one
         run = paged_run(beyond, [[5, 6, 7] * 12], new_tokens=1).sequences[0]
         whole = theirs(torch.tensor([run.tokens[:-1] + [9] * 200])).logits[0, : len(run.logits)]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,22 +21,14 @@ from stoker_engine.models.decoder import Decoder, LayerRun
 
 from ...support.engine.gguf_random import quantized
 from ...support.engine.served import served
+from ...support.engine.tiny_configs import GGUF
+from ...support.engine.tiny_models import random_model
+from . import llama_cpp
 
 _CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.skipif(cpu_library(_CPU, torch.float32) is None, reason="these are the CPU's kernels")
 
-
-def _beside(name: str) -> ModuleType:
-    """A module in this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
 
 WHOLE = (
     "gemma",
@@ -74,11 +63,11 @@ def _loaded(path: Path, dtype: torch.dtype, max_model_len: int = 128) -> Decoder
 @pytest.mark.parametrize("name", WHOLE)
 def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
     """Of numbers and of blocks; prompts of one token, and beyond windows and blocks."""
-    kind, options = gguf_models.MODELS[name]
+    kind, options = GGUF[name]
     format = GGMLQuantizationType[stored]
     if stored == "Q8_0":
         options = {key: _IN_BLOCKS.get(key, value) for key, value in options.items()}
-    theirs, path = gguf_models.tiny(kind, options), tmp_path / "model.gguf"
+    theirs, path = random_model(kind, options), tmp_path / "model.gguf"
     llama_cpp.write(theirs, path, stored=lambda _: format, quantize=quantized)
     model = _loaded(path, dtype)
     prompts = [[5], [5, 100, 2, 77], list(range(2, 63))]
@@ -89,9 +78,9 @@ def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_
 @pytest.mark.parametrize("name", ["gemma3", "phi3"])
 def test_bits_of_large_steps(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
     """More rows than an MLP takes at once, and around that; keys of several parts."""
-    kind, options = gguf_models.MODELS[name]
+    kind, options = GGUF[name]
     path = tmp_path / "model.gguf"
-    llama_cpp.write(gguf_models.tiny(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
+    llama_cpp.write(random_model(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
     model = _loaded(path, dtype, max_model_len=2048)
     prompts = [[at * 7 % 90 + 2 for at in range(length)] for length in (1100, 256, 600)]
     chunks = 1, 128, 255, 256, 257, 600
@@ -102,9 +91,9 @@ def test_layers_that_cannot_be_whole_are_between_those_that_can(
     tmp_path: Path, paged_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four layers two in a row are computed as one, and the last one, which makes only the rows that are wanted."""
-    kind, options = gguf_models.MODELS["gemma3"]
+    kind, options = GGUF["gemma3"]
     path = tmp_path / "model.gguf"
-    tiny = gguf_models.tiny(kind, {**options, "num_hidden_layers": 4})
+    tiny = random_model(kind, {**options, "num_hidden_layers": 4})
     llama_cpp.write(tiny, path, stored=lambda _: GGMLQuantizationType.F32)
     expected = paged_run(_loaded(path, torch.bfloat16), [[5], list(range(2, 63))], new_tokens=5, dtype=torch.bfloat16)
     takes = iter([True, True, False, True, False, True, True, False])
@@ -130,7 +119,7 @@ def _same_in_parts(model: Decoder, run: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("name", IN_PARTS)
 def test_others_are_computed_in_parts(name: str, tmp_path: Path) -> None:
-    kind, options = gguf_models.MODELS[name]
+    kind, options = GGUF[name]
     path = tmp_path / "model.gguf"
-    llama_cpp.write(gguf_models.tiny(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
+    llama_cpp.write(random_model(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
     assert all(run.whole is None for run in _loaded(path, torch.float32).runs)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.sdpa import SdpaBackend
@@ -24,17 +23,14 @@ from stoker_engine.sizing.cache_groups import blocks_per_sequence
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import model_cache_groups
 
+from ...support.engine.tiny_configs import SIZES
+from ...support.engine.tiny_models import random_model
+
 _SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 48,
-    "intermediate_size": 80,
+    **SIZES,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 1024,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
     "pad_token_id": 0,
     "num_local_experts": 4,
     "num_experts": 4,
@@ -77,12 +73,7 @@ def test_prompts_past_the_window_equal_transformers(
 ) -> None:
     rng = random.Random(f"{family} {backend} {number}")
     window, block_size = rng.choice(WINDOWS), rng.choice(BLOCK_SIZES)
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](**{**_SIZES, "sliding_window": window, **FAMILIES[family]})
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    for parameter in theirs.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data if parameter.dim() == 1 else 0)
-    theirs.tie_weights()
+    theirs = random_model(family, {**_SIZES, "sliding_window": window, **FAMILIES[family]})
     theirs.save_pretrained(tmp_path)
     for file in tiny_llama.glob("tokenizer*"):
         shutil.copy(file, tmp_path)

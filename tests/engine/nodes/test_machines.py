@@ -20,6 +20,7 @@ import pytest
 
 from stoker_engine import LLM, SamplingParams
 
+from ...support.processes import lives
 from ...support.waiting import until
 from .machines import Machine, Machines, cannot, machines
 
@@ -168,7 +169,7 @@ def test_a_life_of_two_machines(
     rank = served.process(1, "stoker_engine.exec.rank_main")
     served.process(1, "--headless").kill()
     served.wait_log("is gone with its node: its `stoker serve … --headless` has ended")
-    _until(lambda: not _lives(rank), lambda: "a rank outlives its agent")
+    _until(lambda: not lives(rank), lambda: "a rank outlives its agent")
     served.start_agent()
     served.wait_ready()
     assert served.complete() == alone[0][0]
@@ -176,7 +177,7 @@ def test_a_life_of_two_machines(
     rank = served.process(1, "stoker_engine.exec.rank_main")
     two.cut(1)
     served.wait_log("is gone with its node: it did not answer for 4 s")
-    _until(lambda: not _lives(rank), lambda: "a rank outlives its head")
+    _until(lambda: not lives(rank), lambda: "a rank outlives its head")
     assert not served.is_ready()
     two.fix(1)
     served.wait_ready()
@@ -195,7 +196,7 @@ def test_the_head_is_killed_and_the_node_ends_later(two: Machines, tiny_llama: P
     served.wait_ready()
     rank = served.process(1, "stoker_engine.exec.rank_main")
     served.process(0, "--port=8000").kill()
-    _until(lambda: not _lives(rank), lambda: "a rank outlives its head", 30)
+    _until(lambda: not lives(rank), lambda: "a rank outlives its head", 30)
     assert served.agent.wait(180) == 1
     assert "could not be reached for 6" in served.log(1)
 
@@ -236,7 +237,7 @@ def test_a_life_of_two_engines_on_two_machines(
         (tmp_path / "log-0").write_bytes(b"")
 
     def all_have_ended() -> None:
-        _until(lambda: not any(map(_lives, ranks)), lambda: "a rank outlives its engine")
+        _until(lambda: not any(map(lives, ranks)), lambda: "a rank outlives its engine")
 
     def is_missed() -> None:
         _until(lambda: "waiting for node 1 of 2 at" in served.ask("/health")[1], lambda: served.ask("/health")[1])
@@ -304,10 +305,3 @@ def test_a_life_of_two_engines_on_two_machines(
     assert served.agent.wait(60) == 0, served.log(1)
     for number in (0, 1):
         assert not two[number].processes(rank_main)
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

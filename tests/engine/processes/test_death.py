@@ -21,6 +21,7 @@ from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.processes.engine_process import EngineProcess
 
+from ...support.processes import lives
 from ...support.waiting import until, until_async
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -240,12 +241,4 @@ def test_the_server_needs_no_torch_and_takes_the_engine_along_when_killed(tiny_l
         assert server.stdout is not None
         line = server.stdout.readline()
         server.kill()
-        until(lambda: not _lives(int(line)), "the engine outlives its server")
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process is there, and is no zombie."""
-    try:
-        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
+        until(lambda: not lives(int(line)), "the engine outlives its server")

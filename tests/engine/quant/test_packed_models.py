@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_common.errors import WeightsError
-from stoker_engine import LLM, SamplingParams
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.attention.select import attention_backend
@@ -30,26 +27,8 @@ from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.served import served
 from .packed_words import Quantized
+from .quantized_pairs import answers_of, assert_close, save_checkpoint, source_model
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": _SIZES,
-    "qwen2": _SIZES,
-    "phi3": _SIZES,
-    "mixtral": {**_SIZES, "num_local_experts": 4},
-}
 _NUMBERS = re.compile(r"norm|embed_tokens|lm_head|gate\.weight|router|bias")
 
 #: The name, shape and number of a matrix → its tensors, and what it means.
@@ -119,15 +98,6 @@ _CASES = [
     *(("mixtral", method) for method in ("GPTQ of 8 bits", "AWQ", "nf4", "GPTQ in order of groups")),
 ]
 
-_PROMPTS = [[5, 6, 7], [11, 200, 3, 17, 90, 41, 8, 150, 33], [2]]
-
-
-def _save(folder: Path, tokenizer: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
-    shutil.copytree(tokenizer, folder, ignore=shutil.ignore_patterns("*.safetensors", "generation_config.json"))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Callable[..., tuple[Path, Path]]:
@@ -136,8 +106,7 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Calla
 
     def make(family: str, method: str, head: bool = False) -> tuple[Path, Path]:
         if family not in sources:
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**_FAMILIES[family])).float()
+            model = source_model(family)
             for name, parameter in model.named_parameters():
                 if name.endswith("bias"):
                     torch.nn.init.normal_(parameter)
@@ -156,30 +125,11 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Calla
         folder = tmp_path_factory.mktemp("pair")
         stated = {**stated, "lm_head": True} if head else stated
         return (
-            _save(folder / "quantized", tiny_llama, {**config, "quantization_config": stated}, quantized),
-            _save(folder / "numbers", tiny_llama, config, numbers),
+            save_checkpoint(folder / "quantized", tiny_llama, {**config, "quantization_config": stated}, quantized),
+            save_checkpoint(folder / "numbers", tiny_llama, config, numbers),
         )
 
     return make
-
-
-Answers = list[tuple[list[int], list[float]]]
-
-
-def _answers(folder: Path) -> Answers:
-    llm = LLM(str(folder), max_model_len=128, num_gpu_blocks_override=64, dtype="float32")
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    outputs = [each.outputs[0] for each in llm.generate(_PROMPTS, params, use_tqdm=False)]
-    return [
-        (list(output.token_ids), [next(iter(each.values())).logprob for each in output.logprobs or []])
-        for output in outputs
-    ]
-
-
-def _assert_close(answers: Answers, expected: Answers) -> None:
-    for (tokens, logprobs), (their_tokens, theirs) in zip(answers, expected, strict=True):
-        assert tokens == their_tokens
-        assert logprobs == pytest.approx(theirs, abs=1e-4)
 
 
 def _decoder(folder: Path) -> Decoder:
@@ -194,9 +144,9 @@ def _decoder(folder: Path) -> Decoder:
 @pytest.mark.parametrize(("family", "method"), _CASES)
 def test_answers_and_bytes(family: str, method: str, pair_of: Callable[..., tuple[Path, Path]]) -> None:
     quantized, numbers = pair_of(family, method)
-    answers, expected = _answers(quantized), _answers(numbers)
+    answers, expected = answers_of(quantized), answers_of(numbers)
     if "order" in method:  # and so the sums' is another
-        _assert_close(answers, expected)
+        assert_close(answers, expected)
     else:
         assert answers == expected
     model_config = read_config(quantized)
@@ -214,12 +164,12 @@ def test_without_kernels_of_the_cpu(
 ) -> None:
     monkeypatch.setattr(select, "cpu_library", lambda device, dtype: None)
     quantized, numbers = pair_of("llama", method)
-    _assert_close(_answers(quantized), _answers(numbers))
+    assert_close(answers_of(quantized), answers_of(numbers))
 
 
 def test_a_head_may_be_quantized(pair_of: Callable[..., tuple[Path, Path]]) -> None:
     quantized, numbers = pair_of("llama", "GPTQ", head=True)
-    assert _answers(quantized) == _answers(numbers)
+    assert answers_of(quantized) == answers_of(numbers)
     assert _decoder(quantized).weight_targets()["lm_head.weight"].stored is not None
 
 
@@ -229,7 +179,7 @@ def test_biases_that_the_model_does_not_have(pair_of: Callable[..., tuple[Path, 
     tensors = load_file(quantized / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.bias"
     save_file({**tensors, name: torch.zeros(64)}, quantized / "model.safetensors")
-    assert _answers(quantized) == _answers(numbers)
+    assert answers_of(quantized) == answers_of(numbers)
     save_file({**tensors, name: torch.ones(64)}, quantized / "model.safetensors")
     with pytest.raises(WeightsError, match=rf"no place for: {name}"):
         _decoder(quantized)

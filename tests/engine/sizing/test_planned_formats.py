@@ -26,11 +26,11 @@ from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 from stoker_engine.sizing.weight_sizes import matrices, weight_bytes
 
+from ...support.engine.tiny_models import tiny_gguf
 from ...support.work import work
-from ..models import gguf_models
+from ..quant.conftest import pair_of as pair_of
+from ..quant.quantized_pairs import Pair
 from ..quant.test_packed_models import pair_of as packed_pair_of  # noqa: F401
-from ..quant.test_quantized_models import Pair
-from ..quant.test_quantized_models import pair_of as pair_of
 
 CPU = torch.device("cpu")
 CATALOGUE = Path(__file__).parents[3] / "operator/stoker_operator/plan/catalogue.yaml"
@@ -133,7 +133,7 @@ def test_experts_that_are_not_stored_alike(
 @pytest.mark.parametrize("stated", _SILENT, ids=lambda stated: str(stated["quant_method"]))
 @pytest.mark.parametrize("family", ["gpt2", "gpt_oss"])
 def test_a_family_whose_files_are_transposed(family: str, stated: dict[str, Any], tmp_path: Path) -> None:
-    gguf_models.tiny(*gguf_models.MODELS[family]).save_pretrained(tmp_path)
+    tiny_gguf(family).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": stated}
     (tmp_path / "config.json").write_text(json.dumps(config))
     quantization = read_quantization(config)
@@ -147,7 +147,7 @@ def test_a_family_whose_files_are_transposed(family: str, stated: dict[str, Any]
 @pytest.mark.parametrize("method", ON_LOAD)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "falcon 7b", "qwen2_moe", "deepseek_v3", "dbrx"])
 def test_one_that_is_quantized_when_it_is_loaded(name: str, method: str, tmp_path: Path) -> None:
-    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    tiny_gguf(name).save_pretrained(tmp_path)
     found = find_checkpoint(EngineArgs(str(tmp_path), quantization=method))
     config, formats = _config(tmp_path), found.weight_formats(torch.float32, CPU)
     planned = on_load_formats(config, method)

@@ -27,6 +27,7 @@ from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.state_layout import state_layout
 from stoker_engine.sizing.weight_sizes import Sharding
 
+from ...support.engine.random_states import random_state
 from .test_memory import LLAMA
 
 BF16 = kv_format("auto", "bfloat16")
@@ -160,15 +161,6 @@ def random_specs(rng: random.Random) -> list[LayerCache]:
     ]
     chosen = rng.sample(kinds, rng.randint(1, 4))
     return [rng.choice(chosen) for _ in range(rng.randint(1, 12))]
-
-
-def random_state(rng: random.Random) -> StateSpec:
-    """One to three tensors of odd shapes and any dtype."""
-    tensors = []
-    for index in range(rng.randint(1, 3)):
-        shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
-        tensors.append(StateTensor(f"t{index}", shape, rng.choice([None, "float32", "bfloat16", "float16"])))
-    return StateSpec(tuple(tensors))
 
 
 @dataclass(frozen=True)

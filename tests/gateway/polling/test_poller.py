@@ -99,7 +99,7 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
         await elapse(30)  # the first period goes by a guess
         began, spent_before = loop.time(), spent
         assert poller.period_s == pytest.approx(1000 * 0.002 / CORE_SHARE, rel=0.1)
-        assert poller.staleness_s(loop.time()) < 30.1
+        assert len(counts) == 1000
         await elapse(200)
         assert spent - spent_before <= 0.1 * (loop.time() - began)
         poller.set_servers(["s1", "new"])
@@ -139,11 +139,9 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
             assert loads[name][: after - 1] == [None] * (after - 1)
             assert all(load is not None and not load.ready for load in loads[name][after - 1 :])
             assert len(loads[name]) > LOST_AFTER
-        assert poller.staleness_s(20.0) == float("inf")
         back = True
         await elapse(5)
         assert [each.load for each in heard if each.server == "frozen"][-1] == ServerLoad(running=1)
-        assert poller.staleness_s(25.0) <= 1.1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ...engine.conftest import save_model, tiny_llama_model
 from ...engine.server.test_serve_command import serving
+from ...support.engine.tiny_models import save_model, tiny_llama_model
 from ...support.waiting import until_async
 from .answering import behind
 

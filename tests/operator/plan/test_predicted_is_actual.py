@@ -164,7 +164,7 @@ def test_ranks_allocate_what_is_predicted(
     monkeypatch.setattr(host_memory, "_machine_memory", lambda: 1 << 60)
 
     args = serve_args(endpoint.spec, planned).engine
-    found = plan_kv_cache(args, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    found = plan_kv_cache(args, ModelConfig.from_dict(read_config(folder)), torch.float32, torch.device("cpu"))
     assert found.num_blocks == planned.estimate.kv_blocks
     assert found.max_model_len == planned.max_model_len
 

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from stoker_operator.objects.facts import Key
 from stoker_operator.process import logs
 
-
-@pytest.fixture(autouse=True)
-def _root() -> Iterator[None]:
-    """The root logger stays as it was."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_root_logger")
 
 
 @pytest.mark.parametrize("format", ["text", "json"])

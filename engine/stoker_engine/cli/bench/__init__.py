@@ -32,7 +32,4 @@ def main(arguments: list[str]) -> int:
         hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(kinds)}"
         print(f"stoker bench: no {arguments[0]!r}; {hint}", file=sys.stderr)
         return 2
-    try:
-        return command_line.run(f"stoker bench {arguments[0]}", lambda: kinds[arguments[0]](arguments[1:]))
-    except KeyboardInterrupt:
-        return 130
+    return command_line.run(f"stoker bench {arguments[0]}", lambda: kinds[arguments[0]](arguments[1:]))

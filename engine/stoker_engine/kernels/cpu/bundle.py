@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
-import torch
-
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
-from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
+from stoker_engine.kernels.batched_linear import by_head
+from stoker_engine.kernels.bundle import Kernels, Operation
 from stoker_engine.kernels.cpu import blocks
 from stoker_engine.kernels.cpu.activation import activation, clamped_swiglu, kind_of
 from stoker_engine.kernels.cpu.argmax import argmax
@@ -21,7 +20,7 @@ from stoker_engine.kernels.cpu.panels import panels
 from stoker_engine.kernels.cpu.rms_norm import rms_norm
 from stoker_engine.kernels.cpu.rotary import apply_rotary, cos_sin
 from stoker_engine.kernels.cpu.token_mask import keep_allowed
-from stoker_engine.kernels.moe import block_experts, experts, float32_linear, grouped_linear
+from stoker_engine.kernels.moe import float32_linear, grouped_linear, make_block_experts, make_experts
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.rms_norm import after_sum
 
@@ -31,26 +30,7 @@ def cpu_kernels(library: ctypes.CDLL) -> Kernels:
     """The bundle of one library. Tensors are on the CPU, in bfloat16 or float32; a row's result is the same in every
     batch, bit for bit."""
     multiply = partial(linear, library)
-
-    def batched_linear(weight: torch.Tensor) -> Operation:
-        heads = grouped_linear(multiply, weight)
-        return lambda x: torch.stack([head(x[:, index]) for index, head in enumerate(heads)], dim=1)
-
-    def chosen_experts(
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        act: Activation,
-        gate_up_bias: torch.Tensor | None = None,
-        down_bias: torch.Tensor | None = None,
-    ) -> Experts:
-        return experts(
-            grouped_linear(multiply, gate_up, gate_up_bias), grouped_linear(multiply, down, down_bias), gated(act)
-        )
-
     multiply_blocks = partial(blocks.linear, library)
-
-    def chosen_block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-        return block_experts(multiply_blocks, gate_up, down, gated(act), dtype)
 
     def plain(act: Activation) -> Operation:
         return _activation(library, act, REFERENCE.activation, gated=False)
@@ -63,12 +43,12 @@ def cpu_kernels(library: ctypes.CDLL) -> Kernels:
     return replace(
         REFERENCE,
         linear=multiply,
-        batched_linear=batched_linear,
+        batched_linear=lambda weight: by_head(grouped_linear(multiply, weight)),
         concat_linear=partial(concat_linear, library),
-        experts=chosen_experts,
+        experts=make_experts(multiply, gated),
         float32_linear=float32_linear(multiply),
         quant_linear=multiply_blocks,
-        block_experts=chosen_block_experts,
+        block_experts=make_block_experts(multiply_blocks, gated),
         block_rows=partial(blocks.rows, library),
         rms_norm=partial(rms_norm, library),
         add_rms_norm=lambda weight, eps: after_sum(rms_norm(library, weight, eps)),

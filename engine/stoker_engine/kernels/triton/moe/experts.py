@@ -8,7 +8,7 @@ import torch
 
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import BlockStack, Experts
-from stoker_engine.kernels.moe import block_experts as by_expert
+from stoker_engine.kernels.moe import make_block_experts
 from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
 from stoker_engine.kernels.triton.gemm.grouped_quant_gemm import grouped_quant_gemm, tile_rows_of
 from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
@@ -43,7 +43,7 @@ def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype:
     for the device.
     """
     if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
-        return by_expert(quant_linear, gate_up, down, act_and_mul(act), dtype)
+        return make_block_experts(quant_linear, act_and_mul)(gate_up, down, act, dtype)
     return _experts(len(gate_up.blocks), tile_rows_of(dtype), act, _of_blocks(gate_up), _of_blocks(down))
 
 

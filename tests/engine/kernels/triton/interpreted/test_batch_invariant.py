@@ -14,9 +14,8 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
 from stoker_engine.models.decoder import Decoder
 
+from .....support.engine.tiny_models import reference_of, tiny_family, tiny_mixture
 from ....models.conftest import PagedRun, assert_run_is, load_decoder
-from ....models.test_families import reference_of, tiny
-from ....models.test_moe_families import tiny as tiny_mixture
 
 NEAR = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 DTYPES = pytest.mark.parametrize(
@@ -92,7 +91,7 @@ PROMPTS = [[5, 17, 99, 3, 64, 2, 31, 8, 8, 90, 11, 27, 33, 4, 5, 6, 7, 61, 19], 
 )
 def test_models(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """However a prompt is cut into chunks, and whatever else is there."""
-    theirs = tiny_mixture(name) if name == "deepseek_v3" else tiny(name)
+    theirs = tiny_mixture(name) if name == "deepseek_v3" else tiny_family(name)
     theirs.save_pretrained(tmp_path)
     backend = TritonBackend(batch_invariant=True)
     ours: Decoder = load_decoder(tmp_path, dtype=dtype, backend=backend, kernels=BATCH_INVARIANT)

@@ -15,11 +15,10 @@ from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 
+from .....support.engine.tiny_models import prompts, reference_of, tiny_family, tiny_mixture
 from ....models.conftest import PagedRun, assert_run_is, load_decoder
-from ....models.test_families import prompts, reference_of, tiny
 from ....models.test_gpt_oss import _save as save_gpt_oss
 from ....models.test_gpt_oss import unquantized
-from ....models.test_moe_families import tiny as tiny_mixture
 
 #: A window, a soft cap, ALiBi, heads that share keys or do not, odd sizes of heads.
 FAMILIES = ["gemma2", "falcon rw", "llama", "mistral", "gemma3", "cohere2", "bloom", "mpt clip", "opt 350m", "gptj"]
@@ -35,7 +34,7 @@ LONG = ("gemma3", "cohere2")
     ],
 )
 def test_family_equals_transformers(name: str, tmp_path: Path) -> None:
-    theirs = tiny(name)
+    theirs = tiny_family(name)
     theirs.save_pretrained(tmp_path)
     ours = load_decoder(tmp_path, backend=TritonBackend(), kernels=TRITON)
     assert_run_is(PagedRun(ours, prompts(2), new_tokens=6), reference_of(theirs))

@@ -1,10 +1,10 @@
-"""Whether a model's matrices come out even when they are split: by columns and rows, and by the blocks of numbers that
-share a scale where weights are quantized.
+"""Tensor-parallel validation for the runtimes that are not ours: whether a model's matrices come out even when they are
+split, by columns and rows, and by the blocks of numbers that share a scale where weights are quantized.
 
     column-parallel (q, k, v, gate, up)     columns ÷ shards   must be whole, and whole blocks of the scale's columns
     row-parallel    (o, down)               rows ÷ shards      must be whole, and whole blocks of the scale's rows
 
-Our own engine divides models by rules of its own (`stoker_engine.sizing.sharding`), and splits unevenly too.
+The rules for our engine are in `stoker_engine.sizing.sharding`: it splits unevenly too.
 
 An engine finds that out when it loads the weights, minutes after a pod was started: vLLM's
 ``validate_fp8_block_shape``, ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four parts, by blocks of

@@ -1,0 +1,185 @@
+"""Envoy's clusters: one for each endpoint, with the servers that the picker names, and the picker's own.
+
+Nothing is ever sent where the picker did not say, unless the settings say `fail_open`: then Envoy itself chooses among
+the servers of that one cluster while the picker fails.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from stoker_gateway.envoy import access_log_lines
+from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.envoy.values import PICKER, TYPE, Config, pipe, resources, seconds, socket_address
+from stoker_gateway.protocol.envoy_headers import DESTINATION, DESTINATION_METADATA
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
+
+#: Servers close idle connections too (ours after 75 s, uvicorn after 5): Envoy must be first, since a request that
+#: meets a close costs a retry.
+_UPSTREAM_IDLE_S: Final = 4
+_CONNECT_TIMEOUT_S: Final = 2
+#: No limit of Envoy's own: how much a server gets is the picker's to say.
+_UNLIMITED: Final = 1 << 30
+
+
+def clusters(model_registry: ModelRegistry, settings: EnvoySettings) -> Config:
+    """The clusters' file: one for each endpoint."""
+    return resources(_cluster(endpoint, settings) for endpoint in model_registry.endpoints.values())
+
+
+def servers(endpoint: Endpoint) -> Config:
+    """The file of a cluster's servers.
+
+    Raises:
+        ValueError: an address is not ``IP:PORT``.
+    """
+    return resources(
+        [
+            {
+                "@type": f"{TYPE}config.endpoint.v3.ClusterLoadAssignment",
+                "cluster_name": endpoint.cluster,
+                "endpoints": [
+                    {"lb_endpoints": [{"endpoint": {"address": _address(server)}} for server in endpoint.servers]}
+                ],
+            }
+        ]
+    )
+
+
+def _address(server: str) -> Config:
+    host, colon, port = server.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ValueError(f"{server!r} is not IP:PORT")
+    return socket_address(str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))), int(port))
+
+
+def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
+    return {
+        "@type": f"{TYPE}config.cluster.v3.Cluster",
+        "name": endpoint.cluster,
+        "metadata": {"filter_metadata": {access_log_lines.METADATA: {access_log_lines.MODEL: endpoint.name}}},
+        "type": "EDS",
+        "eds_cluster_config": {
+            "eds_config": {
+                "resource_api_version": "V3",
+                "path_config_source": {"path": str(settings.servers_file(endpoint.cluster))},
+            }
+        },
+        "connect_timeout": seconds(_CONNECT_TIMEOUT_S),
+        "load_balancing_policy": {"policies": [{"typed_extension_config": _picked_server(settings)}]},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": _UNLIMITED,
+                    "max_pending_requests": _UNLIMITED,
+                    "max_requests": _UNLIMITED,
+                    # All that a server of two had when it died comes at once. No request is repeated twice.
+                    "retry_budget": {"budget_percent": {"value": 50}, "min_retry_concurrency": 100},
+                }
+            ]
+        },
+        # No outlier detection: a policy that obeys the picker sends to ejected servers too (tested). The picker ejects.
+        # A connection that died without a word is found out by a request. A client has its own, one for each request at
+        # once, so that the retry does not meet the next dead one.
+        "connection_pool_per_downstream_connection": True,
+        "upstream_connection_options": {
+            # A machine that vanished does not say so.
+            "tcp_keepalive": {"keepalive_time": 15, "keepalive_interval": 5, "keepalive_probes": 3}
+        },
+        "typed_extension_protocol_options": _protocol(
+            {
+                "common_http_protocol_options": {"idle_timeout": seconds(_UPSTREAM_IDLE_S)},
+                "explicit_http_config": {"http_protocol_options": {}},
+            }
+        ),
+    }
+
+
+def _protocol(options: Config) -> Config:
+    kind = "extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {f"envoy.{kind}": {"@type": f"{TYPE}{kind}", **options}}
+
+
+def _picked_server(settings: EnvoySettings) -> Config:
+    """The server that the picker named; at the retry its next one. Where it named none that is here: none, or any."""
+    return {
+        "name": "envoy.load_balancing_policies.override_host",
+        "typed_config": {
+            "@type": f"{TYPE}extensions.load_balancing_policies.override_host.v3.OverrideHost",
+            "override_host_sources": [
+                {"header": DESTINATION},
+                {"metadata": {"key": DESTINATION_METADATA, "path": [{"key": DESTINATION}]}},
+            ],
+            "fallback_policy": {
+                "policies": [{"typed_extension_config": _any_server() if settings.fail_open else _no_server()}]
+            },
+        },
+    }
+
+
+def _any_server() -> Config:
+    """A policy that finds the server with the fewest requests of two."""
+    return {
+        "name": "envoy.load_balancing_policies.least_request",
+        "typed_config": {
+            "@type": f"{TYPE}extensions.load_balancing_policies.least_request.v3.LeastRequest",
+            "choice_count": {"value": 2},
+        },
+    }
+
+
+def _no_server() -> Config:
+    """A policy that never finds a server: it looks for a label that none has."""
+    kind = f"{TYPE}extensions.load_balancing_policies"
+    return {
+        "name": "envoy.load_balancing_policies.subset",
+        "typed_config": {
+            "@type": f"{kind}.subset.v3.Subset",
+            "fallback_policy": "NO_FALLBACK",
+            "subset_selectors": [{"keys": ["none"], "fallback_policy": "NO_FALLBACK"}],
+            "subset_lb_policy": {
+                "policies": [
+                    {
+                        "typed_extension_config": {
+                            "name": "envoy.load_balancing_policies.round_robin",
+                            "typed_config": {"@type": f"{kind}.round_robin.v3.RoundRobin"},
+                        }
+                    }
+                ]
+            },
+        },
+    }
+
+
+def picker_cluster(settings: EnvoySettings) -> Config:
+    """The picker, with its health."""
+    return {
+        "name": PICKER,
+        "type": "STATIC",
+        "connect_timeout": seconds(_CONNECT_TIMEOUT_S),
+        "load_assignment": {
+            "cluster_name": PICKER,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": pipe(settings.picker_socket)}}]}],
+        },
+        "circuit_breakers": {
+            "thresholds": [
+                {"max_connections": _UNLIMITED, "max_pending_requests": _UNLIMITED, "max_requests": _UNLIMITED}
+            ]
+        },
+        # Without `fail_open` only ``/ready`` goes by it: requests are sent to the picker as long as it is reached.
+        "health_checks": [
+            {
+                "timeout": "2s",
+                "interval": "1s",
+                "no_traffic_interval": "1s",
+                "unhealthy_interval": "1s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "grpc_health_check": {},
+            }
+        ],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0 if settings.fail_open else 100}},
+        "typed_extension_protocol_options": _protocol({"explicit_http_config": {"http2_protocol_options": {}}}),
+    }
