@@ -364,7 +364,7 @@ class Runner:
         """Of the prompt tokens that follow `positions`, position 0 being flat row `first`; a few rows at a time, so
         that memory never spikes. None where logits are no finite numbers."""
         params = self._batch.states[row].new.spec.params
-        assert params.kind == "generate" and params.prompt_logprobs is not None
+        assert params.prompt_logprobs is not None
         found: list[TokenLogprobs] = []
         is_finite = True
         for start in range(positions.start, positions.stop, self._rows_at_once):
