@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from stoker_common.errors import ArgumentError
-from stoker_engine.attention.backend import GraphBackend
-from stoker_engine.attention.cpu import CpuBackend
+from stoker_engine.attention.backend import captures_decodes
 from stoker_engine.attention.external import AttentionRequirements
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
@@ -128,7 +127,7 @@ class Runner:
         if args.dtype == "auto" and stored.dtype != self.config.dtype.removeprefix("torch."):
             logger.info("the kernels of CPUs have no %s, hence %s", self.config.dtype, stored.dtype)
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
-        native = isinstance(self._backend, CpuBackend) and isinstance(self.model, Decoder)
+        native = self._backend.capabilities.has_threads and isinstance(self.model, Decoder)
         self._torch_threads = 1 if native else None
         self._rows_at_once = activations.sampler_rows(
             self.config.vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens)
@@ -168,7 +167,7 @@ class Runner:
         that keep a state of each sequence."""
         alone = self._ranks.size == 1 and self._pipeline.stage.count == 1
         of_tokens = all(group.kind == "tokens" for group in self.plan.groups)
-        if not (alone and of_tokens and isinstance(self._backend, GraphBackend) and isinstance(self.model, Decoder)):
+        if not (alone and of_tokens and captures_decodes(self._backend) and isinstance(self.model, Decoder)):
             return None
         max_seqs = min(args.max_num_seqs, args.max_num_batched_tokens)
         blocks = self._batch.tables.shape[2]

@@ -29,10 +29,10 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import (
     AttentionPlan,
     KVCache,
-    LayerBackend,
     LayerParts,
     NormParts,
     WholeLayers,
+    runs_layers,
 )
 from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.build import Build
@@ -254,7 +254,7 @@ class Decoder(nn.Module):
         """Has the backend compute layers that follow each other in one call, where it can; once all weights are where
         they stay."""
         backend = self.backend
-        if not isinstance(backend, LayerBackend):
+        if not runs_layers(backend):
             return
         layers = [layer for run in self.runs for layer in run.layers]
         parts: list[LayerParts | None] = []
