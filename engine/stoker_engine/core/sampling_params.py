@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from stoker_common.errors import RequestError
 from stoker_engine.core.beam_search import BeamSearch
@@ -145,8 +145,6 @@ class SamplingParams(BaseParams):
         RequestError: a value is out of range; `param` names it.
     """
 
-    kind: ClassVar[Literal["generate"]] = "generate"
-
     n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
@@ -274,8 +272,6 @@ class BeamSearchParams(BaseParams):
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
-
-    kind: ClassVar[Literal["beam"]] = "beam"
 
     beam_width: int
     max_tokens: int | None = 16
