@@ -295,7 +295,7 @@ class AsyncLLM:
         """
         self._check_serving()
         assert self._inputs is not None and self._bad_words is not None
-        bad_word_tokens = await self._bad_words.encoded(params.bad_words) if params.kind == "generate" else ()
+        bad_word_tokens = await self._bad_words.encoded(params.bad_words)
         grammar = await self._grammar(params)
         self._check_serving()  # it may have died meanwhile
         if self.has(request_id):
@@ -334,7 +334,7 @@ class AsyncLLM:
 
     async def _grammar(self, params: RequestParams) -> Grammar | None:
         """The grammar that a request asks for, checked; all engines that serve know the vocabulary then."""
-        structured = params.structured_outputs if params.kind == "generate" else None
+        structured = params.structured_outputs
         if structured is None:
             return None
         source = await self.tokenizer.compile_grammar(structured)

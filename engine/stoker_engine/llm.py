@@ -220,7 +220,7 @@ class LLM:
 
     def _grammar(self, params: RequestParams) -> Grammar | None:
         """The grammar that `params` ask for, compiled."""
-        structured = params.structured_outputs if params.kind == "generate" else None
+        structured = params.structured_outputs
         if structured is None:
             return None
         if structured is self._compiled[0]:  # which a batch shares

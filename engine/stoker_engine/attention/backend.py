@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -152,8 +152,32 @@ class LayerParts:
     gated: bool
 
 
+@dataclass(frozen=True)
+class BackendCapabilities:
+    """What a backend offers beside `AttentionBackend`.
+
+    Attributes:
+        runs_layers: it is a `LayerBackend`.
+        captures_decodes: it is a `GraphBackend`.
+        fuses_kv: it is a `FusedKVBackend`.
+        batch_invariant: a row has the same bits in every batch, at least in a form of it (``--batch-invariant``).
+        has_threads: it belongs to kernels that divide a layer's work among threads themselves; torch's stay idle.
+    """
+
+    runs_layers: bool = False
+    captures_decodes: bool = False
+    fuses_kv: bool = False
+    batch_invariant: bool = False
+    has_threads: bool = False
+
+
 class AttentionBackend(Protocol):
     """Computes causal attention of a flat batch against the paged cache."""
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """What else the backend offers; a constant of its class."""
+        ...
 
     def prepare(self, metadata: AttentionMetadata) -> AttentionPlan:
         """Plans a step, before any layer runs: all that its layers share is made here, and nothing in `forward` reads
@@ -178,7 +202,6 @@ class AttentionBackend(Protocol):
         ...
 
 
-@runtime_checkable
 class LayerBackend(AttentionBackend, Protocol):
     """One that computes whole layers."""
 
@@ -191,7 +214,6 @@ class LayerBackend(AttentionBackend, Protocol):
         ...
 
 
-@runtime_checkable
 class GraphBackend(AttentionBackend, Protocol):
     """One whose plan of decodes can be made and attended by in a CUDA graph: what differs from step to step it reads
     from the metadata's tensors on the device."""
@@ -201,7 +223,6 @@ class GraphBackend(AttentionBackend, Protocol):
         ...
 
 
-@runtime_checkable
 class FusedKVBackend(AttentionBackend, Protocol):
     """One that does in a pass what lies between a layer's QKV projection and its attention."""
 
@@ -245,3 +266,18 @@ class FusedKVBackend(AttentionBackend, Protocol):
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: AttentionPlan) -> torch.Tensor:
         """`forward` where everything is stored already."""
         ...
+
+
+def runs_layers(backend: AttentionBackend) -> TypeGuard[LayerBackend]:
+    """Whether the backend computes whole layers."""
+    return backend.capabilities.runs_layers
+
+
+def captures_decodes(backend: AttentionBackend) -> TypeGuard[GraphBackend]:
+    """Whether the backend's decodes can be captured in CUDA graphs."""
+    return backend.capabilities.captures_decodes
+
+
+def fuses_kv(backend: AttentionBackend) -> TypeGuard[FusedKVBackend]:
+    """Whether the backend fuses RoPE with the store of keys and values."""
+    return backend.capabilities.fuses_kv

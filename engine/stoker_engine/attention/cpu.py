@@ -8,10 +8,18 @@ import ctypes
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from stoker_engine.attention.backend import AttentionShape, KVCache, LayerParts, RopeCosSin, WholeLayers
+from stoker_engine.attention.backend import (
+    AttentionShape,
+    BackendCapabilities,
+    KVCache,
+    LayerParts,
+    RopeCosSin,
+    WholeLayers,
+)
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.cpu.activation import kind_of
 from stoker_engine.kernels.cpu.attention import AttentionOf, AttentionStep, attention, step_of
@@ -22,6 +30,10 @@ from stoker_engine.kernels.cpu.matrix import CpuLinear
 @dataclass(frozen=True)
 class CpuBackend:
     """Attention on a CPU, in bfloat16 or float32."""
+
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        runs_layers=True, batch_invariant=True, has_threads=True
+    )
 
     library: ctypes.CDLL
 

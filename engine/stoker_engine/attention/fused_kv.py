@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 
-from stoker_engine.attention.backend import AttentionPlan, AttentionShape, HeadNorm, KVCache, RopeCosSin
+from stoker_engine.attention.backend import (
+    AttentionPlan,
+    AttentionShape,
+    BackendCapabilities,
+    HeadNorm,
+    KVCache,
+    RopeCosSin,
+)
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.triton.attention.kv_store import kv_store
 from stoker_engine.kernels.triton.attention.mla_rope_and_cache import mla_rope_and_cache
@@ -15,6 +23,8 @@ from stoker_engine.kernels.triton.attention.rope_and_cache import rope_and_cache
 
 class FusedKVStoreBackend(ABC):
     """A `FusedKVBackend` that has yet to attend. Its plans have the step's `metadata`."""
+
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(fuses_kv=True)
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> AttentionPlan:

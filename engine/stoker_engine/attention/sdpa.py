@@ -6,12 +6,13 @@ Decodes run as one padded call; chunks of prompts run one by one, each against i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionShape, BackendCapabilities, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.kernels.kv_store import dequantized, kv_store
 
@@ -46,6 +47,8 @@ class _Plan:
 
 class SdpaBackend:
     """Gathers each sequence's blocks, then attends densely."""
+
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities()
 
     def prepare(self, metadata: AttentionMetadata) -> _Plan:
         """See `AttentionBackend.prepare`."""

@@ -34,7 +34,7 @@ def attention_backend(
         ArgumentError: this backend cannot run here, or batch invariance cannot be kept.
     """
     backend, taken = _backend(device, requirements, name, batch_invariant)
-    if batch_invariant and taken not in ("native", "triton"):
+    if batch_invariant and not backend.capabilities.batch_invariant:
         raise ArgumentError(
             "--batch-invariant",
             f"needs Triton's kernels on a GPU, or the CPU's in bfloat16 or float32, and this is "

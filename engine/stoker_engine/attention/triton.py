@@ -7,11 +7,12 @@ whatever else is in the batch; and, where that is asked for, whether it comes in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionShape, BackendCapabilities, KVCache
 from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.triton.attention.attention import paged_attention
@@ -48,6 +49,10 @@ class TritonBackend(FusedKVStoreBackend):
         batch_invariant: a token must have the same bits in a chunk and as a decode, too. So decodes are chunks of one
             token, of which long ones are not split.
     """
+
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        fuses_kv=True, captures_decodes=True, batch_invariant=True
+    )
 
     batch_invariant: bool = False
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from stoker_engine.core.sampling_params import BeamSearchParams
+from typing import Literal
 
 #: One running beam's offer: (token, its log-probability), best first.
 Candidates = Sequence[tuple[int, float]]
@@ -49,22 +48,26 @@ class BeamSearch:
     """The state of one request's search.
 
     Attributes:
+        width: beams kept at each step.
         max_tokens: generated tokens at which every beam ends.
         end_tokens: tokens that end a beam.
+        length_penalty, early_stopping: see `core.sampling_params.BeamSearchParams`.
         scores: summed log-probability of each running beam.
         finished: best first.
     """
 
-    params: BeamSearchParams
+    width: int
     max_tokens: int
     end_tokens: frozenset[int]
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     scores: list[float] = field(default_factory=lambda: [0.0])
     finished: list[FinishedBeam] = field(default_factory=list)
 
     @property
     def num_candidates(self) -> int:
         """How many next tokens each beam must offer: enough to go on even if all of the best ones end."""
-        return max(2, 1 + len(self.end_tokens)) * self.params.beam_width
+        return max(2, 1 + len(self.end_tokens)) * self.width
 
     def advance(self, offers: Sequence[Candidates], outputs: Sequence[Sequence[int]]) -> list[NextBeam]:
         """Takes one step.
@@ -76,7 +79,7 @@ class BeamSearch:
         Returns:
             The next running beams, best first. None: the search is over, see `finished`.
         """
-        width, length = self.params.beam_width, len(outputs[0]) + 1
+        width, length = self.width, len(outputs[0]) + 1
         merged = [
             (self.scores[beam] + logprob, beam, token)
             for beam, candidates in enumerate(offers)
@@ -89,7 +92,7 @@ class BeamSearch:
             if not ended and length < self.max_tokens:
                 going_on.append((score, NextBeam(beam, token)))
             elif rank < width:
-                final: float = score / length**self.params.length_penalty
+                final: float = score / length**self.length_penalty
                 self.finished.append(FinishedBeam(final, score, [*outputs[beam], token], ended))
         self.finished.sort(key=lambda beam: -beam.score)
         del self.finished[width:]
@@ -100,12 +103,12 @@ class BeamSearch:
     def _is_over(self, length: int) -> bool:
         if not self.scores:
             return True
-        if len(self.finished) < self.params.beam_width:
+        if len(self.finished) < self.width:
             return False
-        if self.params.early_stopping is True:
+        if self.early_stopping is True:
             return True
-        penalty = self.params.length_penalty
-        if self.params.early_stopping == "never" and penalty > 0:
+        penalty = self.length_penalty
+        if self.early_stopping == "never" and penalty > 0:
             length = self.max_tokens
         best: float = self.scores[0] / length**penalty
         return best <= self.finished[-1].score

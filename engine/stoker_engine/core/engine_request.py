@@ -49,4 +49,4 @@ class EngineRequest:
     @property
     def num_sequences(self) -> int:
         """How many sequences come back."""
-        return self.params.n if self.params.kind == "generate" else self.params.beam_width
+        return self.params.n

@@ -37,8 +37,6 @@ class LogitRules:
     def of(cls, spec: EngineRequest) -> LogitRules | None:
         """The rules of a request; None: its logits stay as they are."""
         params = spec.params
-        if params.kind != "generate":
-            return None
         end_tokens: tuple[TokenIds, ...] = ()
         if params.min_tokens:
             eos = () if params.ignore_eos else spec.eos_token_ids

@@ -153,9 +153,8 @@ class Request:
         # Where there is a grammar, no such token comes that is to be ignored: see `grammar.masks`.
         ignores_eos = params.ignore_eos and spec.grammar is None
         self.eos_token_ids = frozenset() if ignores_eos else spec.eos_token_ids
-        self.wants_prompt_logprobs = params.kind == "generate" and params.prompt_logprobs is not None
-        if params.kind == "beam":
-            self.beams = BeamSearch(params, spec.max_tokens, self.eos_token_ids | frozenset(params.stop_token_ids))
+        self.wants_prompt_logprobs = params.prompt_logprobs is not None
+        self.beams = params.new_beams(spec.max_tokens, self.eos_token_ids)
         self.live = [self.start(spec.prompt_token_ids)]
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal, Self
 
 from stoker_common.errors import RequestError
+from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.core.token_ids import NO_TOKENS, TokenIds
 
@@ -26,8 +28,89 @@ MAX_LOGIT_BIAS = 300
 MAX_CANDIDATES = 1024
 
 
+class BaseParams:
+    """What the engine asks of the parameters of any request, so that no code depends on their kind.
+
+    The values here are those of a request that generates nothing: it has one sequence, whose prompt is computed. A kind
+    of parameters overrides what its requests can ask for, by fields or properties. These are no fields: they are not
+    serialized. See `SamplingParams` for the attributes that are not described here.
+
+    Attributes:
+        seed: here 0: nothing is drawn.
+        max_tokens: here 1: the engine counts on one token behind each prompt.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = MappingProxyType({})
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: tuple[str, ...] = ()
+    seed: int | None = 0
+    max_tokens: int | None = 1
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: Sequence[int] = NO_TOKENS
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    visible_special_tokens: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def n(self) -> int:
+        """Sequences that are returned for the prompt."""
+        return 1
+
+    @property
+    def num_wanted(self) -> int | None:
+        """Most tokens of a sequence that are returned; None: up to the model's length."""
+        return 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each next token of a sequence is its likeliest one."""
+        return False
+
+    @property
+    def num_in_lockstep(self) -> int:
+        """Sequences that are computed in the same steps, so that all of them must fit at once; 0: each is scheduled by
+        itself."""
+        return 0
+
+    def new_beams(self, max_tokens: int, eos_token_ids: frozenset[int]) -> BeamSearch | None:
+        """A beam search that has not started; None: the sequences do not depend on each other.
+
+        Args:
+            max_tokens: generated tokens at which every beam ends.
+            eos_token_ids: tokens that end a beam beside `stop_token_ids`.
+        """
+        return None
+
+    def scoring_only(self) -> Self:
+        """The same without the token behind the prompt, for kinds that can do without it."""
+        return self
+
+    def with_structured_outputs(self, outputs: StructuredOutputs | None) -> Self:
+        """The same with another form of the output.
+
+        Raises:
+            RequestError: no output of this kind follows a grammar.
+        """
+        if outputs is not None:
+            raise RequestError("the outputs of such a request do not follow a grammar", "structured_outputs")
+        return self
+
+
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(BaseParams):
     """Sampling parameters of one request.
 
     Attributes:
@@ -62,8 +145,6 @@ class SamplingParams:
         RequestError: a value is out of range; `param` names it.
     """
 
-    kind: ClassVar[Literal["generate"]] = "generate"
-
     n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
@@ -92,8 +173,21 @@ class SamplingParams:
 
     @property
     def num_wanted(self) -> int | None:
-        """The most tokens that anybody wants: `max_tokens`, or none of them."""
+        """See `BaseParams.num_wanted`."""
         return 0 if self.only_scores else self.max_tokens
+
+    @property
+    def is_greedy(self) -> bool:
+        """See `BaseParams.is_greedy`."""
+        return self.temperature == 0
+
+    def scoring_only(self) -> Self:
+        """See `BaseParams.scoring_only`."""
+        return replace(self, only_scores=True)
+
+    def with_structured_outputs(self, outputs: StructuredOutputs | None) -> Self:
+        """See `BaseParams.with_structured_outputs`."""
+        return replace(self, structured_outputs=outputs)
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -163,7 +257,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
-class BeamSearchParams:
+class BeamSearchParams(BaseParams):
     """Beam search: the most likely sequences instead of drawn ones. transformers' rules.
 
     Attributes:
@@ -179,8 +273,6 @@ class BeamSearchParams:
         RequestError: a value is out of range; `param` names it.
     """
 
-    kind: ClassVar[Literal["beam"]] = "beam"
-
     beam_width: int
     max_tokens: int | None = 16
     ignore_eos: bool = False
@@ -193,8 +285,23 @@ class BeamSearchParams:
 
     @property
     def num_wanted(self) -> int | None:
-        """The most tokens that anybody wants: `max_tokens`."""
+        """See `BaseParams.num_wanted`."""
         return self.max_tokens
+
+    @property
+    def n(self) -> int:
+        """See `BaseParams.n`."""
+        return self.beam_width
+
+    @property
+    def num_in_lockstep(self) -> int:
+        """See `BaseParams.num_in_lockstep`."""
+        return self.beam_width
+
+    def new_beams(self, max_tokens: int, eos_token_ids: frozenset[int]) -> BeamSearch:
+        """See `BaseParams.new_beams`."""
+        end_tokens = eos_token_ids | frozenset(self.stop_token_ids)
+        return BeamSearch(self.beam_width, max_tokens, end_tokens, self.length_penalty, self.early_stopping)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids, "stop_token_ids"))
@@ -215,7 +322,7 @@ class BeamSearchParams:
             raise RequestError("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
 
 
-#: What a request wants, by its `kind`.
+#: The parameters of a request.
 RequestParams = SamplingParams | BeamSearchParams
 
 

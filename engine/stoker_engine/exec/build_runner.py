@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from stoker_common.errors import ArgumentError
-from stoker_engine.attention.backend import GraphBackend
-from stoker_engine.attention.cpu import CpuBackend
+from stoker_engine.attention.backend import captures_decodes
 from stoker_engine.attention.external import AttentionRequirements
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
@@ -98,7 +97,7 @@ def build_runner(
     else:
         finish = _sampling(args, build, model, batch, grammars, device, groups)
     # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
-    shares_work = isinstance(model.backend, CpuBackend) and isinstance(model, Decoder)
+    shares_work = model.backend.capabilities.has_threads and isinstance(model, Decoder)
     runner = Runner(
         device=device,
         dtype=dtype,
@@ -233,7 +232,7 @@ def _can_be_captured(runner: Runner, groups: RankGroups) -> bool:
     state of each sequence."""
     alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)
-    return alone and of_tokens and isinstance(runner.model.backend, GraphBackend) and isinstance(runner.model, Decoder)
+    return alone and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
 
 
 def _captured(

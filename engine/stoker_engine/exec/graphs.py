@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from stoker_engine.attention.backend import GraphBackend, KVCache
+from stoker_engine.attention.backend import KVCache, captures_decodes
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
 from stoker_engine.exec.device_batch import DeviceBatch
@@ -167,8 +167,9 @@ class StepGraphs:
         self, model: Model, plan: KVCachePlan, caches: list[KVCache], batch: DeviceBatch, rows: BatchRows,
         max_seqs: int, max_blocks: int, device: torch.device,
     ) -> None:  # fmt: skip
-        assert isinstance(model.backend, GraphBackend)
-        self._model, self._backend, self._plan, self._caches = model, model.backend, plan, caches
+        backend = model.backend
+        assert captures_decodes(backend)
+        self._model, self._backend, self._plan, self._caches = model, backend, plan, caches
         self._batch, self._rows = batch, rows
         sizes = _sizes(max_seqs)
         self.captured: dict[StepShape, list[StepGraph]] = {StepShape(size, 1): [] for size in sizes}

@@ -152,7 +152,7 @@ class InputBatch:
             num_samples=num_samples,
             rules=state.rules,
             counts=counts,
-            may_end=spec.params.kind != "generate" or position - prompt >= spec.params.min_tokens,
+            may_end=position - prompt >= spec.params.min_tokens,
             num_candidates=state.new.num_candidates,
             allowed=mask.allowed,
         )
@@ -161,7 +161,7 @@ class InputBatch:
         """Of the positions computed, those whose logits say a prompt token's log-probability that is asked for."""
         state = self.states[row]
         params = state.new.spec.params
-        if params.kind != "generate" or params.prompt_logprobs is None:
+        if params.prompt_logprobs is None:
             return range(0)
         return range(max(start, state.num_prompt_logprobs), min(end, state.num_prompt_tokens - 1))
 
@@ -176,7 +176,7 @@ class InputBatch:
             self.tables[group, row, : len(table)] = table
         rules = self._rules_of(new)
         params = spec.params
-        is_plain = params.kind == "generate" and params.temperature == 0 and params.logprobs is None and rules is None
+        is_plain = params.is_greedy and params.logprobs is None and rules is None
         is_plain = is_plain and spec.grammar is None
         self._remember(
             row, BatchRow(new, new.index, rules, _counts(rules, prompt, output), new.num_prompt_logprobs, is_plain)
@@ -204,7 +204,7 @@ class InputBatch:
             self.asking.add(row)
         params = state.new.spec.params
         self.wants_prompt_logprobs.discard(row)
-        if params.kind == "generate" and params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(row)
         self.constrained.discard(row)
         if state.new.spec.grammar is not None:

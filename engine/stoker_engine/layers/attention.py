@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
-from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusedKVBackend, HeadNorm, KVCache
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, HeadNorm, KVCache, fuses_kv
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -67,7 +67,7 @@ class Attention(nn.Module):
             self.full_norm = config.qk_norm.over == "full"
             self.q_norm = _head_norm(build, f"{prefix}.q_norm", config.qk_norm, self._query_heads, config.head_dim)
             self.k_norm = _head_norm(build, f"{prefix}.k_norm", config.qk_norm, self._kv_heads, config.head_dim)
-        self._fusing = build.backend if isinstance(build.backend, FusedKVBackend) and self.can_be_fused() else None
+        self._fusing = build.backend if fuses_kv(build.backend) and self.can_be_fused() else None
 
     def can_be_fused(self) -> bool:
         """Whether nothing but a norm of each head comes between the projection and the rotation."""

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
-from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusedKVBackend, KVCache
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCache, fuses_kv
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -57,7 +57,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.config, self._prefix = config, prefix
         self.backend = build.backend
-        self._fusing = build.backend if isinstance(build.backend, FusedKVBackend) else None
+        self._fusing = build.backend if fuses_kv(build.backend) else None
         self._heads = heads = build.heads(num_heads)
         cache = config.cache
         self.shape = AttentionShape(heads.size, 1, cache.head_dim, cache.value_head_dim, scale)

@@ -29,10 +29,10 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import (
     AttentionPlan,
     KVCache,
-    LayerBackend,
     LayerParts,
     NormParts,
     WholeLayers,
+    runs_layers,
 )
 from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.batch_rows import RowSpace
@@ -271,7 +271,7 @@ class Decoder(nn.Module):
         """Has the backend compute layers that follow each other in one call, where it can; once all weights are where
         they stay. A call ends behind each layer of `Build.hidden_after`."""
         backend = self.backend
-        if not isinstance(backend, LayerBackend):
+        if not runs_layers(backend):
             return
         layers, first = [layer for run in self.runs for layer in run.layers], self._first
         parts: list[LayerParts | None] = []

@@ -114,7 +114,7 @@ def _choose(
     draws: dict[int, Draw] = {}  # by place
     for sample_index, (row, i) in enumerate(samples):
         c = choices[row]
-        if (p := c.params).kind == "generate" and p.temperature > 0:
+        if (p := c.params).temperature > 0:
             draws[sample_index] = Draw(p.temperature, p.top_k, p.top_p, p.min_p, c.seed + i, len(c.known))
     sample_rows = [row for row, _ in samples]
     found = _rows(best, sample_rows)
@@ -132,7 +132,7 @@ def _choose(
     with_logprobs = [
         (sample_index, p.logprobs)
         for sample_index, (row, _) in enumerate(samples)
-        if tokens[sample_index] != _NONE and (p := choices[row].params).kind == "generate" and p.logprobs is not None
+        if tokens[sample_index] != _NONE and (p := choices[row].params).logprobs is not None
     ]
     logprobs: dict[int, TokenLogprobs] = {}
     for part in _parts(len(with_logprobs), rows_at_once):
@@ -161,7 +161,7 @@ def _constrained(logits: torch.Tensor, choices: list[SamplingMetadata], kernels:
     masks = [(row, c.allowed) for row, c in enumerate(choices) if c.allowed is not None]
     if not masks:
         return logits
-    if any(c.params.kind == "generate" and c.params.logprobs is not None for c in choices):
+    if any(c.params.logprobs is not None for c in choices):
         logits = logits.clone()
     rows = to_device([row for row, _ in masks], logits.device)
     kernels.keep_allowed(logits, rows, to_device(np.stack([allowed for _, allowed in masks]), logits.device))

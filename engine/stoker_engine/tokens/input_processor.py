@@ -5,7 +5,6 @@ Everything a request can be refused for is refused here, before it touches the e
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,7 +15,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import NO_END, Grammar
-from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.sizing.cache_groups import blocks_for_beams
 from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
@@ -93,17 +92,15 @@ class InputProcessor:
         """
         max_tokens = self._max_tokens(len(prompt), params)
         self._check_set(params.stop_token_ids, "stop_token_ids")
-        if params.kind == "generate":
-            self._check_sampling(params, max_tokens)
-            seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-            bad_word_tokens = self._bad_words(params.bad_words) if bad_words is None else bad_words
-            assert (grammar is None) == (params.structured_outputs is None), "nothing here compiles grammars"
-            if grammar is not None:
-                self._check_ends()
-                params = dataclasses.replace(params, structured_outputs=None)  # the grammar says it
-        else:
-            self._check_beams(params, len(prompt), max_tokens)
-            seed, bad_word_tokens = 0, ()  # beams draw nothing
+        self._check_sampling(params, max_tokens)
+        if params.num_in_lockstep:
+            self._check_lockstep(params.num_in_lockstep, len(prompt), max_tokens)
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        bad_word_tokens = self._bad_words(params.bad_words) if bad_words is None else bad_words
+        assert (grammar is None) == (params.structured_outputs is None), "nothing here compiles grammars"
+        if grammar is not None:
+            self._check_ends()
+            params = params.with_structured_outputs(None)  # the grammar has it
         return EngineRequest(
             id=request_id,
             prompt_token_ids=prompt,
@@ -146,7 +143,7 @@ class InputProcessor:
             self._encoded = words, sequences(words, encoded, self._info.vocab_size)
         return self._encoded[1]
 
-    def _check_sampling(self, params: SamplingParams, max_tokens: int) -> None:
+    def _check_sampling(self, params: RequestParams, max_tokens: int) -> None:
         if params.min_tokens > max_tokens:
             raise RequestError(f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens fit", "min_tokens")
         self._check_set(params.allowed_token_ids or (), "allowed_token_ids")
@@ -162,7 +159,7 @@ class InputProcessor:
         if len(ids):
             check_vocabulary((ids[0], ids[-1]), self._info.vocab_size, param)  # they are ascending
 
-    def _check_logprobs(self, params: SamplingParams) -> None:
+    def _check_logprobs(self, params: RequestParams) -> None:
         max_logprobs = self._info.max_logprobs
         for param in ("logprobs", "prompt_logprobs"):
             requested: int | None = getattr(params, param)
@@ -176,9 +173,9 @@ class InputProcessor:
                     param,
                 )
 
-    def _check_beams(self, params: BeamSearchParams, num_prompt_tokens: int, max_tokens: int) -> None:
-        """All beams run in the same steps: they must have room at once."""
-        info, width = self._info, params.beam_width
+    def _check_lockstep(self, width: int, num_prompt_tokens: int, max_tokens: int) -> None:
+        """Sequences that run in the same steps, `width` beams, must have room at once."""
+        info = self._info
         if width > info.max_num_seqs:
             raise RequestError(f"{width} beams do not fit a batch of {info.max_num_seqs} (--max-num-seqs)", "n")
         length = num_prompt_tokens + max_tokens

@@ -116,16 +116,12 @@ class OutputProcessor:
         detokenizer = IncrementalDetokenizer(
             self._tokenizer, request.prompt_token_ids, params.skip_special_tokens, params.visible_special_tokens
         )
-        if params.kind == "generate":
-            return _Sequence(detokenizer, StopStrings(params.stop, params.include_stop_str_in_output))
-        return _Sequence(detokenizer, StopStrings(()))
+        return _Sequence(detokenizer, StopStrings(params.stop, params.include_stop_str_in_output))
 
     def _text(self, sequence: _Sequence, request: EngineRequest, delta: TokenDelta) -> tuple[str, str | None, int]:
         """(the text to emit, the stop string that ended it or None, how many of the tokens are kept)."""
         params = request.params
-        min_tokens, includes_stop = 0, False
-        if params.kind == "generate":
-            min_tokens, includes_stop = params.min_tokens, params.include_stop_str_in_output
+        min_tokens, includes_stop = params.min_tokens, params.include_stop_str_in_output
         # The token that stops is no part of the text, unless what stops is asked for.
         silent = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP and not includes_stop else None
         emitted = ""

@@ -232,7 +232,7 @@ def test_aborts_touch_nobody_else(pair: tuple[Path, Engine, Engine]) -> None:
 def test_again_it_is_the_same_to_the_bit(pair: tuple[Path, Engine, Engine]) -> None:
     """In other batches too: the same requests one by one, their prompts from the prefix cache or not."""
     _, ranks, _ = pair
-    requests = [request for request in _requests(3)[:10] if request.params.kind == "generate"]
+    requests = [request for request in _requests(3)[:10] if isinstance(request.params, SamplingParams)]
     together, _ = _run(ranks, requests)
     one_by_one: Outputs = {}
     for request in requests:
@@ -263,7 +263,7 @@ class _Knows:
 
 def test_drafts_change_nothing(pair: tuple[Path, Engine, Engine]) -> None:
     model, ranks, _ = pair
-    requests = [request for request in _requests(4) if request.params.kind == "generate"][:12]
+    requests = [request for request in _requests(4) if isinstance(request.params, SamplingParams)][:12]
     plain, _ = _run(ranks, requests)
     prompts = {request.id: request.prompt_token_ids for request in requests}
     proposer = _Knows([prompts[id] + output.token_ids for (id, _), output in plain.items()])

@@ -18,6 +18,7 @@ import torch
 
 from stoker_common.block_hash import CacheKeys
 from stoker_engine import SamplingParams
+from stoker_engine.attention.backend import BackendCapabilities
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
@@ -192,6 +193,8 @@ def test_ranks(name: str, layout: dict[str, Any], tmp_path: Path) -> None:
 
 class Captured(SdpaBackend):
     """Attention whose decodes can be captured: it reads the metadata's tensors alone."""
+
+    capabilities = BackendCapabilities(captures_decodes=True)
 
     def prepare(self, metadata: AttentionMetadata) -> Any:
         is_captured = metadata.num_decodes == len(metadata.seq_lens_host)

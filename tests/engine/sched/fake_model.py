@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
-from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
@@ -86,7 +85,7 @@ def expected(request: EngineRequest) -> list[list[int]]:
     """What `request` must give, token by token and beam by beam."""
     prompt = request.prompt_token_ids
     if isinstance(request.params, BeamSearchParams):
-        search = BeamSearch(request.params, request.max_tokens, request.eos_token_ids)
+        search = request.params.new_beams(request.max_tokens, request.eos_token_ids)
         outputs: list[list[int]] = [[]]
         while outputs:
             known = [prompt + output for output in outputs]

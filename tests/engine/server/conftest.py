@@ -212,9 +212,8 @@ class FakeEngine:
             raise self.error
         self._hangs_at[request_id] = self.hangs_at
         self.alive.add(request_id)
-        n = params.n if params.kind == "generate" else params.beam_width
-        self._answers[request_id] = asyncio.create_task(self._answer(stream, request_id, prompt, params, n))
-        return n
+        self._answers[request_id] = asyncio.create_task(self._answer(stream, request_id, prompt, params, params.n))
+        return params.n
 
     def abort(self, request_id: str) -> None:
         self.alive.discard(request_id)
@@ -257,12 +256,11 @@ class FakeEngine:
             num_prompt_tokens=len(prompt),
             num_cached_tokens=2,
         )
-        if params.kind == "generate":
-            if params.logprobs is not None:
-                delta = replace(delta, logprobs=[fake_logprobs(token, params.logprobs)])
-            if params.prompt_logprobs is not None and position == 0:
-                following = [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]]
-                delta = replace(delta, prompt_logprobs=[None, *following])
+        if params.logprobs is not None:
+            delta = replace(delta, logprobs=[fake_logprobs(token, params.logprobs)])
+        if params.prompt_logprobs is not None and position == 0:
+            following = [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]]
+            delta = replace(delta, prompt_logprobs=[None, *following])
         if position == len(answer) - 1:
             reason = FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP
             delta = replace(delta, finish_reason=reason)

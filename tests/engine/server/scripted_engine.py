@@ -56,7 +56,7 @@ class ScriptedEngine(FakeEngine):
         if num_written + self.piece > len(answer):
             reason = FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP
         logprobs = None
-        if params.kind == "generate" and params.logprobs is not None:
+        if params.logprobs is not None:
             logprobs = [fake_logprobs(token, params.logprobs) for token in tokens]
         return OutputDelta(
             request_id=request_id,

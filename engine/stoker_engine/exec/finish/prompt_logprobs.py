@@ -52,7 +52,7 @@ class PromptLogprobs:
         """Of the prompt tokens that follow `positions`, position 0 being flat row `first`. None where logits are no
         finite numbers."""
         params = self.batch.states[row].new.spec.params
-        assert params.kind == "generate" and params.prompt_logprobs is not None
+        assert params.prompt_logprobs is not None
         found: list[TokenLogprobs] = []
         is_finite = True
         for start in range(positions.start, positions.stop, self.rows_at_once):

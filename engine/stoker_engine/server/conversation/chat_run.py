@@ -135,11 +135,11 @@ class ChatRun:
                 params = replace(params, max_tokens=min(params.max_tokens, room))
             parsing = await service.parsing(body, rendered.text)
             params = replace(params, visible_special_tokens=parsing.visible)
-            if params.kind == "generate" and (structured := of_tools or params.structured_outputs) is not None:
+            if (structured := of_tools or params.structured_outputs) is not None:
                 # What a model reasons before its answer is free; some grammars hold it, too.
                 is_free = parsing.new_parser().is_reasoning and not service.parsers.forces_own_calls(body.tool_use)
                 begins_after = parsing.answer_pattern if is_free else None
-                params = replace(params, structured_outputs=replace(structured, begins_after=begins_after))
+                params = params.with_structured_outputs(replace(structured, begins_after=begins_after))
         if of_tools is not None:  # errors of the grammar are the tools' then: the format has none
             names |= {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
         generation = service.generation(answer_id, body, [prompt], [params], names)

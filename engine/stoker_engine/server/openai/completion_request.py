@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, cast
 
 from pydantic import model_validator
@@ -69,4 +68,4 @@ class CompletionRequest(UnsupportedCompletionFields, SampledRequest):
         if prompt_logprobs is None and self.echo:
             prompt_logprobs = self.logprobs
         params = self.params(defaults, max_tokens, self.logprobs, prompt_logprobs)
-        return replace(params, only_scores=True) if self.only_echo and params.kind == "generate" else params
+        return params.scoring_only() if self.only_echo else params

@@ -1,0 +1,62 @@
+"""A backend's capabilities are data, and agree with the methods that it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_engine.attention.backend import (
+    AttentionBackend,
+    BackendCapabilities,
+    FusedKVBackend,
+    GraphBackend,
+    LayerBackend,
+    captures_decodes,
+    fuses_kv,
+    runs_layers,
+)
+from stoker_engine.attention.cpu import CpuBackend
+from stoker_engine.attention.sdpa import SdpaBackend
+
+
+def backends() -> dict[str, type[AttentionBackend]]:
+    pytest.importorskip("triton")
+    from stoker_engine.attention.flash_attn import FlashAttnBackend
+    from stoker_engine.attention.flashinfer import FlashInferBackend
+    from stoker_engine.attention.triton import TritonBackend
+
+    return {
+        "native": CpuBackend,
+        "sdpa": SdpaBackend,
+        "triton": TritonBackend,
+        "flash-attn": FlashAttnBackend,
+        "flashinfer": FlashInferBackend,
+    }
+
+
+def methods(protocol: type) -> set[str]:
+    return {name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", ["native", "sdpa", "triton", "flash-attn", "flashinfer"])
+def test_capabilities_agree_with_methods(name: str) -> None:
+    backend = backends()[name]
+    capabilities = backend.capabilities
+    assert isinstance(capabilities, BackendCapabilities)
+    for has, protocol in (
+        (capabilities.runs_layers, LayerBackend),
+        (capabilities.captures_decodes, GraphBackend),
+        (capabilities.fuses_kv, FusedKVBackend),
+    ):
+        assert methods(protocol)
+        present = {method for method in methods(protocol) if hasattr(backend, method)}
+        assert present == (methods(protocol) if has else set()), protocol
+    assert all(hasattr(backend, method) for method in methods(AttentionBackend))
+
+
+@pytest.mark.parametrize("is_so", [runs_layers, captures_decodes, fuses_kv])
+@pytest.mark.parametrize("value", [False, True])
+def test_a_backend_of_another_package_states_its_capabilities(is_so: object, value: bool) -> None:
+    class Other(SdpaBackend):
+        capabilities = BackendCapabilities(**{is_so.__name__: value})  # type: ignore[attr-defined]
+
+    assert is_so(Other()) is value  # type: ignore[operator]
