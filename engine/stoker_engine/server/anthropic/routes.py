@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -20,11 +20,11 @@ from stoker_engine.server.anthropic.answer import (
     stop_reason,
 )
 from stoker_engine.server.anthropic.events import BlockEvents, MessageDelta, MessageStart, MessageStop, Ping, Stopped
-from stoker_engine.server.anthropic.request import FIELD_NAMES, Conversation, CountTokensRequest, MessagesRequest
+from stoker_engine.server.anthropic.request import ConversationBody, CountTokensRequest, MessagesRequest
 from stoker_engine.server.anthropic.system_places import takes_system_anywhere
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation import request as plain
 from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun, rendered_prompt
 from stoker_engine.server.conversation.generation import renamed
 from stoker_engine.server.conversation.service import Service
@@ -37,14 +37,14 @@ def routes(service: Service) -> APIRouter:
     """The endpoints, for `service`."""
     failed = {"model": anthropic.AnthropicErrorResponse}
     router = APIRouter(route_class=JSONRoute, responses={"4XX": failed, "5XX": failed})
-    chats = _Chats(service)
+    requests = _Requests(service)
 
     @router.post("/v1/messages", response_model=AnthropicMessage)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answers a conversation."""
-        chat = await chats.of(body)
+        asked = await requests.of(body)
         name = request_id.request_id(request, None)
-        run = await ChatRun.prepare(chat, service, request, f"msg_{name}", FIELD_NAMES, bends=True)
+        run = await ChatRun.prepare(asked, service, request.receive, f"msg_{name}")
         writer = _Writer(body, run, service.model_name)
         headers = {request_id.HEADER: name, anthropic.HEADER: name}
         if body.stream:
@@ -56,11 +56,11 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", response_model=MessageTokensCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens the prompt of a message would have, however many."""
-        chat = await chats.of(body)
-        service.check(chat)
-        chat.truncate_prompt_tokens = -1  # what is to be cut may be longer than the context
-        with renamed({**chat.field_names, **FIELD_NAMES}):
-            prompt = await until_disconnect(request.receive, rendered_prompt(chat, service))
+        asked = await requests.of(body)
+        service.check_model(asked.model)
+        asked = replace(asked, truncate_prompt_tokens=-1)  # what is to be cut may be longer than the context
+        with renamed(asked.field_names):
+            prompt = await until_disconnect(request.receive, rendered_prompt(asked, service))
         name = request_id.request_id(request, None)
         count = MessageTokensCount(input_tokens=len(prompt.token_ids))
         return Response(count.model_dump_json(), headers={anthropic.HEADER: name}, media_type="application/json")
@@ -68,24 +68,24 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-class _Chats:
-    """Bodies → chat requests, for one model."""
+class _Requests:
+    """Bodies → requests, for one model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._system_anywhere: bool | None = None
 
-    async def of(self, body: Conversation) -> ChatCompletionRequest:
-        """The chat request that `body` is.
+    async def of(self, body: ConversationBody) -> plain.Request:
+        """The request that `body` makes.
 
         Raises:
-            RequestError: no chat can be like that, or the model cannot answer now.
+            RequestError: the model cannot be asked for this, or cannot answer now.
         """
         await self._service.wait_ready()
         if body.has_later_system and self._system_anywhere is None:
             self._system_anywhere = await takes_system_anywhere(self._service.client.tokenizer)
         # It may be long: the event loop answers others meanwhile.
-        return await asyncio.to_thread(body.to_chat, system_anywhere=self._system_anywhere is not False)
+        return await asyncio.to_thread(body.to_request, system_anywhere=self._system_anywhere is not False)
 
 
 @dataclass

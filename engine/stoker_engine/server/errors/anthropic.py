@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from stoker_engine.server.errors import openai
+from stoker_engine.server.fields.field_types import Extra
 from stoker_engine.server.paths import route_path
-from stoker_engine.server.schema.response_models import Extra
 
 #: The header of every answer that names the request.
 HEADER: Final = "request-id"

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from stoker_common.errors import EngineDeadError, RequestError
 from stoker_engine.server.connection.disconnect import ClientGoneError
-from stoker_engine.server.schema.response_models import ErrorInfo, ErrorResponse
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,21 @@ _CODES = {
     "unsupported": "unsupported_value",
 }
 _CLIENT_GONE = 499  # nginx's number: no standard one exists, and nobody receives it
+
+
+class ErrorInfo(BaseModel):
+    """What went wrong, for a person (`message`) and for a program (the rest)."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every status from 400 on, and the last event of a stream that fails."""
+
+    error: ErrorInfo
 
 
 def describe(error: Exception) -> tuple[int, ErrorResponse]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from stoker_engine.server.fields.field_types import StrictModel, or_else
+from stoker_engine.server.fields.unsupported import Absent, Off, OnlyValue
+from stoker_engine.server.parsers.tool_use import Tool, ToolUse
 from stoker_engine.server.responses.items import of_type
-from stoker_engine.server.schema.field_types import StrictModel, or_else
-from stoker_engine.server.schema.unsupported import Absent, Off, OnlyValue
 
 
 class FunctionTool(StrictModel):
@@ -40,11 +42,21 @@ class TextFormat(StrictModel):
 
     type: Literal["text"]
 
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """By the names of `StructuredOutputs`."""
+        return {}
+
 
 class JSONObjectFormat(StrictModel):
     """Any JSON object."""
 
     type: Literal["json_object"]
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """By the names of `StructuredOutputs`."""
+        return {"json_object": True}
 
 
 class JSONSchemaFormat(StrictModel):
@@ -55,6 +67,11 @@ class JSONSchemaFormat(StrictModel):
     description: str | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """By the names of `StructuredOutputs`."""
+        return {"json": self.schema_}
 
 
 class TextConfig(StrictModel):
@@ -101,3 +118,18 @@ ToolChoice = Annotated[
         '{"type": "allowed_tools", "mode": …, "tools": […]} with functions'
     ),
 ]
+
+
+def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
+    """What `tools`, `tool_choice` and `parallel_tool_calls` ask for; None: left out.
+
+    Raises:
+        RequestError: see `ToolUse.of`.
+    """
+    may_be_parallel = parallel is not False
+    match choice:
+        case FunctionChoice():
+            return ToolUse.of(tools, "named", [choice.name], may_be_parallel)
+        case AllowedTools():
+            return ToolUse.of(tools, choice.mode, [each.name for each in choice.tools], may_be_parallel)
+    return ToolUse.of(tools, choice or "auto", parallel=may_be_parallel)

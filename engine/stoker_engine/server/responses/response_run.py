@@ -14,6 +14,7 @@ from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.server.conversation import sse
 from stoker_engine.server.conversation.chat_run import AnswerDelta, ChatRun
 from stoker_engine.server.errors import openai
+from stoker_engine.server.fields.logprobs import ContentLogprob, LogprobWriter
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
 from stoker_engine.server.responses.events import Event
@@ -21,7 +22,6 @@ from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.responses.writer import ResponseWriter
-from stoker_engine.server.schema.logprobs import ContentLogprob, LogprobWriter
 
 
 class ResponseRun:
@@ -104,7 +104,7 @@ class ResponseRun:
                     yield events
 
     def _written(self, delta: AnswerDelta) -> list[ContentLogprob]:
-        return [] if self._logprobs is None else self._logprobs.chat(delta.token_ids, delta.logprobs).content
+        return [] if self._logprobs is None else self._logprobs.content(delta.token_ids, delta.logprobs)
 
     async def _keep(self) -> None:
         response = self._writer.response
