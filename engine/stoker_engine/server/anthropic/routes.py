@@ -30,6 +30,7 @@ from stoker_engine.server.conversation.generation import renamed
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing, event
 from stoker_engine.server.errors import anthropic
+from stoker_engine.server.errors.description import describe
 from stoker_engine.server.middleware import request_id
 
 
@@ -147,4 +148,4 @@ class _Writer:
 
 def _error(name: str, error: Exception) -> bytes:
     """The event that ends a stream that fails."""
-    return event(anthropic.encode(anthropic.describe(error, name)[1]), "error")
+    return event(anthropic.encode(describe(error), name), "error")

@@ -14,18 +14,26 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
-from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stoker_engine.server.connection.disconnect import ClientGoneError, until_disconnect
 from stoker_engine.server.conversation.usage import Usage
-from stoker_engine.server.errors.openai import log_unexpected
+from stoker_engine.server.errors.description import log_unexpected
 
 #: The request header that asks for usage in events.
 USAGE_HEADER = "x-stoker-usage"
+
+
+class Event(Protocol):
+    """An event, as an API writes it; where events are named, its `type` is its name."""
+
+    def model_dump_json(self) -> str:
+        """It as JSON."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[Sequence[BaseModel], None],
+        events: AsyncGenerator[Sequence[Event], None],
         headers: Mapping[str, str],
         usage: Callable[[], Usage],
         framing: Framing,
@@ -98,7 +106,7 @@ class EventStream(Response):
             end = self._framing.error(error)
         await _send_body(send, end, more=False)
 
-    def _framed(self, each: BaseModel, data: bytes) -> bytes:
+    def _framed(self, each: Event, data: bytes) -> bytes:
         return event(data, each.type if self._framing.named else "")  # type: ignore[attr-defined]
 
     def _counted(self) -> bytes:

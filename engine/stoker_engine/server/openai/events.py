@@ -7,11 +7,12 @@ from typing import Final
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import Framing, event
 from stoker_engine.server.errors import openai
+from stoker_engine.server.errors.description import describe
 from stoker_engine.server.openai.sampled_request import SampledRequest
 
 
 def _error(error: Exception) -> bytes:
-    return event(openai.encode(openai.describe(error)[1]))
+    return event(openai.encode(describe(error)))
 
 
 FRAMING: Final = Framing(named=False, last=event(b"[DONE]"), error=_error)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.server.conversation import sse
 from stoker_engine.server.conversation.chat_run import AnswerDelta, ChatRun
-from stoker_engine.server.errors import openai
+from stoker_engine.server.errors.description import describe, log_unexpected
 from stoker_engine.server.fields.logprobs import ContentLogprob, LogprobWriter
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
@@ -73,14 +73,12 @@ class ResponseRun:
         except Exception as error:
             if not has_started:
                 raise
-            openai.log_unexpected(error)
-            _, body = openai.describe(error)
-            yield self._writer.fail(body.error.message)
+            log_unexpected(error)
+            yield self._writer.fail(describe(error).message)
 
     def error_event(self, error: Exception) -> bytes:
         """The event that ends a stream that cannot even be ended by ``response.failed``."""
-        _, body = openai.describe(error)
-        event = self._writer.error(body.error)
+        event = self._writer.error(describe(error))
         return sse.event(event.model_dump_json().encode(), event.type)
 
     async def _generated(self) -> AsyncGenerator[list[Event], None]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.server.errors.openai import ErrorInfo
+from stoker_engine.server.errors.description import ErrorDescription
 from stoker_engine.server.fields.logprobs import ContentLogprob
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from stoker_engine.server.responses.answer import (
@@ -90,7 +90,7 @@ class ResponseWriter:
         self.response.status, self.response.error = "failed", ResponseError(message=message)
         return [*events, self._event("response.failed")]
 
-    def error(self, error: ErrorInfo) -> ErrorEvent:
+    def error(self, error: ErrorDescription) -> ErrorEvent:
         """The stream cannot go on."""
         return ErrorEvent(sequence_number=self._number(), code=error.code, message=error.message, param=error.param)
 
