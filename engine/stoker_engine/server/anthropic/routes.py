@@ -24,9 +24,9 @@ from stoker_engine.server.anthropic.request import ConversationBody, CountTokens
 from stoker_engine.server.anthropic.system_places import takes_system_anywhere
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.conversation import request as plain
 from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun, rendered_prompt
 from stoker_engine.server.conversation.generation import renamed
+from stoker_engine.server.conversation.request import Request as ChatRequest
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing, event
 from stoker_engine.server.errors import anthropic
@@ -38,14 +38,14 @@ def routes(service: Service) -> APIRouter:
     """The endpoints, for `service`."""
     failed = {"model": anthropic.AnthropicErrorResponse}
     router = APIRouter(route_class=JSONRoute, responses={"4XX": failed, "5XX": failed})
-    requests = _Requests(service)
+    chats = _Chats(service)
 
     @router.post("/v1/messages", response_model=AnthropicMessage)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answers a conversation."""
-        asked = await requests.of(body)
+        chat = await chats.of(body)
         name = request_id.request_id(request, None)
-        run = await ChatRun.prepare(asked, service, request.receive, f"msg_{name}")
+        run = await ChatRun.prepare(chat, service, request.receive, f"msg_{name}")
         writer = _Writer(body, run, service.model_name)
         headers = {request_id.HEADER: name, anthropic.HEADER: name}
         if body.stream:
@@ -57,11 +57,11 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", response_model=MessageTokensCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens the prompt of a message would have, however many."""
-        asked = await requests.of(body)
-        service.check_model(asked.model)
-        asked = replace(asked, truncate_prompt_tokens=-1)  # what is to be cut may be longer than the context
-        with renamed(asked.field_names):
-            prompt = await until_disconnect(request.receive, rendered_prompt(asked, service))
+        chat = await chats.of(body)
+        service.check_model(chat.model)
+        chat = replace(chat, truncate_prompt_tokens=-1)  # what is to be cut may be longer than the context
+        with renamed(chat.field_names):
+            prompt = await until_disconnect(request.receive, rendered_prompt(chat, service))
         name = request_id.request_id(request, None)
         count = MessageTokensCount(input_tokens=len(prompt.token_ids))
         return Response(count.model_dump_json(), headers={anthropic.HEADER: name}, media_type="application/json")
@@ -69,14 +69,14 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-class _Requests:
+class _Chats:
     """Bodies → requests, for one model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._system_anywhere: bool | None = None
 
-    async def of(self, body: ConversationBody) -> plain.Request:
+    async def of(self, body: ConversationBody) -> ChatRequest:
         """The request that `body` makes.
 
         Raises:

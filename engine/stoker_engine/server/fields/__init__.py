@@ -1,1 +1,1 @@
-"""Fields and objects that several APIs have in common: messages, tools, log-probabilities, results."""
+"""Types of fields that the bodies and answers of several APIs share, and JSON as text."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from itertools import chain
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -100,6 +100,8 @@ LogitBias = Annotated[
 ]
 #: vLLM's rule: these characters mean something to cache back ends.
 CacheSalt = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
+#: How much a model reasons.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID.pattern}$")]
 
 

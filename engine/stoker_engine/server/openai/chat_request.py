@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from stoker_common.errors import RequestError
 from stoker_engine.server.conversation.request import Conversation, Request, template_variables
-from stoker_engine.server.fields.field_types import Count, CountOrAll, StrictModel
+from stoker_engine.server.fields.field_types import Count, CountOrAll, Effort, StrictModel
 from stoker_engine.server.openai.messages import Message, Tool
 from stoker_engine.server.openai.sampled_request import SampledRequest
 from stoker_engine.server.openai.tool_choice import AllowedToolChoice, ToolChoice, requested_tool_use
@@ -40,7 +40,7 @@ class ChatRendering(StrictModel):
         return self
 
     def conversation(self, messages: Sequence[Message], add_special_tokens: bool | None) -> Conversation:
-        """The conversation of `messages`, of no API."""
+        """The conversation that `messages` are."""
         return Conversation(
             [message.to_message() for message in messages],
             self.template_tools,
@@ -83,7 +83,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
     top_logprobs: CountOrAll | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None
     _tool_use: ToolUse = PrivateAttr()
@@ -152,7 +152,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
         return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
 
     def to_request(self) -> Request:
-        """The same, of no API."""
+        """The request that it makes."""
         sampling = self.sampling(self.num_logprobs, self.num_prompt_logprobs)
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return Request(

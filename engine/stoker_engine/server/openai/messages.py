@@ -55,7 +55,7 @@ class ToolCall(StrictModel):
     index: int | None = None  # streams number their calls, and clients send them back so
 
     def to_part(self) -> messages.ToolCall:
-        """The same, of no API."""
+        """The call as a conversation has it."""
         return messages.ToolCall(self.function.name, self.function.arguments, self.id)
 
 
@@ -102,7 +102,7 @@ class Message(UnsupportedMessageFields, StrictModel):
         return self.content or ""
 
     def to_message(self) -> messages.Message:
-        """The same, of no API."""
+        """The message as a conversation has it."""
         if isinstance(self.content, list):
             texts = [messages.Text(part.text, listed=True) for part in self.content]
         else:
@@ -132,6 +132,6 @@ class Tool(StrictModel):
     function: Function
 
     def to_tool(self) -> tool_use.Tool:
-        """The same, of no API."""
+        """The tool as a conversation has it."""
         function = self.function
         return tool_use.Tool(function.name, function.description, function.parameters, bool(function.strict))

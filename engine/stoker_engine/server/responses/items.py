@@ -237,10 +237,8 @@ def messages(items: Iterable[Item]) -> list[Message]:
                 kind, part = _REASONING, Reasoning(item.text)
             case FunctionCallItem():
                 arguments = read_arguments(item.arguments)
-                kind, part = (
-                    _CALL,
-                    ToolCall(item.name, item.arguments if arguments is None else arguments, item.call_id),
-                )
+                call = ToolCall(item.name, item.arguments if arguments is None else arguments, item.call_id)
+                kind, part = _CALL, call
             case FunctionCallOutputItem():
                 turns.append(Message("tool", [ToolResult(_texts(item.output), item.call_id)]))
                 open_parts = None

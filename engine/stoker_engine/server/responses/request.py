@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from stoker_engine.server.fields.field_types import (
     CacheSalt,
     Count,
     CountOrAll,
+    Effort,
     Int64,
     LogitBias,
     Metadata,
@@ -66,8 +67,6 @@ FIELD_NAMES: Final = {
     "logprobs": "top_logprobs",
     "truncate_prompt_tokens": "truncation",
 }
-#: How much a model may be asked to reason.
-_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -204,14 +203,14 @@ class ResponsesRequest(StrictModel):
                 raise RequestError("logprobs would show the reasoning that include_reasoning hides", "logprobs")
             tool_use = requested_tool_use(tools, self.tool_choice, self.parallel_tool_calls)
         is_continued = _is_unfinished(items[-1])
-        told = tool_use.tools if isinstance(self.tool_choice, AllowedTools) else tools
+        template_tools = tool_use.tools if isinstance(self.tool_choice, AllowedTools) else tools
         sampling = {name: getattr(self, name) for name in _SAMPLING}
         sampling["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         sampling["logprobs"] = self.num_logprobs
         return Request(
             Conversation(
                 turns,
-                told,
+                template_tools,
                 template_kwargs=template_kwargs,
                 begins_message=not is_continued,
                 continue_final_message=is_continued,
@@ -235,9 +234,9 @@ class ResponsesRequest(StrictModel):
         if not turns:
             raise _invalid("input", "List should have at least 1 item after validation, not 0")
         effort = self.reasoning.effort if self.reasoning else None
-        if effort is not None and effort not in _EFFORTS:
-            *most, last = map(repr, _EFFORTS)
-            raise _invalid("reasoning.effort", f"Input should be {', '.join(most)} or {last}")
+        if effort is not None and effort not in get_args(Effort):
+            *others, last = map(repr, get_args(Effort))
+            raise _invalid("reasoning.effort", f"Input should be {', '.join(others)} or {last}")
 
 
 def _invalid(field: str, sentence: str) -> RequestError:

@@ -13,8 +13,8 @@ from starlette.responses import Response as HTTPResponse
 from stoker_common.errors import RequestError
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.conversation import request as plain
 from stoker_engine.server.conversation.chat_run import ChatRun
+from stoker_engine.server.conversation.request import Request as ChatRequest
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing
 from stoker_engine.server.fields.field_types import REQUEST_ID
@@ -44,9 +44,9 @@ def routes(service: Service) -> APIRouter:
         if body.previous_response_id is not None:
             before = store.get(owner, body.previous_response_id, "previous_response_id")
         # There may be very many items: the event loop answers others meanwhile.
-        history, asked = await asyncio.to_thread(_asked, body, before)
+        history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
-        run = await ChatRun.prepare(asked, service, request.receive, _response_id(request, body))
+        run = await ChatRun.prepare(chat, service, request.receive, _response_id(request, body))
         logprobs = None
         if body.num_logprobs is not None:
             as_token_ids = service.args.frontend.return_tokens_as_token_ids
@@ -105,7 +105,7 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _asked(body: ResponsesRequest, before: StoredResponse | None) -> tuple[list[Item], plain.Request]:
+def _chat(body: ResponsesRequest, before: StoredResponse | None) -> tuple[list[Item], ChatRequest]:
     """The conversation up to its input, and the request that all of it makes."""
     history = [] if before is None else items.from_json(before.items)
     return history, body.to_request(history)
