@@ -4,8 +4,8 @@ http  app  health  paths  unavailable   put together, and what all packages work
 
 connection/      bytes: bodies, clients that hang up
 middleware/      what every request passes through
-openai/  responses/  anthropic/   the APIs: each makes a `conversation.request.Request` of its body, and writes the parts
-                 of the answer in its own shape; none imports another
+openai/, responses/, anthropic/: the APIs. Each makes a `ChatRequest` of its body, and writes the parts of the answer in
+                 its own shape; none imports another
 conversation/    a request of no API, and its run: from messages to the parts of an answer
 parsers/         a model's output → those parts
 fields/          types of fields that the bodies of several APIs share

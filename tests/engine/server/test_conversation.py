@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from stoker_engine.server.anthropic.request import MessagesRequest
-from stoker_engine.server.conversation.request import Request
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.responses.request import ResponsesRequest
 from stoker_engine.tokens.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ def draw_conversation(draw: random.Random) -> list[Turn]:
     return [*turns, ("user", texts())]
 
 
-def chat(turns: Sequence[Turn]) -> Request:
+def chat(turns: Sequence[Turn]) -> ChatRequest:
     """`turns` in a chat."""
     messages: list[dict[str, Any]] = []
     for index, (role, texts) in enumerate(turns):
@@ -61,7 +61,7 @@ def chat(turns: Sequence[Turn]) -> Request:
     return ChatCompletionRequest.model_validate({"messages": messages, "tools": tools}).to_request()
 
 
-def responses(turns: Sequence[Turn]) -> Request:
+def responses(turns: Sequence[Turn]) -> ChatRequest:
     """`turns` in the Responses API."""
     items: list[dict[str, Any]] = []
     for index, (role, texts) in enumerate(turns):
@@ -79,7 +79,7 @@ def responses(turns: Sequence[Turn]) -> Request:
     return ResponsesRequest.model_validate({"input": items, "tools": tools}).to_request([])
 
 
-def anthropic(turns: Sequence[Turn]) -> Request:
+def anthropic(turns: Sequence[Turn]) -> ChatRequest:
     """`turns` in Anthropic's API."""
     body: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": []}
     for index, (role, texts) in enumerate(turns):
@@ -98,7 +98,7 @@ def anthropic(turns: Sequence[Turn]) -> Request:
     return MessagesRequest.model_validate(body).to_request(system_anywhere=True)
 
 
-def written(request: Request, form: str) -> str:
+def written(request: ChatRequest, form: str) -> str:
     """The prompt, of a template that writes content in this form."""
     template = TEMPLATE.replace("CONTENT", WRITE_CONTENT[form])
     conversation = request.conversation

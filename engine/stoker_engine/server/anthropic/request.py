@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.anthropic.blocks import CacheHint, MessageParam, TextParam, ToolUseBlockParam, plain_messages
-from stoker_engine.server.conversation.request import Conversation, Request, template_variables
+from stoker_engine.server.conversation.request import ChatRequest, Conversation, template_variables
 from stoker_engine.server.errors.anthropic import NO_THREADS
 from stoker_engine.server.fields.field_types import (
     MAX_METADATA,
@@ -204,7 +204,7 @@ class ConversationBody(StrictModel):
         """Whether there are instructions between the messages."""
         return any(message.role == "system" for message in self.messages)
 
-    def to_request(self, *, system_anywhere: bool) -> Request:
+    def to_request(self, *, system_anywhere: bool) -> ChatRequest:
         """The request that it makes.
 
         Args:
@@ -229,7 +229,7 @@ class ConversationBody(StrictModel):
             begins_message=not self.is_continued,
             continue_final_message=self.is_continued,
         )
-        return Request(
+        return ChatRequest(
             conversation,
             self.model,
             ToolUse.of(tools) if self.tool_choice is None else self.tool_choice.use_of(tools),
@@ -275,7 +275,7 @@ class MessagesRequest(ConversationBody):
             raise RequestError("thinking.budget_tokens must be less than max_tokens", "thinking")
         return self
 
-    def to_request(self, *, system_anywhere: bool) -> Request:
+    def to_request(self, *, system_anywhere: bool) -> ChatRequest:
         """The request that it makes."""
         return replace(
             super().to_request(system_anywhere=system_anywhere),

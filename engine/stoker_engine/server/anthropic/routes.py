@@ -26,7 +26,7 @@ from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun, rendered_prompt
 from stoker_engine.server.conversation.generation import renamed
-from stoker_engine.server.conversation.request import Request as ChatRequest
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing, event
 from stoker_engine.server.errors import anthropic

@@ -1,6 +1,6 @@
 """One turn of a conversation: messages in, the parts of the assistant's answer out, whole or as they come.
 
-Every API that answers conversations makes a `Request` of its body, and writes the parts that a run gives in its own
+Every API that answers conversations makes a `ChatRequest` of its body, and writes the parts that a run gives in its own
 shape.
 """
 
@@ -23,7 +23,7 @@ from stoker_engine.server.conversation.chat_prompt import ChatPrompt, render
 from stoker_engine.server.conversation.constraint import constraint
 from stoker_engine.server.conversation.generation import Generation, renamed
 from stoker_engine.server.conversation.reasoning_tokens import ReasoningTokens
-from stoker_engine.server.conversation.request import Request
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.usage import Usage
 from stoker_engine.server.parsers.choice import Parsing
@@ -88,13 +88,13 @@ class ChatRun:
         generation: runs it.
     """
 
-    def __init__(self, request: Request, generation: Generation, parsing: Parsing) -> None:
+    def __init__(self, request: ChatRequest, generation: Generation, parsing: Parsing) -> None:
         self.generation = generation
         self._reasons = parsing.parsers.reasoning is not None
         self._choices = [_Choice(request, parsing) for _ in range(request.n)]
 
     @classmethod
-    async def prepare(cls, request: Request, service: Service, receive: Receive, answer_id: str) -> ChatRun:
+    async def prepare(cls, request: ChatRequest, service: Service, receive: Receive, answer_id: str) -> ChatRun:
         """Checks and tokenizes all there is to check; nothing is generated before `deltas` or `collect`.
 
         Args:
@@ -141,7 +141,7 @@ class ChatRun:
         return cls(request, generation, parsing)
 
     @staticmethod
-    async def _grammar_of_tools(request: Request, service: Service, receive: Receive) -> StructuredOutputs | None:
+    async def _grammar_of_tools(request: ChatRequest, service: Service, receive: Receive) -> StructuredOutputs | None:
         """What the tools ask for, and the format with them.
 
         Raises:
@@ -204,7 +204,7 @@ class ChatRun:
 class _Choice:
     """Takes one choice apart."""
 
-    def __init__(self, request: Request, parsing: Parsing) -> None:
+    def __init__(self, request: ChatRequest, parsing: Parsing) -> None:
         self._num_calls = 0
         self._include_reasoning = request.include_reasoning
         self._max_calls = None if request.tool_use.parallel else 1
@@ -241,7 +241,7 @@ class _Choice:
                 yield part
 
 
-async def rendered_prompt(request: Request, service: Service) -> ChatPrompt:
+async def rendered_prompt(request: ChatRequest, service: Service) -> ChatPrompt:
     """The conversation as the model reads it.
 
     Raises:

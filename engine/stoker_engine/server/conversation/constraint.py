@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
-from stoker_engine.server.conversation.request import Request
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.parsers.choice import Parsers
 from stoker_engine.server.parsers.parser import ToolParser
 from stoker_engine.server.parsers.tool_use import ToolUse, arguments_schema
@@ -19,7 +19,7 @@ from stoker_engine.server.parsers.tool_use import ToolUse, arguments_schema
 logger = logging.getLogger(__name__)
 
 
-def constraint(request: Request, parsers: Parsers) -> StructuredOutputs | None:
+def constraint(request: ChatRequest, parsers: Parsers) -> StructuredOutputs | None:
     """The grammar, if there is any but that of the answer's format. It may take a while: there may be very many tools.
 
     A format is that of an answer without calls, as with OpenAI: where calls are a must, it says nothing.

@@ -1,4 +1,7 @@
-"""The messages of a conversation, made of parts, whatever API they came by."""
+"""The messages of a conversation, made of parts, whatever API they came by.
+
+An image or a sound would be a further part; as no model here reads any, each API refuses them in its own words.
+"""
 
 from __future__ import annotations
 

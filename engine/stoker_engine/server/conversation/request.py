@@ -44,7 +44,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Request:
+class ChatRequest:
     """How to continue a conversation.
 
     Attributes:
@@ -105,7 +105,7 @@ def request_params(
     sampling: Mapping[str, Any],
     beam_search: Mapping[str, Any] | None,
 ) -> RequestParams:
-    """How to generate, with at most `max_tokens` tokens (None: to the end of the context); see `Request`.
+    """How to generate, with at most `max_tokens` tokens (None: to the end of the context); see `ChatRequest`.
 
     Raises:
         RequestError: a value is out of range.

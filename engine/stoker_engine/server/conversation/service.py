@@ -14,7 +14,7 @@ from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.metrics import EngineMetrics, process_registry
 from stoker_engine.server.conversation.generation import Generation
-from stoker_engine.server.conversation.request import Request
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.engine.admission import Admission
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.engine.lifecycle import Lifecycle
@@ -145,7 +145,7 @@ class Service:
         if priority and self.args.engine.scheduling_policy != "priority":
             raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")
 
-    async def parsing(self, request: Request, prompt: str) -> Parsing:
+    async def parsing(self, request: ChatRequest, prompt: str) -> Parsing:
         """How the answers to `request` are taken apart, whose prompt has the text `prompt`."""
         parsers, tools = self.parsers, request.tool_use
         markers = [

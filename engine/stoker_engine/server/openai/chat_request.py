@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, PrivateAttr, model_validator
 
 from stoker_common.errors import RequestError
-from stoker_engine.server.conversation.request import Conversation, Request, template_variables
+from stoker_engine.server.conversation.request import ChatRequest, Conversation, template_variables
 from stoker_engine.server.fields.field_types import Count, CountOrAll, Effort, StrictModel
 from stoker_engine.server.openai.messages import Message, Tool
 from stoker_engine.server.openai.sampled_request import SampledRequest
@@ -151,11 +151,11 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
         last = self.messages[-1]
         return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
 
-    def to_request(self) -> Request:
+    def to_request(self) -> ChatRequest:
         """The request that it makes."""
         sampling = self.sampling(self.num_logprobs, self.num_prompt_logprobs)
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return Request(
+        return ChatRequest(
             self.conversation(self.messages, self.add_special_tokens),
             self.model,
             self._tool_use,

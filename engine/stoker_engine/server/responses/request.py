@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from stoker_common.errors import RequestError
 from stoker_engine.server.conversation.generation import renamed
 from stoker_engine.server.conversation.messages import Message, Text
-from stoker_engine.server.conversation.request import Conversation, Request, template_variables
+from stoker_engine.server.conversation.request import ChatRequest, Conversation, template_variables
 from stoker_engine.server.fields.field_types import (
     CacheSalt,
     Count,
@@ -160,7 +160,7 @@ class ResponsesRequest(StrictModel):
             raise RequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")
         stated = self.structured_outputs.stated if self.structured_outputs else {}
         constraint_name = next((name for name in stated if not is_option(name)), None)
-        if constraint_name and self.text and self.text.format and self.text.format.type != "text":
+        if constraint_name and self.text and self.text.constraint:
             raise RequestError(
                 f"text.format and structured_outputs.{constraint_name} both say what to write; send one of them",
                 "structured_outputs",
@@ -184,7 +184,7 @@ class ResponsesRequest(StrictModel):
         """How many logprobs each position gets, if any."""
         return (self.top_logprobs or 0) if self.wants_logprobs else None
 
-    def to_request(self, history: Sequence[Item]) -> Request:
+    def to_request(self, history: Sequence[Item]) -> ChatRequest:
         """The request that `history` and what this body adds make.
 
         Raises:
@@ -197,7 +197,7 @@ class ResponsesRequest(StrictModel):
             tools = [Tool(each.name, each.description, each.parameters, bool(each.strict)) for each in self.tools or ()]
             effort = self.reasoning.effort if self.reasoning else None
             template_kwargs = template_variables(self.chat_template_kwargs, effort)
-            of_format = self.text.format.constraint if self.text and self.text.format else {}
+            of_format = self.text.constraint if self.text else {}
             structured_outputs = answer_format(of_format, self.structured_outputs)
             if self.include_reasoning is False and self.wants_logprobs:
                 raise RequestError("logprobs would show the reasoning that include_reasoning hides", "logprobs")
@@ -207,7 +207,7 @@ class ResponsesRequest(StrictModel):
         sampling = {name: getattr(self, name) for name in _SAMPLING}
         sampling["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         sampling["logprobs"] = self.num_logprobs
-        return Request(
+        return ChatRequest(
             Conversation(
                 turns,
                 template_tools,

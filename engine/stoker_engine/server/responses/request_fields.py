@@ -42,21 +42,11 @@ class TextFormat(StrictModel):
 
     type: Literal["text"]
 
-    @property
-    def constraint(self) -> dict[str, Any]:
-        """By the names of `StructuredOutputs`."""
-        return {}
-
 
 class JSONObjectFormat(StrictModel):
     """Any JSON object."""
 
     type: Literal["json_object"]
-
-    @property
-    def constraint(self) -> dict[str, Any]:
-        """By the names of `StructuredOutputs`."""
-        return {"json_object": True}
 
 
 class JSONSchemaFormat(StrictModel):
@@ -67,11 +57,6 @@ class JSONSchemaFormat(StrictModel):
     description: str | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
-
-    @property
-    def constraint(self) -> dict[str, Any]:
-        """By the names of `StructuredOutputs`."""
-        return {"json": self.schema_}
 
 
 class TextConfig(StrictModel):
@@ -85,6 +70,16 @@ class TextConfig(StrictModel):
         | None
     ) = None
     verbosity: Annotated[Any, OnlyValue("medium")] = None
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """What the format asks for, by the names of `StructuredOutputs`."""
+        match self.format:
+            case JSONObjectFormat():
+                return {"json_object": True}
+            case JSONSchemaFormat(schema_=schema):
+                return {"json": schema}
+        return {}
 
 
 class ReasoningConfig(StrictModel):

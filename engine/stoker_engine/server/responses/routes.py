@@ -14,7 +14,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_run import ChatRun
-from stoker_engine.server.conversation.request import Request as ChatRequest
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing
 from stoker_engine.server.fields.field_types import REQUEST_ID
