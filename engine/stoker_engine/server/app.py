@@ -16,6 +16,7 @@ from stoker_engine.server.anthropic import routes as messages
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.errors import handlers
 from stoker_engine.server.errors.anthropic import HEADER as ANTHROPIC_HEADER
+from stoker_engine.server.errors.openai import ErrorResponse
 from stoker_engine.server.middleware.api_keys import APIKeyMiddleware, APIKeys
 from stoker_engine.server.middleware.body_limit import BodyLimitMiddleware
 from stoker_engine.server.middleware.content_encoding import ContentEncodingMiddleware
@@ -25,7 +26,6 @@ from stoker_engine.server.middleware.request_id import HEADER, RequestIdMiddlewa
 from stoker_engine.server.openai import chat, completions, models, tokenization
 from stoker_engine.server.paths import RootPathMiddleware
 from stoker_engine.server.responses import routes as responses
-from stoker_engine.server.schema.response_models import ErrorResponse
 
 
 def create_app(service: Service) -> FastAPI:

@@ -15,12 +15,24 @@ from importlib.metadata import version
 from fastapi import APIRouter
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.server.conversation.service import Service
-from stoker_engine.server.schema.response_models import ServerLoad, Version
 from stoker_engine.server.unavailable import UnavailableError
+
+
+class ServerLoad(BaseModel):
+    """The answer of /load: requests that are being generated for."""
+
+    server_load: int
+
+
+class Version(BaseModel):
+    """The answer of /version."""
+
+    version: str
 
 
 def routes(service: Service) -> APIRouter:

@@ -25,7 +25,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.server.anthropic.request import MessagesRequest
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.completion_request import CompletionRequest
 from stoker_engine.server.responses.request import ResponsesRequest
 

@@ -16,12 +16,12 @@ from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.forced_calls import NamedCall, RequiredCalls
 from stoker_engine.server.parsers.harmony import MARKERS
 from stoker_engine.server.parsers.parts import Content, Part, ToolCallArguments, ToolCallStart, merged
+from stoker_engine.server.parsers.tool_use import ToolUse
 from stoker_engine.server.parsers.tools.openai import OpenAIToolParser
-from stoker_engine.server.schema.messages import Tool
-from stoker_engine.server.schema.tool_choice import ToolUse
 
 from .scripted_engine import ScriptedEngine
 from .test_tools import CITY, MESSAGES, TIME, WEATHER, ask, calls_of, function, openai_client
@@ -139,7 +139,7 @@ def test_what_gpt_oss_is_forced_to_write() -> None:
     grammars = Grammars(end + 1, [end])
     vocabulary = [*(bytes([byte]) for byte in range(256)), *(marker.encode() for marker in MARKERS), b""]
     grammars.set_token_table(TokenTable.of(vocabulary, [*ids.values(), end]))
-    tools = [Tool.model_validate(function(name, CITY)) for name in ("weather", "time")]
+    tools = [Tool.model_validate(function(name, CITY)).to_tool() for name in ("weather", "time")]
     tag = {"type": "structural_tag", "format": OpenAIToolParser.forced_call(tools)}
     source = compile_grammar(StructuredOutputs(structural_tag=tag, disable_any_whitespace=True), ids)
     markers = re.compile(f"({'|'.join(map(re.escape, MARKERS))})")
@@ -172,7 +172,7 @@ def parts_of(parser: Any, pieces: Sequence[str]) -> list[Part]:
 
 
 def test_forced_calls_are_the_same_wherever_they_are_cut() -> None:
-    tools = [Tool.model_validate(tool) for tool in (WEATHER, TIME)]
+    tools = [Tool.model_validate(tool).to_tool() for tool in (WEATHER, TIME)]
     new_id = lambda name, number: f"{name}-{number}"  # noqa: E731
     texts = [FORCED, "[ ]", "", " [\n", FORCED[:-1], FORCED[:-2], FORCED[:-5] + "x", FORCED + " and more", "no JSON {"]
     texts += [FORCED[:length] for length in range(len(FORCED))]
@@ -213,12 +213,12 @@ class Shop(BaseModel):
 
 def test_what_is_forced_is_a_schema_of_calls() -> None:
     tools = [
-        Tool.model_validate(function("node", Node.model_json_schema())),
-        Tool.model_validate(function("shop", Shop.model_json_schema())),
-        Tool.model_validate(function("none")),
-        Tool.model_validate(function("free", {"properties": {"$ref": {"const": {"$ref": "#/x"}}}})),
+        Tool.model_validate(function("node", Node.model_json_schema())).to_tool(),
+        Tool.model_validate(function("shop", Shop.model_json_schema())).to_tool(),
+        Tool.model_validate(function("none")).to_tool(),
+        Tool.model_validate(function("free", {"properties": {"$ref": {"const": {"$ref": "#/x"}}}})).to_tool(),
     ]
-    use = ToolUse.of(tools, "required", None)
+    use = ToolUse.of(tools, "required")
     validator = jsonschema.Draft202012Validator(use.schema)
 
     def is_valid(*calls: tuple[str, Any]) -> bool:
@@ -235,10 +235,10 @@ def test_what_is_forced_is_a_schema_of_calls() -> None:
     assert not is_valid(("free", {"$ref": 1}))
     assert not is_valid(("free", []))
     assert not is_valid(("elsewhere", {}))
-    one = jsonschema.Draft202012Validator(ToolUse.of(tools, "required", False).schema)
+    one = jsonschema.Draft202012Validator(ToolUse.of(tools, "required", parallel=False).schema)
     call = {"name": "none", "parameters": {}}
     assert one.is_valid([call])
     assert not one.is_valid([call, call])
     for choice, tool in ((random.Random(number).choice(tools), number) for number in range(4)):
-        named = ToolUse.of(tools, "required", bool(tool)).schema
-        assert {each["properties"]["name"]["const"] for each in named["items"]["anyOf"]} >= {choice.function.name}
+        named = ToolUse.of(tools, "required", parallel=bool(tool)).schema
+        assert {each["properties"]["name"]["const"] for each in named["items"]["anyOf"]} >= {choice.name}

@@ -151,11 +151,11 @@ def test_of_many_wrong_names_one_is_looked_at(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], param: str
 ) -> None:
     """The event loop does the checking, and others wait for it."""
-    from stoker_engine.server.errors import openai
+    from stoker_engine.server.errors import description
 
     counted: list[int] = []
-    invalid = openai._invalid
-    monkeypatch.setattr(openai, "_invalid", lambda found: (counted.append(len(found)), invalid(found))[1])
+    invalid = description._invalid
+    monkeypatch.setattr(description, "_invalid", lambda found: (counted.append(len(found)), invalid(found))[1])
     client: TestClient = make_client()
     answer = client.post("/v1/completions", json={"prompt": "a", **fields})
     assert answer.status_code == 400

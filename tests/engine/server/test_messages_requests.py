@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from stoker_common.errors import EngineDeadError, RequestError
 from stoker_engine.server.anthropic.request import MessagesRequest
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.unavailable import UnavailableError
 
 from ...support.work import work

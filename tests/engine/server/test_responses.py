@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from stoker_engine.server.conversation.messages import Message
+from stoker_engine.server.openai.messages import Message as ChatMessage
 from stoker_engine.server.responses.items import from_json, messages, to_json
 from stoker_engine.server.responses.store import ResponseStore
 
@@ -92,15 +94,15 @@ def test_the_answer_repeats_what_was_asked(make_client: MakeClient) -> None:
 
 
 def test_a_schema_is_not_changed_on_its_way() -> None:
-    from stoker_engine.server.responses.request import ResponsesRequest, _response_format
+    from stoker_engine.server.responses.request import ResponsesRequest
 
     schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}, "x": {"schema_": None}}
     text_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     body = ResponsesRequest.model_validate({"input": "a", "text": {"format": text_format}})
     assert body.text is not None
-    assert body.text.format is not None
-    chat_format = _response_format(body.text.format)
-    assert chat_format == {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    answer_format = body.to_request([]).answer_format
+    assert answer_format is not None
+    assert answer_format.json == schema
     assert body.text.model_dump(by_alias=True, exclude_none=True)["format"]["schema"] == schema
 
 
@@ -170,9 +172,13 @@ def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None
     ],
 )
 def test_items_become_messages(items: list[Any], expected: list[Any]) -> None:
+    def for_template(messages: list[Message]) -> list[dict[str, Any]]:
+        return [message.for_template() for message in messages]
+
     known = from_json(json.dumps(items).encode())
-    assert messages(known) == expected
-    assert messages(from_json(to_json(known))) == expected, "and do when they were kept"
+    in_chat = for_template([ChatMessage.model_validate(message).to_message() for message in expected])
+    assert for_template(messages(known)) == in_chat
+    assert for_template(messages(from_json(to_json(known)))) == in_chat, "and do when they were kept"
 
 
 def test_no_text_of_an_item_is_lost() -> None:
@@ -192,7 +198,7 @@ def test_no_text_of_an_item_is_lost() -> None:
                     ]
                 )
             )
-        written = json.dumps(messages(from_json(json.dumps(items).encode())))
+        written = json.dumps([asdict(message) for message in messages(from_json(json.dumps(items).encode()))])
         positions = [written.index(text) for text in texts]
         assert positions == sorted(positions)
         assert written.count("<") == len(texts)

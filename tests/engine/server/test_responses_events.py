@@ -19,11 +19,11 @@ from starlette.testclient import TestClient
 
 from stoker_common.errors import EngineDeadError
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.server.fields.logprobs import ContentLogprob
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, merged, tool_call
 from stoker_engine.server.responses.answer import InputTokensDetails, OutputTokensDetails, Response, ResponseUsage
 from stoker_engine.server.responses.events import Event
 from stoker_engine.server.responses.writer import ResponseWriter
-from stoker_engine.server.schema.logprobs import ContentLogprob
 
 from .conftest import FakeEngine, MakeClient
 from .scripted_engine import ScriptedEngine

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its bodies → chat requests, a chat run's parts → its messages and events."""
+"""Anthropic's Messages API: its bodies → requests, the parts of an answer → its messages and events."""

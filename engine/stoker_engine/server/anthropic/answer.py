@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.server.conversation.usage import Usage
+from stoker_engine.server.fields.call_arguments import read_arguments
+from stoker_engine.server.fields.field_types import Extra
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
-from stoker_engine.server.schema.call_arguments import read_arguments
-from stoker_engine.server.schema.response_models import Extra, Usage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -61,14 +62,14 @@ class AnthropicUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: Usage) -> AnthropicUsage:
-        """A chat's usage, counted so."""
+        """The same, counted so."""
         counted = cls(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
-        if (prompt := usage.prompt_tokens_details) is not None:
-            counted.input_tokens -= prompt.cached_tokens
-            counted.cache_read_input_tokens = prompt.cached_tokens
+        if usage.cached_tokens is not None:
+            counted.input_tokens -= usage.cached_tokens
+            counted.cache_read_input_tokens = usage.cached_tokens
             counted.cache_creation_input_tokens = 0  # what is kept costs nobody anything
-        if (answer := usage.completion_tokens_details) is not None:
-            counted.output_tokens_details = OutputTokensDetails(thinking_tokens=answer.reasoning_tokens)
+        if usage.reasoning_tokens is not None:
+            counted.output_tokens_details = OutputTokensDetails(thinking_tokens=usage.reasoning_tokens)
         return counted
 
 

@@ -1,4 +1,4 @@
-"""The content blocks that messages are made of, and the chat messages that they become.
+"""The content blocks that messages are made of, and the parts of a conversation that they become.
 
 https://docs.anthropic.com/en/api/messages. A string stands for one block of text, everywhere.
 """
@@ -20,8 +20,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.server.schema.field_types import StrictModel
-from stoker_engine.server.schema.unsupported import Absent, NoList, OnlyValue
+from stoker_engine.server.conversation.messages import Message, Part, Text, ToolCall, ToolResult
+from stoker_engine.server.fields.field_types import StrictModel
+from stoker_engine.server.fields.unsupported import Absent, NoList, OnlyValue
+from stoker_engine.server.parsers.parts import Reasoning
 
 #: Where the client would have us cache the prompt. It asks for nothing: whatever prompts share is computed once.
 CacheHint = dict[str, Any] | None
@@ -91,7 +93,7 @@ def _as_blocks(value: Any) -> Any:
 
 _TextBlocks = Annotated[list[Annotated[TextBlockParam, of_types("text")]], Field(fail_fast=True)]
 #: A string, or blocks of text.
-Text = Annotated[_TextBlocks, BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlockParam])]
+TextParam = Annotated[_TextBlocks, BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlockParam])]
 
 
 class ToolResultBlockParam(StrictModel):
@@ -99,17 +101,17 @@ class ToolResultBlockParam(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Text | None = None
+    content: TextParam | None = None
     is_error: bool | None = None
     toolset_name: Absent = None
     cache_control: CacheHint = None
 
-    def for_chat(self) -> dict[str, Any]:
-        """The message of the tool. Chat templates know no errors: the text says so."""
-        text = "\n".join(block.text for block in self.content or ())
-        if self.is_error and not text.lower().startswith("error"):
-            text = f"Error: {text}" if text else "Error"
-        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": text}
+    def to_part(self) -> ToolResult:
+        """The result as a conversation has it. Chat templates know no errors: the text says so."""
+        texts = [block.text for block in self.content or ()] or [""]
+        if self.is_error and not texts[0].lower().startswith("error"):
+            texts[0] = f"Error: {texts[0]}" if texts[0] or len(texts) > 1 else "Error"
+        return ToolResult([Text(text) for text in texts], self.tool_use_id)
 
 
 BlockParam = Annotated[
@@ -159,10 +161,10 @@ class MessageParam(StrictModel):
         return self.content
 
 
-def chat_messages(
+def plain_messages(
     system: Sequence[TextBlockParam], messages: Sequence[MessageParam], *, system_anywhere: bool
-) -> list[dict[str, Any]]:
-    """The same conversation as a chat's messages.
+) -> list[Message]:
+    """The messages of a conversation.
 
     Turns of one role that follow each other are one turn. Several texts of it are parts of one message.
 
@@ -174,57 +176,44 @@ def chat_messages(
         later = (block for message in messages if message.role == "system" for block in message.blocks)
         instructions += _for_model(later)
         messages = [message for message in messages if message.role != "system"]
-    chat = [{"role": "system", "content": _parts(instructions)}] if instructions else []
+    plain = [Message("system", instructions)] if instructions else []
     for role, run in groupby(messages, key=lambda message: message.role):
         blocks = [block for message in run for block in message.blocks]
         match role:
             case "assistant":
-                chat.append(_assistant(blocks))
+                plain.append(_assistant(blocks))
             case "system":
                 texts = _for_model(blocks)
-                chat += [{"role": "system", "content": _parts(texts)}] if texts else []
+                plain += [Message("system", texts)] if texts else []
             case _:
-                chat += _user(blocks)
-    return chat
+                plain += _user(blocks)
+    return plain
 
 
-def _assistant(blocks: Sequence[BlockParam]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant"}
-    calls = [
-        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-        for block in blocks
-        if isinstance(block, ToolUseBlockParam)
-    ]
-    texts = _texts(blocks)
-    message["content"] = _parts(texts) if texts or not calls else None
-    if calls:
-        message["tool_calls"] = calls
+def _assistant(blocks: Sequence[BlockParam]) -> Message:
+    parts: list[Part] = list(_texts(blocks))
+    parts += [ToolCall(block.name, block.input, block.id) for block in blocks if isinstance(block, ToolUseBlockParam)]
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlockParam) and block.thinking]:
-        message["reasoning"] = "\n".join(thoughts)
-    return message
+        parts.insert(0, Reasoning("\n".join(thoughts)))
+    return Message("assistant", parts)
 
 
-def _user(blocks: Sequence[BlockParam]) -> list[dict[str, Any]]:
+def _user(blocks: Sequence[BlockParam]) -> list[Message]:
     with_content = [block for block in blocks if not isinstance(block, TextBlockParam) or block.text]
     if not with_content:
-        return [{"role": "user", "content": ""}]
-    chat: list[dict[str, Any]] = []
+        return [Message("user", [])]
+    messages: list[Message] = []
     for is_text, run in groupby(with_content, key=lambda block: isinstance(block, TextBlockParam)):
         if is_text:
-            chat.append({"role": "user", "content": _parts(_texts(run))})
+            messages.append(Message("user", _texts(run)))
         else:
-            chat += [block.for_chat() for block in run if isinstance(block, ToolResultBlockParam)]
-    return chat
+            messages += [Message("tool", [block.to_part()]) for block in run if isinstance(block, ToolResultBlockParam)]
+    return messages
 
 
-def _texts(blocks: Iterable[BlockParam]) -> list[str]:
-    return [block.text for block in blocks if isinstance(block, TextBlockParam) and block.text]
+def _texts(blocks: Iterable[BlockParam]) -> list[Text]:
+    return [Text(block.text) for block in blocks if isinstance(block, TextBlockParam) and block.text]
 
 
-def _for_model(blocks: Iterable[BlockParam]) -> list[str]:
-    return [text for text in _texts(blocks) if not text.startswith(_BILLING)]
-
-
-def _parts(texts: Sequence[str]) -> str | list[dict[str, str]]:
-    """The content of a chat message."""
-    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+def _for_model(blocks: Iterable[BlockParam]) -> list[Text]:
+    return [each for each in _texts(blocks) if not each.text.startswith(_BILLING)]

@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, and the chat requests that they become.
+"""The bodies of /v1/messages and /v1/messages/count_tokens, and the requests that they become.
 
 https://docs.anthropic.com/en/api/messages. As everywhere, what asks for nothing is accepted, and what asks for
 something that is not there is refused by name.
@@ -7,17 +7,19 @@ something that is not there is refused by name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from stoker_common.errors import RequestError
-from stoker_engine.server.anthropic.blocks import CacheHint, MessageParam, Text, ToolUseBlockParam, chat_messages
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.server.anthropic.blocks import CacheHint, MessageParam, TextParam, ToolUseBlockParam, plain_messages
+from stoker_engine.server.conversation.request import ChatRequest, Conversation, template_variables
 from stoker_engine.server.errors.anthropic import NO_THREADS
-from stoker_engine.server.schema.field_types import (
+from stoker_engine.server.fields.field_types import (
     MAX_METADATA,
     MAX_STOPS,
     CacheSalt,
@@ -26,18 +28,15 @@ from stoker_engine.server.schema.field_types import (
     StrictModel,
     at_most,
 )
-from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, OnlyValue
+from stoker_engine.server.fields.unsupported import Absent, NoDict, NoList, Off, OnlyValue
+from stoker_engine.server.parsers.tool_use import Tool, ToolMode, ToolUse
 
-#: What this API calls the fields of a chat request, for errors.
-FIELD_NAMES: Final[Mapping[str, str]] = {
+#: What this API calls the fields that errors name.
+_FIELD_NAMES: Final[Mapping[str, str]] = {
     "prompt": "messages",
-    "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
-    "response_format": "output_config.format",
     "structured_outputs.json": "output_config.format",
-    "reasoning_effort": "output_config.effort",
     "continue_final_message": "messages",
-    "parallel_tool_calls": "tool_choice",
 }
 #: Least `thinking.budget_tokens`; Anthropic's rule.
 _LEAST_BUDGET: Final = 1024
@@ -73,16 +72,9 @@ class ToolParam(StrictModel):
             raise PydanticCustomError("shape", 'the input of a tool is an object: input_schema.type must be "object"')
         return self
 
-    def for_chat(self) -> dict[str, Any]:
-        """The tool as a chat has it."""
-        function = {
-            "name": self.name,
-            "description": self.description,
-            "parameters": {"type": "object", **self.input_schema},
-            "strict": self.strict,
-        }
-        stated = {name: value for name, value in function.items() if value is not None}
-        return {"type": "function", "function": stated}
+    def to_tool(self) -> Tool:
+        """The tool as a conversation has it."""
+        return Tool(self.name, self.description, {"type": "object", **self.input_schema}, bool(self.strict))
 
 
 class ToolChoiceParam(StrictModel):
@@ -98,11 +90,11 @@ class ToolChoiceParam(StrictModel):
             raise PydanticCustomError("shape", 'name belongs to the type "tool", which needs it')
         return self
 
-    def for_chat(self) -> Any:
-        """The choice as a chat has it."""
-        if self.type == "tool":
-            return {"type": "function", "function": {"name": self.name}}
-        return {"any": "required"}.get(self.type, self.type)
+    def use_of(self, tools: Sequence[Tool]) -> ToolUse:
+        """How an answer may use `tools`."""
+        modes: dict[str, ToolMode] = {"any": "required", "tool": "named", "none": "none"}
+        names = None if self.name is None else [self.name]
+        return ToolUse.of(tools, modes.get(self.type, "auto"), names, not self.disable_parallel_tool_use)
 
 
 class ThinkingConfig(StrictModel):
@@ -155,12 +147,12 @@ def _no_thread(value: Any) -> None:
         raise RequestError("this server holds no conversations; send it whole, without thread", "thread", NO_THREADS)
 
 
-class Conversation(StrictModel):
+class ConversationBody(StrictModel):
     """What both bodies have: all that becomes the prompt."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)]
-    system: Text | None = None
+    system: TextParam | None = None
     tools: Annotated[list[Annotated[ToolParam, BeforeValidator(_is_custom)]], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingConfig | None = None
@@ -175,7 +167,7 @@ class Conversation(StrictModel):
     speed: Annotated[Any, OnlyValue("standard")] = None
 
     @model_validator(mode="after")
-    def _agrees(self) -> Conversation:
+    def _agrees(self) -> ConversationBody:
         names = Counter(tool.name for tool in self.tools or ())
         if twice := next((name for name, count in names.items() if count > 1), None):
             raise RequestError(f"two tools are called {twice}; their names must be unique", "tools")
@@ -212,43 +204,41 @@ class Conversation(StrictModel):
         """Whether there are instructions between the messages."""
         return any(message.role == "system" for message in self.messages)
 
-    def to_chat(self, *, system_anywhere: bool) -> ChatCompletionRequest:
-        """The same as a chat request.
+    def to_request(self, *, system_anywhere: bool) -> ChatRequest:
+        """The request that it makes.
 
         Args:
             system_anywhere: whether the chat template takes system messages anywhere.
 
         Raises:
-            RequestError: no chat can be like that.
+            RequestError: the model cannot be asked for this.
         """
-        stated = {name: value for name, value in self._chat_fields(system_anywhere).items() if value is not None}
-        try:
-            return ChatCompletionRequest.model_validate(stated)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            name = str(first["loc"][0]) if first["loc"] else "messages"
-            raise RequestError(first["msg"], FIELD_NAMES.get(name, name)) from None
-
-    def _chat_fields(self, system_anywhere: bool) -> dict[str, Any]:
-        choice, config = self.tool_choice, self.output_config or OutputConfig()
-        variables: dict[str, Any] = {}
+        messages = plain_messages(self.system or (), self.messages, system_anywhere=system_anywhere)
+        if not messages:
+            raise RequestError("List should have at least 1 item after validation, not 0", "messages")
+        tools = [tool.to_tool() for tool in self.tools or ()]
+        config = self.output_config or OutputConfig()
+        thinking: dict[str, Any] = {}
         if self.thinking is not None:  # the names by which chat templates know it
-            variables |= dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
+            thinking = dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
         output = config.format or self.output_format
-        return {
-            "model": self.model,
-            "messages": chat_messages(self.system or (), self.messages, system_anywhere=system_anywhere),
-            "tools": [tool.for_chat() for tool in self.tools] if self.tools else None,
-            "tool_choice": None if choice is None else choice.for_chat(),
-            "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-            "chat_template_kwargs": {**variables, **(self.chat_template_kwargs or {})} or None,
-            "reasoning_effort": config.effort,
-            "continue_final_message": self.is_continued or None,
-            "response_format": None if output is None else _response_format(output),
-        }
+        conversation = Conversation(
+            messages,
+            tools,
+            template_kwargs=template_variables({**thinking, **(self.chat_template_kwargs or {})}, config.effort),
+            begins_message=not self.is_continued,
+            continue_final_message=self.is_continued,
+        )
+        return ChatRequest(
+            conversation,
+            self.model,
+            ToolUse.of(tools) if self.tool_choice is None else self.tool_choice.use_of(tools),
+            None if output is None else StructuredOutputs(json=output.json_schema),
+            field_names=_FIELD_NAMES,
+        )
 
 
-class MessagesRequest(Conversation):
+class MessagesRequest(ConversationBody):
     """A conversation to continue with, in Anthropic's words and a few of vLLM's."""
 
     max_tokens: Count
@@ -285,22 +275,21 @@ class MessagesRequest(Conversation):
             raise RequestError("thinking.budget_tokens must be less than max_tokens", "thinking")
         return self
 
-    def _chat_fields(self, system_anywhere: bool) -> dict[str, Any]:
-        return {
-            **super()._chat_fields(system_anywhere),
-            "max_completion_tokens": self.max_tokens,
-            "stream": self.stream,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop": self.stop_sequences,
-            "cache_salt": self.cache_salt,
-        }
+    def to_request(self, *, system_anywhere: bool) -> ChatRequest:
+        """The request that it makes."""
+        return replace(
+            super().to_request(system_anywhere=system_anywhere),
+            max_tokens=self.max_tokens,
+            shortens=True,
+            sampling={
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "top_k": self.top_k,
+                "stop": self.stop_sequences,
+            },
+            cache_salt=self.cache_salt or "",
+        )
 
 
-class CountTokensRequest(Conversation):
+class CountTokensRequest(ConversationBody):
     """A conversation whose tokens are counted."""
-
-
-def _response_format(output: JSONOutputFormat) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": output.json_schema, "strict": True}}

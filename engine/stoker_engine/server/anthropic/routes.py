@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -20,16 +20,17 @@ from stoker_engine.server.anthropic.answer import (
     stop_reason,
 )
 from stoker_engine.server.anthropic.events import BlockEvents, MessageDelta, MessageStart, MessageStop, Ping, Stopped
-from stoker_engine.server.anthropic.request import FIELD_NAMES, Conversation, CountTokensRequest, MessagesRequest
+from stoker_engine.server.anthropic.request import ConversationBody, CountTokensRequest, MessagesRequest
 from stoker_engine.server.anthropic.system_places import takes_system_anywhere
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun, rendered_prompt
 from stoker_engine.server.conversation.generation import renamed
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing, event
 from stoker_engine.server.errors import anthropic
+from stoker_engine.server.errors.description import describe
 from stoker_engine.server.middleware import request_id
 
 
@@ -44,7 +45,7 @@ def routes(service: Service) -> APIRouter:
         """Answers a conversation."""
         chat = await chats.of(body)
         name = request_id.request_id(request, None)
-        run = await ChatRun.prepare(chat, service, request, f"msg_{name}", FIELD_NAMES, bends=True)
+        run = await ChatRun.prepare(chat, service, request.receive, f"msg_{name}")
         writer = _Writer(body, run, service.model_name)
         headers = {request_id.HEADER: name, anthropic.HEADER: name}
         if body.stream:
@@ -57,9 +58,9 @@ def routes(service: Service) -> APIRouter:
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens the prompt of a message would have, however many."""
         chat = await chats.of(body)
-        service.check(chat)
-        chat.truncate_prompt_tokens = -1  # what is to be cut may be longer than the context
-        with renamed({**chat.field_names, **FIELD_NAMES}):
+        service.check_model(chat.model)
+        chat = replace(chat, truncate_prompt_tokens=-1)  # what is to be cut may be longer than the context
+        with renamed(chat.field_names):
             prompt = await until_disconnect(request.receive, rendered_prompt(chat, service))
         name = request_id.request_id(request, None)
         count = MessageTokensCount(input_tokens=len(prompt.token_ids))
@@ -69,23 +70,23 @@ def routes(service: Service) -> APIRouter:
 
 
 class _Chats:
-    """Bodies → chat requests, for one model."""
+    """Bodies → requests, for one model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._system_anywhere: bool | None = None
 
-    async def of(self, body: Conversation) -> ChatCompletionRequest:
-        """The chat request that `body` is.
+    async def of(self, body: ConversationBody) -> ChatRequest:
+        """The request that `body` makes.
 
         Raises:
-            RequestError: no chat can be like that, or the model cannot answer now.
+            RequestError: the model cannot be asked for this, or cannot answer now.
         """
         await self._service.wait_ready()
         if body.has_later_system and self._system_anywhere is None:
             self._system_anywhere = await takes_system_anywhere(self._service.client.tokenizer)
         # It may be long: the event loop answers others meanwhile.
-        return await asyncio.to_thread(body.to_chat, system_anywhere=self._system_anywhere is not False)
+        return await asyncio.to_thread(body.to_request, system_anywhere=self._system_anywhere is not False)
 
 
 @dataclass
@@ -147,4 +148,4 @@ class _Writer:
 
 def _error(name: str, error: Exception) -> bytes:
     """The event that ends a stream that fails."""
-    return event(anthropic.encode(anthropic.describe(error, name)[1]), "error")
+    return event(anthropic.encode(describe(error), name), "error")

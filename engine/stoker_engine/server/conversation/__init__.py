@@ -1,1 +1,1 @@
-"""What the chat and completion APIs share: from a checked request to streamed results."""
+"""Conversations, whatever API they came by: a request, its run, and the parts of the answer."""

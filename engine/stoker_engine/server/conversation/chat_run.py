@@ -1,17 +1,17 @@
 """One turn of a conversation: messages in, the parts of the assistant's answer out, whole or as they come.
 
-Every API that answers conversations makes a `ChatCompletionRequest` of its body, and writes the parts that a run
-gives in its own shape.
+Every API that answers conversations makes a `ChatRequest` of its body, and writes the parts that a run gives in its own
+shape.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from fastapi import Request
+from starlette.types import Receive
 
 from stoker_common.errors import RequestError
 from stoker_engine.core.finish_reason import FinishReason
@@ -20,14 +20,14 @@ from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_prompt import ChatPrompt, render
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.conversation.constraint import constraint
 from stoker_engine.server.conversation.generation import Generation, renamed
 from stoker_engine.server.conversation.reasoning_tokens import ReasoningTokens
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.conversation.usage import Usage
 from stoker_engine.server.parsers.choice import Parsing
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
-from stoker_engine.server.schema.response_models import CompletionTokensDetails, Usage
 from stoker_engine.tokens.prompt_tokens import prompt_tokens
 
 
@@ -85,87 +85,80 @@ class ChatRun:
     """One answer to a conversation, in n choices. Iterate `deltas` once, or `collect`.
 
     Attributes:
-        body: what was asked.
         generation: runs it.
     """
 
-    def __init__(self, body: ChatCompletionRequest, generation: Generation, parsing: Parsing) -> None:
-        self.body = body
+    def __init__(self, request: ChatRequest, generation: Generation, parsing: Parsing) -> None:
         self.generation = generation
         self._reasons = parsing.parsers.reasoning is not None
-        self._choices = [_Choice(body, parsing) for _ in range(body.num_sequences)]
+        self._choices = [_Choice(request, parsing) for _ in range(request.n)]
 
     @classmethod
-    async def prepare(
-        cls,
-        body: ChatCompletionRequest,
-        service: Service,
-        request: Request,
-        answer_id: str,
-        field_names: Mapping[str, str] | None = None,
-        *,
-        bends: bool = False,
-    ) -> ChatRun:
+    async def prepare(cls, request: ChatRequest, service: Service, receive: Receive, answer_id: str) -> ChatRun:
         """Checks and tokenizes all there is to check; nothing is generated before `deltas` or `collect`.
 
         Args:
-            request: whose client may hang up meanwhile.
+            receive: of the client, which may hang up meanwhile.
             answer_id: the answer's; the engine's requests are named after it.
-            field_names: what the client calls the fields of `body`, where that is something else.
-            bends: whether `max_tokens` is as much as the prompt leaves room for, where that is less.
 
         Raises:
             RequestError: it cannot be served as it is.
             ClientGoneError: the client hung up.
         """
         await service.wait_ready()
-        outer = field_names or {}
-        names = {**{name: outer.get(chat_name, chat_name) for name, chat_name in body.field_names.items()}, **outer}
+        names = request.field_names
         with renamed(names):
-            service.check(body)
-            of_tools = await cls._grammar_of_tools(body, service, request) if body.tool_use.tools else None
-            rendered = await until_disconnect(request.receive, rendered_prompt(body, service))
+            service.check(request.model, request.priority)
+            of_tools = await cls._grammar_of_tools(request, service, receive) if request.tool_use.tools else None
+            rendered = await until_disconnect(receive, rendered_prompt(request, service))
             info = service.client.info
-            limit = body.max_completion_tokens or body.max_tokens
-            side = body.truncation_side or "left"
-            prompt = prompt_tokens(rendered.token_ids, body.truncate_prompt_tokens, limit, info, side)
-            room = info.max_model_len - len(prompt)
-            params = body.params_for(info.sampling_defaults, room)
-            if bends and params.max_tokens is not None:
-                params = replace(params, max_tokens=min(params.max_tokens, room))
-            parsing = await service.parsing(body, rendered.text)
+            prompt = prompt_tokens(
+                rendered.token_ids,
+                request.truncate_prompt_tokens,
+                request.max_tokens,
+                info,
+                request.truncation_side,
+            )
+            params = request.params(info.sampling_defaults, info.max_model_len - len(prompt))
+            parsing = await service.parsing(request, rendered.text)
             params = replace(params, visible_special_tokens=parsing.visible)
             if (structured := of_tools or params.structured_outputs) is not None:
                 # What a model reasons before its answer is free; some grammars hold it, too.
-                is_free = parsing.new_parser().is_reasoning and not service.parsers.forces_own_calls(body.tool_use)
+                is_free = parsing.new_parser().is_reasoning and not service.parsers.forces_own_calls(request.tool_use)
                 begins_after = parsing.answer_pattern if is_free else None
                 params = params.with_structured_outputs(replace(structured, begins_after=begins_after))
         if of_tools is not None:  # errors of the grammar are the tools' then: the format has none
-            names |= {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
-        generation = service.generation(answer_id, body, [prompt], [params], names)
-        return cls(body, generation, parsing)
+            names = {**names, **{f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}}
+        generation = service.generation(
+            answer_id,
+            [prompt],
+            [params],
+            n=request.n,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            field_names=names,
+        )
+        return cls(request, generation, parsing)
 
     @staticmethod
-    async def _grammar_of_tools(
-        body: ChatCompletionRequest, service: Service, request: Request
-    ) -> StructuredOutputs | None:
+    async def _grammar_of_tools(request: ChatRequest, service: Service, receive: Receive) -> StructuredOutputs | None:
         """What the tools ask for, and the format with them.
 
         Raises:
             RequestError: it cannot be, or the format is malformed.
             ClientGoneError: the client hung up.
         """
-        of_tools = await asyncio.to_thread(constraint, body, service.parsers)
+        of_tools = await asyncio.to_thread(constraint, request, service.parsers)
         if of_tools is None:
             return None
-        if body.use_beam_search:
+        if request.beam_search is not None:
             raise RequestError(
                 "tools that are strict are kept to their schemas by a grammar, which beam search does not follow: "
                 "leave one of them out",
                 "tools",
             )
-        if (answer_format := body.requested_format) is not None and not body.tool_use.is_forced:
-            await until_disconnect(request.receive, service.client.tokenizer.compile_grammar(answer_format))
+        if request.answer_format is not None and not request.tool_use.is_forced:
+            await until_disconnect(receive, service.client.tokenizer.compile_grammar(request.answer_format))
         return of_tools
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, AnswerDelta]], None]:
@@ -201,19 +194,20 @@ class ChatRun:
     def usage(self, choice: int | None = None) -> Usage:
         """The tokens so far, of one choice or over all."""
         usage = self.generation.usage(choice)
-        if self._reasons:
-            reasoning_tokens = self.reasoning_tokens if choice is None else self._choices[choice].reasoning_tokens
-            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
-        return usage
+        if not self._reasons:
+            return usage
+        return replace(
+            usage, reasoning_tokens=self.reasoning_tokens if choice is None else self._choices[choice].reasoning_tokens
+        )
 
 
 class _Choice:
     """Takes one choice apart."""
 
-    def __init__(self, body: ChatCompletionRequest, parsing: Parsing) -> None:
+    def __init__(self, request: ChatRequest, parsing: Parsing) -> None:
         self._num_calls = 0
-        self._include_reasoning = body.include_reasoning is not False
-        self._max_calls = None if body.tool_use.parallel else 1
+        self._include_reasoning = request.include_reasoning
+        self._max_calls = None if request.tool_use.parallel else 1
         self._parser = parsing.new_parser()
         self._reasoning = ReasoningTokens(parsing.begins_after, self._parser.is_reasoning)
 
@@ -247,18 +241,13 @@ class _Choice:
                 yield part
 
 
-async def rendered_prompt(body: ChatCompletionRequest, service: Service) -> ChatPrompt:
+async def rendered_prompt(request: ChatRequest, service: Service) -> ChatPrompt:
     """The conversation as the model reads it.
 
     Raises:
         RequestError: the chat template refuses it, or it is too long.
     """
-    excluded = body.tool_choice == "none" and service.args.frontend.exclude_tools_when_tool_choice_none
-    return await render(
-        body.messages,
-        body,
-        service,
-        cut=body.truncate_prompt_tokens is not None,
-        tools=() if excluded else body.template_tools,
-        add_special_tokens=bool(body.add_special_tokens),
-    )
+    conversation = request.conversation
+    if request.tool_use.mode == "none" and service.args.frontend.exclude_tools_when_tool_choice_none:
+        conversation = replace(conversation, tools=())
+    return await render(conversation, service, cut=request.truncate_prompt_tokens is not None)

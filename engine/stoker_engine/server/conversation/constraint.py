@@ -11,16 +11,15 @@ from typing import Any
 
 from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.parsers.choice import Parsers
 from stoker_engine.server.parsers.parser import ToolParser
-from stoker_engine.server.schema.messages import Tool
-from stoker_engine.server.schema.tool_choice import ToolUse, arguments_schema
+from stoker_engine.server.parsers.tool_use import ToolUse, arguments_schema
 
 logger = logging.getLogger(__name__)
 
 
-def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutputs | None:
+def constraint(request: ChatRequest, parsers: Parsers) -> StructuredOutputs | None:
     """The grammar, if there is any but that of the answer's format. It may take a while: there may be very many tools.
 
     A format is that of an answer without calls, as with OpenAI: where calls are a must, it says nothing.
@@ -28,7 +27,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
     Raises:
         RequestError: there are tools, and it is not known how this model calls them, or how to keep it to a schema.
     """
-    use, answer_format = body.tool_use, body.requested_format
+    use, answer_format = request.tool_use, request.answer_format
     if parsers.forces_own_calls(use):
         forced = {"type": "structural_tag", "format": _of_parser(use, parsers, "forced_call")}
         return StructuredOutputs(structural_tag=forced, disable_any_whitespace=True)
@@ -42,7 +41,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
             'tool_choice "required", a named one and "none" work without',
             "tools",
         )
-    if answer_format is None and not any(tool.function.strict for tool in use.tools):
+    if answer_format is None and not any(tool.strict for tool in use.tools):
         return None
     if not hasattr(parsers.tools, "structural_tag"):
         if answer_format is None:
@@ -73,13 +72,9 @@ def _warn_not_strict(parser: type[ToolParser]) -> None:
 
 def _of_parser(use: ToolUse, parsers: Parsers, method: str) -> dict[str, Any]:
     """What the parser of calls says of how they are kept to the schemas of their tools."""
-    tools = [tool.model_copy(update={"function": _with_schema(tool)}) for tool in use.tools]
+    tools = [replace(tool, parameters=arguments_schema(tool)) for tool in use.tools]
     tag: dict[str, Any] = getattr(parsers.tools, method)(tools)
     return tag
-
-
-def _with_schema(tool: Tool) -> Any:
-    return tool.function.model_copy(update={"parameters": arguments_schema(tool)})
 
 
 def _calls(structures: Sequence[dict[str, Any]]) -> dict[str, Any]:

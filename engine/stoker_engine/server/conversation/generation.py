@@ -14,9 +14,9 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import RequestParams
+from stoker_engine.server.conversation.usage import Usage
 from stoker_engine.server.engine.admission import Admission, Ticket
 from stoker_engine.server.engine.engine_client import EngineClient
-from stoker_engine.server.schema.response_models import PromptTokensDetails, Usage
 from stoker_engine.server.unavailable import NotStartedError, UnavailableError
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
@@ -151,12 +151,7 @@ class Generation:
             completion_tokens = self._completion_tokens.get(choice, 0) if self.report_output else 0
         prompt_tokens = sum(len(self.prompts[prompt]) for prompt in prompts)
         cached = sum(self._cached_tokens.get(prompt, 0) for prompt in prompts)
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if self.report_cached else None,
-        )
+        return Usage(prompt_tokens, completion_tokens, cached if self.report_cached else None)
 
     def _count(self, delta: OutputDelta, ticket: Ticket) -> int:
         """Takes note of a delta, and returns whose it is."""

@@ -13,9 +13,8 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.metrics import EngineMetrics, process_registry
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.conversation.generation import Generation
-from stoker_engine.server.conversation.sampled_request import SampledRequest
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.engine.admission import Admission
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.engine.lifecycle import Lifecycle
@@ -23,7 +22,6 @@ from stoker_engine.server.engine.restarts import Restarts, wait_any
 from stoker_engine.server.observability.request_log import RequestLog
 from stoker_engine.server.observability.throughput_log import ThroughputLog
 from stoker_engine.server.parsers.choice import Parsers, Parsing
-from stoker_engine.server.schema.logprobs import LogprobWriter
 from stoker_engine.server.unavailable import NotStartedError
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
@@ -137,28 +135,19 @@ class Service:
         """
         self.client.tokenizer.vocabulary.check_length(text, self.client.info.max_model_len)
 
-    def check(self, body: SampledRequest) -> None:
+    def check(self, model: str | None, priority: int | None) -> None:
         """Checks what can be checked before the prompt is tokenized.
 
         Raises:
-            RequestError: it cannot be served.
+            RequestError: a request for this cannot be served.
         """
-        self.check_model(body.model)
-        if body.priority and self.args.engine.scheduling_policy != "priority":
+        self.check_model(model)
+        if priority and self.args.engine.scheduling_policy != "priority":
             raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")
 
-    def logprobs(self, body: SampledRequest, top: int | None) -> LogprobWriter | None:
-        """Writes logprobs as `body` wants them, if it does: the `top` likeliest at each position."""
-        if top is None:
-            return None
-        as_token_ids = body.return_tokens_as_token_ids
-        if as_token_ids is None:
-            as_token_ids = self.args.frontend.return_tokens_as_token_ids
-        return LogprobWriter(self.client.tokenizer.vocabulary, top, as_token_ids)
-
-    async def parsing(self, body: ChatCompletionRequest, prompt: str) -> Parsing:
-        """How the answers to `body` are taken apart, whose prompt has the text `prompt`."""
-        parsers, tools = self.parsers, body.tool_use
+    async def parsing(self, request: ChatRequest, prompt: str) -> Parsing:
+        """How the answers to `request` are taken apart, whose prompt has the text `prompt`."""
+        parsers, tools = self.parsers, request.tool_use
         markers = [
             marker
             for parser, is_used in (
@@ -169,8 +158,9 @@ class Service:
             for marker in parser.markers
         ]
         visible = self.client.tokenizer.vocabulary.special_token_ids(markers) if markers else frozenset[int]()
-        num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
-        begins_after, continued = await self._answer_begins_after(), bool(body.continue_final_message)
+        conversation = request.conversation
+        num_calls = sum(len(message.tool_calls) for message in conversation.messages)
+        begins_after, continued = await self._answer_begins_after(), conversation.continue_final_message
         return Parsing(parsers, prompt, tools, visible, begins_after, num_calls, continued)
 
     async def _answer_begins_after(self) -> Sequence[tuple[int, ...]]:
@@ -181,21 +171,19 @@ class Service:
             self._begins_after = tuple(tuple(token_ids) for token_ids in encoded)
         return self._begins_after
 
-    def include_usage(self, body: SampledRequest) -> bool:
-        """Whether a stream ends with its usage."""
-        return body.include_usage or self.args.frontend.enable_force_include_usage
-
     def generation(
         self,
         answer_id: str,
-        body: SampledRequest,
         prompts: Sequence[PromptTokens],
         params: Sequence[RequestParams],
-        field_names: Mapping[str, str] | None = None,
         *,
+        n: int,
+        priority: int | None,
+        cache_salt: str | None,
+        field_names: Mapping[str, str],
         report_output: bool = True,
     ) -> Generation:
-        """What a body asks for, ready to run."""
+        """What a request asks for, ready to run."""
         for prompt, its_params in zip(prompts, params, strict=True):
             self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer.vocabulary)
         return Generation(
@@ -206,10 +194,10 @@ class Service:
             answer_id,
             prompts,
             params,
-            n=body.num_sequences,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            field_names=field_names or {},
+            n=n,
+            priority=priority or 0,
+            cache_salt=cache_salt or "",
+            field_names=field_names,
             report_cached=self.args.frontend.enable_prompt_tokens_details,
             report_output=report_output,
         )

@@ -1,9 +1,8 @@
-"""Server-sent events: ``data: {json}`` for each event, and what an API ends its streams with: OpenAI's chats
-``data: [DONE]``.
+"""Server-sent events: ``data: {json}`` for each event, and what an API ends its streams with.
 
 The status and the headers wait for the first event, so that a request the engine refuses still gets its 400.
-After that an error can only be sent as an event; the stream then ends without ``[DONE]``, which nobody can
-take for a complete answer.
+After that an error can only be sent as an event; the stream then lacks its usual end, so that no client takes it for a
+complete answer.
 
 Whoever asks with the header ``X-Stoker-Usage: 1`` is told in the events what was counted so far, by a field of its own,
 so that a stream that breaks off has its count: ``"stoker_usage": {"prompt_tokens", "completion_tokens",
@@ -15,18 +14,26 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
-from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stoker_engine.server.connection.disconnect import ClientGoneError, until_disconnect
-from stoker_engine.server.errors import openai
-from stoker_engine.server.schema.response_models import Usage
+from stoker_engine.server.conversation.usage import Usage
+from stoker_engine.server.errors.description import log_unexpected
 
 #: The request header that asks for usage in events.
 USAGE_HEADER = "x-stoker-usage"
+
+
+class Event(Protocol):
+    """An event, as an API writes it; where events are named, its `type` is its name."""
+
+    def model_dump_json(self) -> str:
+        """It as JSON."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,6 @@ class Framing:
     error: Callable[[Exception], bytes]
 
 
-def _openai_error(error: Exception) -> bytes:
-    return event(openai.encode(openai.describe(error)[1]))
-
-
 class EventStream(Response):
     """Sends `events` as they come, those that come together in one piece; closes them when the client hangs up.
 
@@ -59,12 +62,12 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[Sequence[BaseModel], None],
+        events: AsyncGenerator[Sequence[Event], None],
         headers: Mapping[str, str],
         usage: Callable[[], Usage],
-        framing: Framing | None = None,
+        framing: Framing,
     ) -> None:
-        self._framing = framing or Framing(named=False, last=event(b"[DONE]"), error=_openai_error)
+        self._framing = framing
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]  # it grows while it is sent
         self._events = events
@@ -99,18 +102,17 @@ class EventStream(Response):
         except Exception as error:
             if not started:
                 raise
-            openai.log_unexpected(error)
+            log_unexpected(error)
             end = self._framing.error(error)
         await _send_body(send, end, more=False)
 
-    def _framed(self, each: BaseModel, data: bytes) -> bytes:
+    def _framed(self, each: Event, data: bytes) -> bytes:
         return event(data, each.type if self._framing.named else "")  # type: ignore[attr-defined]
 
     def _counted(self) -> bytes:
         """The end of an event that tells the usage."""
         usage = self._usage()
-        details = usage.prompt_tokens_details
-        cached = b"" if details is None else b',"cached_tokens":%d' % details.cached_tokens
+        cached = b"" if usage.cached_tokens is None else b',"cached_tokens":%d' % usage.cached_tokens
         counts = usage.prompt_tokens, usage.completion_tokens, cached
         return b',"stoker_usage":{"prompt_tokens":%d,"completion_tokens":%d%b}}' % counts
 

@@ -1,1 +1,1 @@
-"""Errors as each API describes them."""
+"""What errors tell clients, and the shape that each API gives them."""

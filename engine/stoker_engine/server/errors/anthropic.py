@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from stoker_engine.server.errors import openai
+from stoker_engine.server.errors.description import ErrorDescription
+from stoker_engine.server.fields.field_types import Extra
 from stoker_engine.server.paths import route_path
-from stoker_engine.server.schema.response_models import Extra
 
 #: The header of every answer that names the request.
 HEADER: Final = "request-id"
@@ -61,23 +61,15 @@ def is_anthropic(scope: Mapping[str, Any]) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
-def describe(error: Exception, request_id: str | None) -> tuple[int, dict[str, Any]]:
-    """The HTTP status and the body that report `error` to a client."""
-    status, body = openai.describe(error)
-    openai_error = body.error
-    message = (
-        openai_error.message
-        if openai_error.param is None or openai_error.param in openai_error.message
-        else f"{openai_error.param}: {openai_error.message}"
-    )
-    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    details = AnthropicErrorDetails(error_code=NO_THREADS) if openai_error.code == NO_THREADS else None
+def encode(error: ErrorDescription, request_id: str | None) -> bytes:
+    """The body that reports `error`. ASCII, because a message may quote what is not valid Unicode."""
+    names_field = error.param is None or error.param in error.message
     shape = AnthropicErrorResponse(
-        error=AnthropicError(type=kind, message=message, details=details), request_id=request_id
+        error=AnthropicError(
+            type=_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error"),
+            message=error.message if names_field else f"{error.param}: {error.message}",
+            details=AnthropicErrorDetails(error_code=NO_THREADS) if error.code == NO_THREADS else None,
+        ),
+        request_id=request_id,
     )
-    return status, shape.model_dump()
-
-
-def encode(body: dict[str, Any]) -> bytes:
-    """`body` as JSON. ASCII, because a message may quote what is not valid Unicode."""
-    return json.dumps(body).encode()
+    return json.dumps(shape.model_dump()).encode()

@@ -15,6 +15,7 @@ from stoker_common.errors import EngineDeadError, OverloadedError, RequestError
 from stoker_engine.server.connection.disconnect import ClientGoneError
 from stoker_engine.server.errors import anthropic as anthropic
 from stoker_engine.server.errors import openai as openai
+from stoker_engine.server.errors.description import describe
 from stoker_engine.server.unavailable import NotStartedError, UnauthorizedError, UnavailableError
 
 #: The header that tells a gateway that it may ask another server: of this request nothing was started here.
@@ -46,14 +47,15 @@ def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
         headers[NOT_BEGUN_HEADER] = "1"
     if isinstance(error, UnauthorizedError):
         headers["www-authenticate"] = "Bearer"
+    described = describe(error)
     if scope is not None and anthropic.is_anthropic(scope):
         name = scope.get("state", {}).get("request_id")
         if name is not None:
             headers[anthropic.HEADER] = name
-        status, body = anthropic.describe(error, name)
-        return Response(anthropic.encode(body), status, headers, media_type="application/json")
-    status, described = openai.describe(error)
-    return Response(openai.encode(described), status, headers, media_type="application/json")
+        body = anthropic.encode(described, name)
+    else:
+        body = openai.encode(described)
+    return Response(body, described.status, headers, media_type="application/json")
 
 
 async def _answer(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker_common import logs
-from stoker_engine.server.schema.field_types import REQUEST_ID
+from stoker_engine.server.fields.field_types import REQUEST_ID
 
 HEADER = "x-request-id"
 

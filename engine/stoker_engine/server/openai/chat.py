@@ -15,14 +15,15 @@ from starlette.responses import Response
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream
+from stoker_engine.server.fields.logprobs import LogprobWriter
 from stoker_engine.server.middleware.request_id import HEADER, request_id
-from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
-from stoker_engine.server.schema.logprobs import ChatLogprobs, LogprobWriter, prompt_logprobs
-from stoker_engine.server.schema.response_models import (
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
+from stoker_engine.server.openai.events import FRAMING, include_usage
+from stoker_engine.server.openai.logprobs import ChatLogprobs, logprob_writer, prompt_logprobs
+from stoker_engine.server.openai.response_models import (
     CalledFunction,
     ChatChoice,
     ChatChunkChoice,
@@ -34,7 +35,9 @@ from stoker_engine.server.schema.response_models import (
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
+    Usage,
 )
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 
 
 def routes(service: Service) -> APIRouter:
@@ -45,11 +48,14 @@ def routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answers a conversation."""
         base_id = request_id(request, body.request_id)
-        run = await ChatRun.prepare(body, service, request, f"chatcmpl-{base_id}")
-        writer = _Writer(body, run, service.model_name, service.logprobs(body, body.num_logprobs))
+        # There may be very many messages: the event loop answers others meanwhile.
+        chat = await asyncio.to_thread(body.to_request)
+        run = await ChatRun.prepare(chat, service, request.receive, f"chatcmpl-{base_id}")
+        logprobs = logprob_writer(service, body.num_logprobs, body.return_tokens_as_token_ids)
+        writer = _Writer(body, run, service.model_name, logprobs)
         headers = {HEADER: base_id}
         if body.stream:
-            return EventStream(writer.events(service.include_usage(body)), headers, run.usage)
+            return EventStream(writer.events(include_usage(service, body)), headers, run.usage, FRAMING)
         completion = await until_disconnect(request.receive, writer.whole())
         return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
 
@@ -87,7 +93,11 @@ class _Writer:
             for index, answer in enumerate(answers)
         ]
         completion = ChatCompletion(
-            id=generation.id, created=generation.created, model=self.model, choices=choices, usage=self.run.usage()
+            id=generation.id,
+            created=generation.created,
+            model=self.model,
+            choices=choices,
+            usage=Usage.of(self.run.usage()),
         )
         if self.body.return_token_ids:
             completion.prompt_token_ids = generation.prompts[0]
@@ -101,7 +111,7 @@ class _Writer:
             async for step in deltas:
                 yield [event for index, delta in step for event in self._events(index, delta)]
         if include_usage:
-            yield [self._event(choices=[], usage=self.run.usage())]
+            yield [self._event(choices=[], usage=Usage.of(self.run.usage()))]
 
     @property
     def _event(self) -> partial[ChatCompletionChunk]:
@@ -111,7 +121,7 @@ class _Writer:
     def _events(self, index: int, delta: AnswerDelta) -> Iterator[ChatCompletionChunk]:
         """The events of a delta, if there is anything to send."""
         generation, body = self.run.generation, self.body
-        usage = self.run.usage(index) if body.continuous_usage else None
+        usage = Usage.of(self.run.usage(index)) if body.continuous_usage else None
         if index not in self._started:  # the role comes alone and first, but not before the engine took the request
             prompt_ids = generation.prompts[0] if body.return_token_ids and not self._started else None
             self._started.add(index)
@@ -165,7 +175,9 @@ class _Writer:
         return reason
 
     def _logprobs(self, output: Answer | AnswerDelta) -> ChatLogprobs | None:
-        return None if self.logprobs is None else self.logprobs.chat(output.token_ids, output.logprobs)
+        if self.logprobs is None:
+            return None
+        return ChatLogprobs(content=self.logprobs.content(output.token_ids, output.logprobs))
 
 
 def _message(answer: Answer, echoed: str) -> ChatMessage:

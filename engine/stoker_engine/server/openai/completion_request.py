@@ -9,9 +9,10 @@ from pydantic import model_validator
 
 from stoker_common.errors import RequestError
 from stoker_engine.core.sampling_params import RequestParams
-from stoker_engine.server.conversation.sampled_request import SampledRequest
-from stoker_engine.server.schema.field_types import Count, CountOrAll, CountOrZero, Prompt
-from stoker_engine.server.schema.unsupported import UnsupportedCompletionFields
+from stoker_engine.server.conversation.request import request_params
+from stoker_engine.server.fields.field_types import Count, CountOrAll, CountOrZero, Prompt
+from stoker_engine.server.openai.sampled_request import SampledRequest
+from stoker_engine.server.openai.unsupported import UnsupportedCompletionFields
 
 #: Most choices of one request, over all its prompts; more belong in several.
 MAX_CHOICES: Final = 1024
@@ -67,5 +68,6 @@ class CompletionRequest(UnsupportedCompletionFields, SampledRequest):
         prompt_logprobs = self.prompt_logprobs
         if prompt_logprobs is None and self.echo:
             prompt_logprobs = self.logprobs
-        params = self.params(defaults, max_tokens, self.logprobs, prompt_logprobs)
+        sampling = self.sampling(self.logprobs, prompt_logprobs)
+        params = request_params(defaults, max_tokens, self.requested_format, sampling, self.beam_search)
         return params.scoring_only() if self.only_echo else params

@@ -21,10 +21,12 @@ from stoker_engine.server.conversation.generation import Generation, Output
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream
 from stoker_engine.server.engine.engine_client import PromptTokenizer
+from stoker_engine.server.fields.logprobs import LogprobWriter
 from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
-from stoker_engine.server.schema.logprobs import LogprobWriter, prompt_logprobs
-from stoker_engine.server.schema.response_models import Completion, CompletionChoice
+from stoker_engine.server.openai.events import FRAMING, include_usage
+from stoker_engine.server.openai.logprobs import completion_logprobs, logprob_writer, prompt_logprobs
+from stoker_engine.server.openai.response_models import Completion, CompletionChoice, Usage
 from stoker_engine.tokens.prompt_tokens import PromptTokens, prompt_tokens
 
 
@@ -36,7 +38,7 @@ def routes(service: Service) -> APIRouter:
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Completes a prompt, or several side by side."""
         await service.wait_ready()
-        service.check(body)
+        service.check(body.model, body.priority)
         client = service.client
         encoded = await until_disconnect(request.receive, _tokenize(body, service))
         info = client.info
@@ -48,13 +50,21 @@ def routes(service: Service) -> APIRouter:
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
         generation = service.generation(
-            f"cmpl-{base_id}", body, prompts, params, body.format_names, report_output=not body.only_echo
+            f"cmpl-{base_id}",
+            prompts,
+            params,
+            n=body.num_sequences,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            field_names=body.format_names,
+            report_output=not body.only_echo,
         )
         echo = await until_disconnect(request.receive, _echo(body, prompts, client.tokenizer)) if body.echo else None
-        writer = _Writer(body, generation, service.model_name, echo, service.logprobs(body, body.logprobs))
+        logprobs = logprob_writer(service, body.logprobs, body.return_tokens_as_token_ids)
+        writer = _Writer(body, generation, service.model_name, echo, logprobs)
         headers = {HEADER: base_id}
         if body.stream:
-            return EventStream(writer.events(service.include_usage(body)), headers, generation.usage)
+            return EventStream(writer.events(include_usage(service, body)), headers, generation.usage, FRAMING)
         completion = await until_disconnect(request.receive, writer.whole())
         return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
 
@@ -107,7 +117,7 @@ class _Writer:
         if self.body.prompt_logprobs is not None:
             for index, choice in enumerate(choices):
                 choice.prompt_logprobs = prompt_logprobs(self.generation.prompt_logprobs[index // self.generation.n])
-        return self._event(choices=choices, usage=self.generation.usage())
+        return self._event(choices=choices, usage=Usage.of(self.generation.usage()))
 
     async def events(self, include_usage: bool) -> AsyncGenerator[list[Completion], None]:
         """The answer as it is made."""
@@ -115,7 +125,7 @@ class _Writer:
             async for step in deltas:
                 yield [event for index, delta in step for event in self._events(index, delta)]
         if include_usage:
-            yield [self._event(choices=[], usage=self.generation.usage())]
+            yield [self._event(choices=[], usage=Usage.of(self.generation.usage()))]
 
     def _events(self, index: int, delta: OutputDelta) -> Iterator[Completion]:
         """The event of a delta, if there is anything to send."""
@@ -126,7 +136,7 @@ class _Writer:
         if self.body.only_echo and not begins:
             return
         output = Output(delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
-        usage = self.generation.usage(index) if self.body.continuous_usage else None
+        usage = Usage.of(self.generation.usage(index)) if self.body.continuous_usage else None
         yield self._event(choices=[self._choice(index, output)], usage=usage)
 
     @property
@@ -159,5 +169,7 @@ class _Writer:
             if self.logprobs is not None:
                 positions = [*self.generation.prompt_logprobs[prompt], *positions]
         if self.logprobs is not None:
-            choice.logprobs, self._offsets[index] = self.logprobs.completion(token_ids, positions, self._offsets[index])
+            choice.logprobs, self._offsets[index] = completion_logprobs(
+                self.logprobs, token_ids, positions, self._offsets[index]
+            )
         return choice

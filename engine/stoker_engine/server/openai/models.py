@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter
+from pydantic import BaseModel
 
 from stoker_engine.server.conversation.service import Service
-from stoker_engine.server.schema.response_models import ModelCard, ModelList
+from stoker_engine.server.fields.field_types import Extra
+
+
+class ModelCard(BaseModel):
+    """One name that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "stoker"
+    root: str
+    parent: None = None
+    max_model_len: int
+    dtype: Extra[str] = None
+    quantization: Extra[str] = None
+    weights: Extra[str] = None
+    kv_cache_dtype: Extra[str] = None
+    license: Extra[str] = None
+    model_card: Extra[str] = None
+
+
+class ModelList(BaseModel):
+    """The answer of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 def routes(service: Service) -> APIRouter:

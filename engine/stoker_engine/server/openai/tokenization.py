@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter, Request
-from pydantic import model_validator
+from pydantic import BaseModel, model_validator
 from starlette.responses import Response
 
 from stoker_common.errors import RequestError
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_prompt import render
-from stoker_engine.server.conversation.chat_request import ChatRendering, Messages
 from stoker_engine.server.conversation.generation import renamed
 from stoker_engine.server.conversation.service import Service
-from stoker_engine.server.schema.field_types import StrictModel, TokenIds
-from stoker_engine.server.schema.response_models import DetokenizeResponse, TokenizeResponse
-from stoker_engine.server.schema.unsupported import NoDict
+from stoker_engine.server.fields.field_types import StrictModel, TokenIds
+from stoker_engine.server.fields.unsupported import NoDict
+from stoker_engine.server.openai.chat_request import ChatRendering, Messages
 from stoker_engine.tokens.prompt_tokens import check_vocabulary
 
 
@@ -48,6 +47,21 @@ class DetokenizeRequest(StrictModel):
 
     model: str | None = None
     tokens: TokenIds
+
+
+class TokenizeResponse(BaseModel):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(BaseModel):
+    """The answer of /detokenize."""
+
+    prompt: str
 
 
 def routes(service: Service) -> APIRouter:
@@ -81,11 +95,10 @@ async def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse
         service.check_length(body.prompt)
         tokens = (await tokenizer.encode([body.prompt], body.add_special_tokens is not False))[0]
     else:
+        # There may be very many messages: the event loop answers others meanwhile.
+        conversation = await asyncio.to_thread(body.conversation, body.messages or (), body.add_special_tokens)
         with renamed({"prompt": "messages"}):
-            prompt = await render(
-                body.messages or (), body, service, tools=body.tools, add_special_tokens=bool(body.add_special_tokens)
-            )
-            tokens = prompt.token_ids
+            tokens = (await render(conversation, service)).token_ids
     return TokenizeResponse.model_construct(
         count=len(tokens),
         max_model_len=service.client.info.max_model_len,

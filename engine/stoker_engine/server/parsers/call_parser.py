@@ -9,7 +9,7 @@ from typing import ClassVar
 from stoker_engine.server.parsers.call_text import CallText, NotACallError, Reading
 from stoker_engine.server.parsers.markers import Markers
 from stoker_engine.server.parsers.parts import Content, Part
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.parsers.tool_use import Tool
 
 
 class CallParser(ABC):

@@ -10,9 +10,9 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Final, TypeVar
 
+from stoker_engine.server.fields.json_text import JSONScanner, NotJSONError
 from stoker_engine.server.parsers.markers import Markers
 from stoker_engine.server.parsers.parts import Part
-from stoker_engine.server.schema.json_text import JSONScanner, NotJSONError
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.server.parsers import detect, registry
 from stoker_engine.server.parsers.forced_calls import forced_calls
 from stoker_engine.server.parsers.parser import AnswerParser, ReasoningParser, ToolParser
-from stoker_engine.server.schema.tool_choice import ToolUse
+from stoker_engine.server.parsers.tool_use import ToolUse
 
 logger = logging.getLogger(__name__)
 

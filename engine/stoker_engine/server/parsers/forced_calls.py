@@ -1,4 +1,4 @@
-"""Calls that a grammar forces, written as `server/schema/tool_choice.py` says: they are passed on as they come.
+"""Calls that a grammar forces, written as `server/parsers/tool_use.py` says: they are passed on as they come.
 
 What the grammar allows is always a call, so nothing has to wait for its end. An answer that is cut off ends within a
 call's arguments; what is cut off before a call has a name is content.
@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
+from stoker_engine.server.fields.json_text import JSONScanner, NotJSONError, parsed
 from stoker_engine.server.parsers.parts import Content, Part, ToolCallArguments, ToolCallStart, merged
-from stoker_engine.server.schema.json_text import JSONScanner, NotJSONError, parsed
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.parsers.tool_use import Tool
 
 #: Makes the id of a call, from its tool's name and its number in the answer; None: any will do.
 NewID = Callable[[str, int], str | None]
@@ -25,7 +25,7 @@ class NamedCall:
     markers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tools: Sequence[Tool], new_id: NewID) -> None:
-        self._name = tools[0].function.name
+        self._name = tools[0].name
         self._new_id = new_id
         self._arguments: _Arguments | None = None
         self._more = False  # text after them

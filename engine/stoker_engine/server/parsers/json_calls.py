@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from stoker_engine.server.fields.json_text import NotJSONError, members, parsed
 from stoker_engine.server.parsers.call_text import CallText, NotACallError, Reading
 from stoker_engine.server.parsers.parts import Part, tool_call
-from stoker_engine.server.schema.json_text import NotJSONError, members, parsed
 
 #: Names of tools where no quotes end them.
 TOOL_NAME: Final = re.compile(r"[\w.:/-]*")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from stoker_engine.server.parsers.parts import Content, Part, merged
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.parsers.tool_use import Tool
 
 
 class ReasoningParser(Protocol):

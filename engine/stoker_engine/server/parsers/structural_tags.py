@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.parsers.tool_use import Tool
 
 
 def structural_tag(tools: Sequence[Tool], trigger: str, begin: str, end: str) -> dict[str, Any]:
@@ -18,8 +18,8 @@ def structural_tag(tools: Sequence[Tool], trigger: str, begin: str, end: str) ->
     """
     structures = [
         {
-            "begin": begin.replace("NAME", json.dumps(tool.function.name, ensure_ascii=False)[1:-1]),
-            "schema": tool.function.parameters or {"type": "object"},
+            "begin": begin.replace("NAME", json.dumps(tool.name, ensure_ascii=False)[1:-1]),
+            "schema": tool.parameters or {"type": "object"},
             "end": end,
         }
         for tool in tools

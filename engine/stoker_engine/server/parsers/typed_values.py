@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-from stoker_engine.server.schema.json_text import NotJSONError, parsed
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.fields.json_text import NotJSONError, parsed
+from stoker_engine.server.parsers.tool_use import Tool
 
 _INTEGER: Final = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -32,7 +32,7 @@ def arguments(tools: Sequence[Tool], name: str, values: Mapping[str, str]) -> st
 
     A value that does not read as what the tool wants stays a string, as do those of unknown tools and parameters.
     """
-    schema = next((tool.function.parameters for tool in tools if tool.function.name == name), None) or {}
+    schema = next((tool.parameters for tool in tools if tool.name == name), None) or {}
     properties = schema.get("properties")
     schemas = properties if isinstance(properties, dict) else {}
     members = [f"{_string(key)}: {_typed(text, _types(schemas.get(key), schema))}" for key, text in values.items()]

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from stoker_engine.server.conversation.usage import Usage
+from stoker_engine.server.fields.logprobs import ContentLogprob
 from stoker_engine.server.responses.items import Status
-from stoker_engine.server.schema.logprobs import ContentLogprob
-from stoker_engine.server.schema.response_models import Usage
 
 
 class OutputText(BaseModel):
@@ -87,13 +87,12 @@ class ResponseUsage(BaseModel):
     @classmethod
     def of(cls, usage: Usage, reasoning_tokens: int) -> ResponseUsage:
         """The same, in this API's words."""
-        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
         return cls(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens or 0),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
-            total_tokens=usage.total_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
 
 

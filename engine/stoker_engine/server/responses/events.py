@@ -17,8 +17,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from stoker_engine.server.fields.logprobs import ContentLogprob
 from stoker_engine.server.responses.answer import OutputItem, OutputReasoningText, OutputText, Response
-from stoker_engine.server.schema.logprobs import ContentLogprob
 
 ResponseEventType = Literal[
     "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"

@@ -1,6 +1,6 @@
-"""The items of a conversation, and the messages of a chat that they stand for.
+"""The items of a conversation, and the messages that they stand for.
 
-The assistant's turn is one message in a chat, and several items here: its reasoning, what it says, its calls. So items
+The assistant's turn is one message to a model, and several items here: its reasoning, what it says, its calls. So items
 that follow each other in this order become one message; any other order begins a further one.
 Format: platform.openai.com/docs/api-reference/responses/create, `input`
 """
@@ -21,9 +21,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.server.schema.call_arguments import read_arguments
-from stoker_engine.server.schema.field_types import StrictModel
-from stoker_engine.server.schema.unsupported import Absent
+from stoker_engine.server.conversation.messages import Message, Part, Text, ToolCall, ToolResult
+from stoker_engine.server.fields.call_arguments import read_arguments
+from stoker_engine.server.fields.field_types import StrictModel
+from stoker_engine.server.fields.unsupported import Absent
+from stoker_engine.server.parsers.parts import Reasoning
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -219,51 +221,46 @@ def listed(item: Item) -> dict[str, Any]:
     return written
 
 
-def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """The messages of a chat that items stand for, as the body of a chat has them."""
-    chat: list[dict[str, Any]] = []
-    last = _CALL  # what the message that the assistant's next item may join has last; _CALL joins only calls
-    joins = False
+def messages(items: Iterable[Item]) -> list[Message]:
+    """The messages of the conversation that items are."""
+    turns: list[Message] = []
+    open_parts: list[Part] | None = None  # of the assistant's message that its next item may join
+    last = _CALL
+    part: Part
     for item in items:
         match item:
             case MessageItem(role="assistant"):
-                kind, fields = _CONTENT, dict[str, Any](content=_joined(item.content))
+                kind, part = _CONTENT, Text(_joined(item.content))
             case ReasoningItem():
                 if not item.text:
                     continue
-                kind, fields = _REASONING, dict[str, Any](reasoning=item.text)
+                kind, part = _REASONING, Reasoning(item.text)
             case FunctionCallItem():
                 arguments = read_arguments(item.arguments)
-                function = {"name": item.name, "arguments": item.arguments if arguments is None else arguments}
-                kind, fields = _CALL, {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
-            case _:
-                chat.append(_other_message(item))
-                joins = False
+                call = ToolCall(item.name, item.arguments if arguments is None else arguments, item.call_id)
+                kind, part = _CALL, call
+            case FunctionCallOutputItem():
+                turns.append(Message("tool", [ToolResult(_texts(item.output), item.call_id)]))
+                open_parts = None
                 continue
-        if joins and kind == last == _CALL:
-            chat[-1]["tool_calls"] += fields["tool_calls"]
-        elif joins and kind > last:
-            chat[-1].update(fields)
+            case MessageItem():
+                # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
+                turns.append(Message("user" if item.role == "user" else "system", _texts(item.content)))
+                open_parts = None
+                continue
+        if open_parts is not None and (kind > last or kind == last == _CALL):
+            open_parts.append(part)
         else:
-            chat.append({"role": "assistant", **fields})
-        joins, last = True, kind
-    for message in chat:
-        if message["role"] == "assistant" and "tool_calls" not in message:
-            message.setdefault("content", "")  # it thought, and said nothing
-    return chat
+            open_parts = [part]
+            turns.append(Message("assistant", open_parts))
+        last = kind
+    return turns
 
 
-def _other_message(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
-    if isinstance(item, FunctionCallOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _for_chat(item.output)}
-    return {"role": item.role, "content": _for_chat(item.content)}
-
-
-def _for_chat(content: str | list[TextPart | RefusalPart]) -> str | list[dict[str, str]]:
-    """A chat joins parts by its own rule; no parts are no text."""
+def _texts(content: str | list[TextPart | RefusalPart]) -> list[Text]:
     if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part.text} for part in content] or ""
+        return [Text(content)]
+    return [Text(part.text, listed=True) for part in content]
 
 
 def _joined(content: str | list[TextPart | RefusalPart]) -> str:

@@ -6,6 +6,8 @@ import abc
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
+from stoker_engine.server.fields.call_arguments import read_arguments
+from stoker_engine.server.fields.logprobs import ContentLogprob
 from stoker_engine.server.responses.answer import (
     OutputFunctionCall,
     OutputItem,
@@ -28,8 +30,6 @@ from stoker_engine.server.responses.events import (
     TextDoneEvent,
 )
 from stoker_engine.server.responses.items import Status
-from stoker_engine.server.schema.call_arguments import read_arguments
-from stoker_engine.server.schema.logprobs import ContentLogprob
 
 
 class OpenItem(abc.ABC):

@@ -1,34 +1,21 @@
-"""The body of POST /v1/responses, and the chat that it asks for."""
+"""The body of POST /v1/responses, and the request that it makes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stoker_common.errors import RequestError
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.conversation.generation import renamed
-from stoker_engine.server.conversation.structured_outputs import StructuredOutputsFields, is_option
-from stoker_engine.server.responses.items import Input, Item, MessageItem, TextPart, messages, of_type
-from stoker_engine.server.responses.request_fields import (
-    AllowedTools,
-    FunctionChoice,
-    FunctionTool,
-    JSONObjectFormat,
-    JSONSchemaFormat,
-    ReasoningConfig,
-    StreamOptions,
-    TextConfig,
-    TextFormat,
-    ToolChoice,
-)
-from stoker_engine.server.schema.field_types import (
+from stoker_engine.server.conversation.messages import Message, Text
+from stoker_engine.server.conversation.request import ChatRequest, Conversation, template_variables
+from stoker_engine.server.fields.field_types import (
     CacheSalt,
     Count,
     CountOrAll,
+    Effort,
     Int64,
     LogitBias,
     Metadata,
@@ -37,12 +24,27 @@ from stoker_engine.server.schema.field_types import (
     StrictModel,
     TokenIds,
 )
-from stoker_engine.server.schema.unsupported import Absent, NoDict, NoList, Off, OnlyValue
+from stoker_engine.server.fields.structured_outputs import (
+    StructuredOutputsFields,
+    answer_format,
+    format_names,
+    is_option,
+)
+from stoker_engine.server.fields.unsupported import Absent, NoDict, NoList, Off, OnlyValue
+from stoker_engine.server.parsers.tool_use import Tool
+from stoker_engine.server.responses.items import Input, Item, MessageItem, TextPart, messages, of_type
+from stoker_engine.server.responses.request_fields import (
+    AllowedTools,
+    FunctionTool,
+    ReasoningConfig,
+    StreamOptions,
+    TextConfig,
+    ToolChoice,
+    requested_tool_use,
+)
 
-#: What a chat calls by the same name.
-_SAME: Final = (
-    "model",
-    "stream",
+#: Fields of `SamplingParams`.
+_SAMPLING: Final = (
     "temperature",
     "top_p",
     "top_k",
@@ -50,29 +52,19 @@ _SAME: Final = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-    "logit_bias",
     "seed",
     "stop",
     "stop_token_ids",
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
-    "include_reasoning",
-    "structured_outputs",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
-    "priority",
-    "cache_salt",
 )
-#: What the fields of a chat are called here, where errors name them.
+#: What this API calls the fields that errors name.
 FIELD_NAMES: Final = {
     "prompt": "input",
     "messages": "input",
     "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
     "truncate_prompt_tokens": "truncation",
 }
 _LOGPROBS: Final = "message.output_text.logprobs"
@@ -168,7 +160,7 @@ class ResponsesRequest(StrictModel):
             raise RequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")
         stated = self.structured_outputs.stated if self.structured_outputs else {}
         constraint_name = next((name for name in stated if not is_option(name)), None)
-        if constraint_name and self.text and self.text.format and self.text.format.type != "text":
+        if constraint_name and self.text and self.text.constraint:
             raise RequestError(
                 f"text.format and structured_outputs.{constraint_name} both say what to write; send one of them",
                 "structured_outputs",
@@ -187,45 +179,68 @@ class ResponsesRequest(StrictModel):
             return [MessageItem(role="user", content=[TextPart(type="input_text", text=self.input)])]
         return self.input
 
-    def chat(self, history: Sequence[Item]) -> ChatCompletionRequest:
-        """The chat of `history` and what this body adds.
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many logprobs each position gets, if any."""
+        return (self.top_logprobs or 0) if self.wants_logprobs else None
+
+    def to_request(self, history: Sequence[Item]) -> ChatRequest:
+        """The request that `history` and what this body adds make.
 
         Raises:
-            RequestError: a chat cannot have this.
-            RequestValidationError: for the same reason.
+            RequestError: the model cannot be asked for this.
         """
         items = [*history, *self.items]
-        fields = {name: getattr(self, name) for name in _SAME} | {
-            "messages": [*self._instructions(), *messages(items)],
-            "max_completion_tokens": self.max_output_tokens,
-            "truncate_prompt_tokens": -1 if self.truncation == "auto" else None,
-            "continue_final_message": _is_unfinished(items[-1]) or None,
-            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
-        }
-        if self.wants_logprobs:
-            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
-        if self.text is not None and self.text.format is not None:
-            fields["response_format"] = _response_format(self.text.format)
-        if self.tools:
-            names = {"name", "description", "parameters", "strict"}
-            functions = [tool.model_dump(include=names, exclude_none=True) for tool in self.tools]
-            fields["tools"] = [{"type": "function", "function": function} for function in functions]
-        if self.tool_choice is not None:
-            fields["tool_choice"] = _choice(self.tool_choice)
-        try:
-            with renamed(FIELD_NAMES):
-                return ChatCompletionRequest.model_validate(fields)
-        except ValidationError as error:
-            errors = error.errors(include_url=False, include_context=False, include_input=False)
-            raise RequestValidationError([{**each, "loc": _field_location(each["loc"])} for each in errors]) from error
+        instructions = [] if self.instructions is None else [Message("system", [Text(self.instructions)])]
+        with renamed(FIELD_NAMES):
+            self._check(turns := [*instructions, *messages(items)])
+            tools = [Tool(each.name, each.description, each.parameters, bool(each.strict)) for each in self.tools or ()]
+            effort = self.reasoning.effort if self.reasoning else None
+            template_kwargs = template_variables(self.chat_template_kwargs, effort)
+            of_format = self.text.constraint if self.text else {}
+            structured_outputs = answer_format(of_format, self.structured_outputs)
+            if self.include_reasoning is False and self.wants_logprobs:
+                raise RequestError("logprobs would show the reasoning that include_reasoning hides", "logprobs")
+            tool_use = requested_tool_use(tools, self.tool_choice, self.parallel_tool_calls)
+        is_continued = _is_unfinished(items[-1])
+        template_tools = tool_use.tools if isinstance(self.tool_choice, AllowedTools) else tools
+        sampling = {name: getattr(self, name) for name in _SAMPLING}
+        sampling["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        sampling["logprobs"] = self.num_logprobs
+        return ChatRequest(
+            Conversation(
+                turns,
+                template_tools,
+                template_kwargs=template_kwargs,
+                begins_message=not is_continued,
+                continue_final_message=is_continued,
+            ),
+            self.model,
+            tool_use,
+            structured_outputs,
+            self.include_reasoning is not False,
+            max_tokens=self.max_output_tokens,
+            truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
+            sampling=sampling,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            field_names=FIELD_NAMES | (format_names("text.format") if of_format else {}),
+        )
 
-    def _instructions(self) -> list[dict[str, Any]]:
-        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+    def _check(self, turns: Sequence[Message]) -> None:
+        for index, tool in enumerate(self.tools or ()):
+            if not tool.name:
+                raise _invalid(f"tools[{index}].name", "String should have at least 1 character")
+        if not turns:
+            raise _invalid("input", "List should have at least 1 item after validation, not 0")
+        effort = self.reasoning.effort if self.reasoning else None
+        if effort is not None and effort not in get_args(Effort):
+            *others, last = map(repr, get_args(Effort))
+            raise _invalid("reasoning.effort", f"Input should be {', '.join(others)} or {last}")
 
 
-def error_names(chat: ChatCompletionRequest) -> dict[str, str]:
-    """What the body that became `chat` calls the fields that errors name."""
-    return FIELD_NAMES | {name: FIELD_NAMES.get(field, field) for name, field in chat.field_names.items()}
+def _invalid(field: str, sentence: str) -> RequestError:
+    return RequestError(f"{field}: {sentence}", field, "invalid_value")
 
 
 def check_include(include: list[str]) -> list[str]:
@@ -245,34 +260,3 @@ def check_include(include: list[str]) -> list[str]:
 def _is_unfinished(last: Item) -> bool:
     """Whether the conversation ends within what the assistant says, which is continued then. vLLM's rule."""
     return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")
-
-
-def _choice(choice: str | FunctionChoice | AllowedTools) -> Any:
-    match choice:
-        case FunctionChoice():
-            return {"type": "function", "function": {"name": choice.name}}
-        case AllowedTools():
-            allowed = {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]}
-            return {"type": "allowed_tools", "allowed_tools": allowed}
-    return choice
-
-
-def _response_format(text_format: TextFormat | JSONObjectFormat | JSONSchemaFormat) -> dict[str, Any]:
-    if not isinstance(text_format, JSONSchemaFormat):
-        return {"type": text_format.type}
-    names = {"name", "description", "schema_", "strict"}
-    schema = text_format.model_dump(include=names, exclude_none=True, by_alias=True)
-    return {"type": "json_schema", "json_schema": {"name": "response", **schema}}
-
-
-def _field_location(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Where a field of a chat is in this body; what the items of a conversation became is not looked up again.
-
-    Tools and formats have their fields one object less deep here.
-    """
-    first, *rest = where
-    inner = {"tools": "function", "tool_choice": "function", "response_format": "json_schema"}.get(str(first))
-    if inner in rest:
-        rest.remove(inner)
-    name = FIELD_NAMES.get(str(first), first)
-    return ("body", *str(name).split("."), *(() if name == "input" else rest))

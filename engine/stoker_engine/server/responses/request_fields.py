@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from stoker_engine.server.fields.field_types import StrictModel, or_else
+from stoker_engine.server.fields.unsupported import Absent, Off, OnlyValue
+from stoker_engine.server.parsers.tool_use import Tool, ToolUse
 from stoker_engine.server.responses.items import of_type
-from stoker_engine.server.schema.field_types import StrictModel, or_else
-from stoker_engine.server.schema.unsupported import Absent, Off, OnlyValue
 
 
 class FunctionTool(StrictModel):
@@ -69,6 +71,16 @@ class TextConfig(StrictModel):
     ) = None
     verbosity: Annotated[Any, OnlyValue("medium")] = None
 
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """What the format asks for, by the names of `StructuredOutputs`."""
+        match self.format:
+            case JSONObjectFormat():
+                return {"json_object": True}
+            case JSONSchemaFormat(schema_=schema):
+                return {"json": schema}
+        return {}
+
 
 class ReasoningConfig(StrictModel):
     """How much the model thinks. No summary of it is written: its text is returned itself."""
@@ -101,3 +113,18 @@ ToolChoice = Annotated[
         '{"type": "allowed_tools", "mode": …, "tools": […]} with functions'
     ),
 ]
+
+
+def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
+    """What `tools`, `tool_choice` and `parallel_tool_calls` ask for; None: left out.
+
+    Raises:
+        RequestError: see `ToolUse.of`.
+    """
+    may_be_parallel = parallel is not False
+    match choice:
+        case FunctionChoice():
+            return ToolUse.of(tools, "named", [choice.name], may_be_parallel)
+        case AllowedTools():
+            return ToolUse.of(tools, choice.mode, [each.name for each in choice.tools], may_be_parallel)
+    return ToolUse.of(tools, choice or "auto", parallel=may_be_parallel)

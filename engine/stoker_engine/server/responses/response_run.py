@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.server.conversation import sse
 from stoker_engine.server.conversation.chat_run import AnswerDelta, ChatRun
-from stoker_engine.server.errors import openai
+from stoker_engine.server.errors.description import describe, log_unexpected
+from stoker_engine.server.fields.logprobs import ContentLogprob, LogprobWriter
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
 from stoker_engine.server.responses.events import Event
@@ -21,7 +22,6 @@ from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.responses.writer import ResponseWriter
-from stoker_engine.server.schema.logprobs import ContentLogprob, LogprobWriter
 
 
 class ResponseRun:
@@ -73,14 +73,12 @@ class ResponseRun:
         except Exception as error:
             if not has_started:
                 raise
-            openai.log_unexpected(error)
-            _, body = openai.describe(error)
-            yield self._writer.fail(body.error.message)
+            log_unexpected(error)
+            yield self._writer.fail(describe(error).message)
 
     def error_event(self, error: Exception) -> bytes:
         """The event that ends a stream that cannot even be ended by ``response.failed``."""
-        _, body = openai.describe(error)
-        event = self._writer.error(body.error)
+        event = self._writer.error(describe(error))
         return sse.event(event.model_dump_json().encode(), event.type)
 
     async def _generated(self) -> AsyncGenerator[list[Event], None]:
@@ -104,7 +102,7 @@ class ResponseRun:
                     yield events
 
     def _written(self, delta: AnswerDelta) -> list[ContentLogprob]:
-        return [] if self._logprobs is None else self._logprobs.chat(delta.token_ids, delta.logprobs).content
+        return [] if self._logprobs is None else self._logprobs.content(delta.token_ids, delta.logprobs)
 
     async def _keep(self) -> None:
         response = self._writer.response

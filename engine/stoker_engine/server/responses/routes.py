@@ -13,18 +13,19 @@ from starlette.responses import Response as HTTPResponse
 from stoker_common.errors import RequestError
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
-from stoker_engine.server.conversation.chat_request import ChatCompletionRequest
 from stoker_engine.server.conversation.chat_run import ChatRun
+from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream, Framing
+from stoker_engine.server.fields.field_types import REQUEST_ID
+from stoker_engine.server.fields.logprobs import LogprobWriter
 from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import DeletedResponse, ItemList, Response
 from stoker_engine.server.responses.items import Item
-from stoker_engine.server.responses.request import ResponsesRequest, check_include, error_names
+from stoker_engine.server.responses.request import ResponsesRequest, check_include
 from stoker_engine.server.responses.response_run import ResponseRun
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
-from stoker_engine.server.schema.field_types import REQUEST_ID
 
 #: The request header by which a gateway names the response, so that it knows where each is kept.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
@@ -45,10 +46,12 @@ def routes(service: Service) -> APIRouter:
         # There may be very many items: the event loop answers others meanwhile.
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
-        run = await ChatRun.prepare(chat, service, request, _response_id(request, body), error_names(chat))
-        response_run = ResponseRun(
-            body, history, run, service.model_name, service.logprobs(chat, chat.num_logprobs), store, owner
-        )
+        run = await ChatRun.prepare(chat, service, request.receive, _response_id(request, body))
+        logprobs = None
+        if body.num_logprobs is not None:
+            as_token_ids = service.args.frontend.return_tokens_as_token_ids
+            logprobs = LogprobWriter(service.client.tokenizer.vocabulary, body.num_logprobs, as_token_ids)
+        response_run = ResponseRun(body, history, run, service.model_name, logprobs, store, owner)
         headers = {HEADER: base_id}
         if body.stream:
             framing = Framing(named=True, last=b"", error=response_run.error_event)
@@ -102,10 +105,10 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _chat(body: ResponsesRequest, before: StoredResponse | None) -> tuple[list[Item], ChatCompletionRequest]:
-    """The conversation up to its input, and the chat of all of it."""
+def _chat(body: ResponsesRequest, before: StoredResponse | None) -> tuple[list[Item], ChatRequest]:
+    """The conversation up to its input, and the request that all of it makes."""
     history = [] if before is None else items.from_json(before.items)
-    return history, body.chat(history)
+    return history, body.to_request(history)
 
 
 def _response_id(request: Request, body: ResponsesRequest) -> str:

@@ -12,6 +12,8 @@ from functools import partial
 from typing import Literal
 
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.server.errors.description import ErrorDescription
+from stoker_engine.server.fields.logprobs import ContentLogprob
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from stoker_engine.server.responses.answer import (
     IncompleteDetails,
@@ -23,8 +25,6 @@ from stoker_engine.server.responses.answer import (
 from stoker_engine.server.responses.events import ErrorEvent, Event, ResponseEvent, ResponseEventType
 from stoker_engine.server.responses.items import Status
 from stoker_engine.server.responses.open_item import OpenCall, OpenItem, OpenMessage, OpenReasoning
-from stoker_engine.server.schema.logprobs import ContentLogprob
-from stoker_engine.server.schema.response_models import ErrorInfo
 
 
 class ResponseWriter:
@@ -90,7 +90,7 @@ class ResponseWriter:
         self.response.status, self.response.error = "failed", ResponseError(message=message)
         return [*events, self._event("response.failed")]
 
-    def error(self, error: ErrorInfo) -> ErrorEvent:
+    def error(self, error: ErrorDescription) -> ErrorEvent:
         """The stream cannot go on."""
         return ErrorEvent(sequence_number=self._number(), code=error.code, message=error.message, param=error.param)
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.parser import AnswerParser
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
 from stoker_engine.server.parsers.registry import reasoning_parser, tool_parser
-from stoker_engine.server.schema.messages import Tool
 
 
 class Reading:
@@ -31,7 +31,7 @@ class Reading:
         self._prompt = prompt
         self._reasoning = reasoning
         self._tools = tools
-        self._offered = [Tool.model_validate(tool) for tool in offered]
+        self._offered = [Tool.model_validate(tool).to_tool() for tool in offered]
 
     def parser(self) -> AnswerParser:
         """A parser for one answer."""

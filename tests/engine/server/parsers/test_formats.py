@@ -7,14 +7,14 @@ import json
 import jsonschema
 import pytest
 
+from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.registry import tool_parser
-from stoker_engine.server.schema.messages import Tool
 
 from .drawn_calls import parse
 
 CALL = ("f", {"a": 1})
 TOOLS = [
-    Tool.model_validate({"type": "function", "function": {"name": name, "parameters": parameters}})
+    Tool.model_validate({"type": "function", "function": {"name": name, "parameters": parameters}}).to_tool()
     for name, parameters in (
         ("get_weather", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}),
         ("now", None),
@@ -122,4 +122,4 @@ def test_what_a_structural_tag_forces_is_read_as_a_call(parser: str) -> None:
         jsonschema.validate(arguments, structure["schema"])
         text = structure["begin"] + json.dumps(arguments) + structure["end"]
         assert parse(parser, [text]).parts == parse(parser, text).parts
-        assert parse(parser, [f"Well: {text}"]).calls == [(tool.function.name, arguments)]
+        assert parse(parser, [f"Well: {text}"]).calls == [(tool.name, arguments)]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from stoker_engine.server.schema.json_text import JSONScanner, NotJSONError, members, parsed
+from stoker_engine.server.fields.json_text import JSONScanner, NotJSONError, members, parsed
 
 from .drawn_calls import draw_text, draw_value
 

@@ -10,7 +10,7 @@ import pytest
 from stoker_engine.server.parsers.choice import Parsers, Parsing
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, merged
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, reasoning_parser
-from stoker_engine.server.schema.tool_choice import ToolUse
+from stoker_engine.server.parsers.tool_use import ToolUse
 
 from ....support.work import assert_linear
 from .reading import Reading, text_of

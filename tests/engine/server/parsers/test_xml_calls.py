@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, tool_call
 from stoker_engine.server.parsers.typed_values import arguments
-from stoker_engine.server.schema.messages import Tool
 
 from ....support.work import assert_linear
 from .drawn_calls import draw_text, draw_value
@@ -276,7 +276,7 @@ def test_calls_of_unknown_tools_are_calls() -> None:
 def test_values_are_what_the_tool_wants_or_strings(text: str, schema: Any, value: Any) -> None:
     parameters = {"type": "object", "properties": {"x": schema}}
     parameters["$defs"] = {"list": {"type": "array"}, "again": {"$ref": "#/$defs/again"}}
-    offered = [Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})]
+    offered = [Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}}).to_tool()]
     written = json.loads(arguments(offered, "f", {"x": text}), parse_constant=pytest.fail)
     assert written == {"x": value}
     assert type(written["x"]) is type(value)
@@ -289,7 +289,7 @@ def test_values_that_read_as_what_is_wanted_meet_the_schema() -> None:
         schema = schema_of(value)
         parameter_schema = draw.choice(({"anyOf": [schema, {"type": "null"}]}, schema, {"allOf": [schema]}))
         text = value if isinstance(value, str) else json.dumps(value)
-        offered = [Tool.model_validate(tool("f", x=parameter_schema))]
+        offered = [Tool.model_validate(tool("f", x=parameter_schema)).to_tool()]
         written = json.loads(arguments(offered, "f", {"x": text}))
         jsonschema.validate(written["x"], parameter_schema)
         assert written == {

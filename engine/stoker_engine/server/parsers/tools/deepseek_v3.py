@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final
 from stoker_engine.server.parsers.call_text import Reading
 from stoker_engine.server.parsers.json_calls import TOOL_NAME, JSONCall, arguments_text, call_name
 from stoker_engine.server.parsers.structural_tags import structural_tag
+from stoker_engine.server.parsers.tool_use import Tool
 from stoker_engine.server.parsers.tools.call_section import CallSectionParser, SectionMarkers
-from stoker_engine.server.schema.messages import Tool
 
 _SEPARATOR: Final = "<｜tool▁sep｜>"
 _TYPE: Final = re.compile(r"\w*")

@@ -11,7 +11,7 @@ from stoker_engine.server.parsers.call_text import Reading
 from stoker_engine.server.parsers.json_calls import calls_in_array, read_call
 from stoker_engine.server.parsers.markers import Markers
 from stoker_engine.server.parsers.structural_tags import structural_tag
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.parsers.tool_use import Tool
 
 _TOKEN = "<|tool_call|>"  # since 3.0
 _TEXT = "<tool_call>"  # what 3.1 often writes in its place

@@ -10,7 +10,7 @@ from stoker_engine.server.parsers.call_text import Reading
 from stoker_engine.server.parsers.json_calls import read_call
 from stoker_engine.server.parsers.markers import Markers
 from stoker_engine.server.parsers.structural_tags import structural_tag
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.parsers.tool_use import Tool
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 

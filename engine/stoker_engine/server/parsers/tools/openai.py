@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from stoker_common.errors import RequestError
+from stoker_engine.server.fields.json_text import NotJSONError, parsed
 from stoker_engine.server.parsers import harmony
 from stoker_engine.server.parsers.parts import Content, Part, tool_call
-from stoker_engine.server.schema.json_text import NotJSONError, parsed
-from stoker_engine.server.schema.messages import Tool
+from stoker_engine.server.parsers.tool_use import Tool
 
 _FUNCTIONS: Final = "functions."
 
@@ -25,7 +25,7 @@ class OpenAIToolParser:
     markers: ClassVar[tuple[str, ...]] = harmony.MARKERS
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._names = {tool.function.name for tool in tools}
+        self._names = {tool.name for tool in tools}
         self._reader = harmony.HarmonyReader()
         self._header: harmony.Header | None = None
         self._arguments: list[str] = []
@@ -40,18 +40,17 @@ class OpenAIToolParser:
             RequestError: a name cannot stand in a header.
         """
         for tool in tools:
-            if re.search(r"[\s<]", tool.function.name):
+            if re.search(r"[\s<]", tool.name):
                 raise RequestError(
-                    f"this model cannot be made to call {tool.function.name[:200]!r}: the name must have no spaces and "
-                    "no <",
+                    f"this model cannot be made to call {tool.name[:200]!r}: the name must have no spaces and no <",
                     "tools",
                 )
         call = f"{harmony.CHANNEL}commentary to={_FUNCTIONS}NAME {harmony.CONSTRAIN}json{harmony.MESSAGE}"
         calls = [
             {
                 "type": "tag",
-                "begin": call.replace("NAME", tool.function.name),
-                "content": {"type": "json_schema", "json_schema": tool.function.parameters or {"type": "object"}},
+                "begin": call.replace("NAME", tool.name),
+                "content": {"type": "json_schema", "json_schema": tool.parameters or {"type": "object"}},
                 "end": "",
             }
             for tool in tools

@@ -10,8 +10,8 @@ from stoker_engine.server.parsers.call_parser import CallParser
 from stoker_engine.server.parsers.call_text import NotACallError, Reading
 from stoker_engine.server.parsers.markers import Markers
 from stoker_engine.server.parsers.parts import tool_call
+from stoker_engine.server.parsers.tool_use import Tool
 from stoker_engine.server.parsers.typed_values import arguments
-from stoker_engine.server.schema.messages import Tool
 
 _NAME: Final = re.compile(r"[^<>\n]*")
 _SPACES: Final = re.compile(r"\s*")

@@ -1,26 +1,17 @@
-"""What an answer must look like: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""What an answer must look like: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
-from stoker_engine.server.schema.field_types import StrictModel, or_else
-from stoker_engine.server.schema.unsupported import Renamed
-
-#: Most strings of a choice.
-MAX_CHOICE: Final = 10_000
-
-#: The constraints that a `response_format` becomes, by the names in errors.
-_OF_RESPONSE_FORMAT: Final = ("json", "json_object", "structural_tag")
-
-_SchemaOrText = Annotated[
-    str | dict[str, Any] | bool, or_else("must be a JSON Schema: an object, a boolean, or the text of one")
-]
+from stoker_engine.server.fields.field_types import StrictModel, or_else
+from stoker_engine.server.fields.structured_outputs import StructuredOutputsFields, answer_format, format_names
+from stoker_engine.server.fields.unsupported import Renamed
 
 
 class JSONSchemaFormat(StrictModel):
@@ -68,29 +59,6 @@ class ResponseFormat(StrictModel):
         return {}
 
 
-class StructuredOutputsFields(StrictModel):
-    """vLLM's ``StructuredOutputsParams``."""
-
-    json_schema: _SchemaOrText | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: Annotated[list[str], Field(max_length=MAX_CHOICE, fail_fast=True)] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: Annotated[str | dict[str, Any], or_else("must be an object, or the text of one")] | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
-    whitespace_pattern: str | None = None
-
-    @property
-    def stated(self) -> dict[str, Any]:
-        """What it says, by the names of `StructuredOutputs`; a false `json_object` says nothing."""
-        return {
-            info.alias or name: value
-            for name, info in type(self).model_fields.items()
-            if (value := getattr(self, name)) is not None and not (name == "json_object" and value is False)
-        }
-
-
 class Formatted(BaseModel):
     """The fields of a body that say what its answers look like."""
 
@@ -117,31 +85,13 @@ class Formatted(BaseModel):
         Raises:
             RequestError: it is said twice, or not wholly.
         """
-        of_format = {} if self.response_format is None else self.response_format.constraint
-        fields = {} if self.structured_outputs is None else self.structured_outputs.stated
-        if not of_format and self.structured_outputs is None:
-            return None
-        if of_format and (constraint_name := next((name for name in fields if not is_option(name)), None)):
-            raise RequestError(
-                f"response_format and structured_outputs.{constraint_name} both say what to write; send one of them",
-                "structured_outputs",
-            )
-        if fields and not of_format and all(map(is_option, fields)):
-            raise RequestError(
-                f"structured_outputs.{next(iter(fields))} only says how JSON is written, and none is asked for; "
-                'add structured_outputs.json, or a response_format of type "json_schema" or "json_object"',
-                "structured_outputs",
-            )
-        return StructuredOutputs(**of_format, **fields)
+        return answer_format(self._of_response_format, self.structured_outputs)
 
     @property
     def format_names(self) -> Mapping[str, str]:
         """What this body calls the fields of `StructuredOutputs`, for errors."""
-        if self.response_format is None or not self.response_format.constraint:
-            return {}
-        return {f"structured_outputs.{name}": "response_format" for name in _OF_RESPONSE_FORMAT}
+        return format_names("response_format") if self._of_response_format else {}
 
-
-def is_option(name: str) -> bool:
-    """Whether a field of `StructuredOutputsFields` is no constraint, but changes one."""
-    return name.startswith("disable_") or name == "whitespace_pattern"
+    @property
+    def _of_response_format(self) -> dict[str, Any]:
+        return {} if self.response_format is None else self.response_format.constraint

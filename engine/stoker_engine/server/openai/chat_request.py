@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from stoker_common.errors import RequestError
-from stoker_engine.core.sampling_params import RequestParams
-from stoker_engine.server.conversation.sampled_request import SampledRequest
-from stoker_engine.server.schema.field_types import Count, CountOrAll, StrictModel
-from stoker_engine.server.schema.messages import Message, Tool
-from stoker_engine.server.schema.tool_choice import AllowedToolChoice, ToolChoice, ToolUse
-from stoker_engine.server.schema.unsupported import UnsupportedChatFields
-
-#: Variables of a chat template that have a field of their own.
-_OWN_FIELDS = frozenset(
-    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
-)
-
+from stoker_engine.server.conversation.request import ChatRequest, Conversation, template_variables
+from stoker_engine.server.fields.field_types import Count, CountOrAll, Effort, StrictModel
+from stoker_engine.server.openai.messages import Message, Tool
+from stoker_engine.server.openai.sampled_request import SampledRequest
+from stoker_engine.server.openai.tool_choice import AllowedToolChoice, ToolChoice, requested_tool_use
+from stoker_engine.server.openai.unsupported import UnsupportedChatFields
+from stoker_engine.server.parsers.tool_use import Tool as PlainTool
+from stoker_engine.server.parsers.tool_use import ToolUse
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
@@ -40,15 +36,35 @@ class ChatRendering(StrictModel):
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
             )
-        for name in self.chat_template_kwargs or ():
-            if name in _OWN_FIELDS:
-                raise RequestError(f"{name} has a field of its own", "chat_template_kwargs")
+        _ = self.template_kwargs
         return self
+
+    def conversation(self, messages: Sequence[Message], add_special_tokens: bool | None) -> Conversation:
+        """The conversation that `messages` are."""
+        return Conversation(
+            [message.to_message() for message in messages],
+            self.template_tools,
+            self.documents,
+            self.chat_template,
+            self.template_kwargs,
+            self.begins_message,
+            bool(self.continue_final_message),
+            bool(add_special_tokens),
+        )
+
+    @property
+    def template_tools(self) -> Sequence[PlainTool]:
+        """The tools that the model is told of."""
+        return [tool.to_tool() for tool in self.tools or ()]
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """Variables for the chat template."""
-        return dict(self.chat_template_kwargs or {})
+        """Variables for the chat template.
+
+        Raises:
+            RequestError: a variable has a field of its own.
+        """
+        return template_variables(self.chat_template_kwargs)
 
     @property
     def begins_message(self) -> bool:
@@ -67,7 +83,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
     top_logprobs: CountOrAll | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None
     _tool_use: ToolUse = PrivateAttr()
@@ -83,7 +99,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
             for name in ("logprobs", "return_token_ids"):
                 if getattr(self, name):
                     raise RequestError(f"{name} would show the reasoning that include_reasoning hides", name)
-        self._tool_use = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        self._tool_use = requested_tool_use(super().template_tools, self.tool_choice, self.parallel_tool_calls)
         if self._tool_use.is_forced:
             if self.use_beam_search:
                 raise RequestError(
@@ -98,9 +114,9 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
         return self
 
     @property
-    def template_tools(self) -> Sequence[Tool]:
-        """The tools that the model is told, also where it is to call none of them, or a certain one."""
-        return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else self.tools or ()
+    def template_tools(self) -> Sequence[PlainTool]:
+        """The tools that the model is told of, also where it is to call none of them, or a certain one."""
+        return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else super().template_tools
 
     @property
     def tool_use(self) -> ToolUse:
@@ -109,24 +125,13 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """Variables for the chat template. `reasoning_effort` is one, and turns thinking on or off, as in vLLM; a
-        template that knows neither goes on as it is."""
-        variables = super().template_kwargs
-        if self.reasoning_effort is not None:
-            variables.setdefault("enable_thinking", self.reasoning_effort != "none")
-            variables["reasoning_effort"] = self.reasoning_effort
-        return variables
+        """Variables for the chat template, the effort of reasoning among them."""
+        return template_variables(self.chat_template_kwargs, self.reasoning_effort)
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
         """Beams have no logprobs of their tokens."""
         return {"logprobs": (False,)}
-
-    @property
-    def field_names(self) -> dict[str, str]:
-        """What this body calls the engine's `prompt`, `max_tokens` and `logprobs`."""
-        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", **self.format_names}
 
     @property
     def num_logprobs(self) -> int | None:
@@ -146,12 +151,23 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
         last = self.messages[-1]
         return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
 
-    def params_for(self, defaults: Mapping[str, Any], room: int) -> RequestParams:
-        """How to answer a prompt that leaves room for `room` tokens.
-
-        The length that the model's makers recommend bends to that room; one that was asked for does not.
-        """
-        max_tokens = self.max_completion_tokens or self.max_tokens
-        if max_tokens is None and defaults.get("max_tokens"):
-            max_tokens = max(1, min(defaults["max_tokens"], room))
-        return self.params(defaults, max_tokens, self.num_logprobs, self.num_prompt_logprobs)
+    def to_request(self) -> ChatRequest:
+        """The request that it makes."""
+        sampling = self.sampling(self.num_logprobs, self.num_prompt_logprobs)
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return ChatRequest(
+            self.conversation(self.messages, self.add_special_tokens),
+            self.model,
+            self._tool_use,
+            self.requested_format,
+            self.include_reasoning is not False,
+            self.num_sequences,
+            self.max_completion_tokens or self.max_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side or "left",
+            sampling=sampling,
+            beam_search=self.beam_search,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            field_names={"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", **self.format_names},
+        )

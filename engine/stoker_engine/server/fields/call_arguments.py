@@ -7,7 +7,7 @@ from typing import Any
 
 import pydantic_core
 
-from stoker_engine.server.schema.json_text import NotJSONError, parsed
+from stoker_engine.server.fields.json_text import NotJSONError, parsed
 
 
 def read_arguments(text: str, *, cut_off: bool = False) -> dict[str, Any] | None:

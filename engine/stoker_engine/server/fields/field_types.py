@@ -1,4 +1,4 @@
-"""The types of the fields that requests are made of.
+"""The types of the fields that bodies are made of.
 
 A body may be as large as the server takes, and is checked in the event loop: so lists fail fast, at their first wrong
 element, and of unknown names one is looked at, instead of collecting millions of errors of which one is reported.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from itertools import chain
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -100,6 +100,8 @@ LogitBias = Annotated[
 ]
 #: vLLM's rule: these characters mean something to cache back ends.
 CacheSalt = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
+#: How much a model reasons.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID.pattern}$")]
 
 
@@ -121,3 +123,14 @@ def _prompt(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 Prompt = Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator(_prompt)]
+
+
+T = TypeVar("T")
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+#: A field of an answer that is left out where it is empty.
+Extra = Annotated[T | None, Field(exclude_if=_is_none)]

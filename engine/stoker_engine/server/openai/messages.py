@@ -1,4 +1,4 @@
-"""The messages of a chat, and the tools it may use, as chat templates know them."""
+"""The messages of a chat, and the tools it may use, in OpenAI's words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.server.schema.call_arguments import read_arguments
-from stoker_engine.server.schema.field_types import StrictModel, or_else
-from stoker_engine.server.schema.unsupported import UnsupportedMessageFields
+from stoker_engine.server.conversation import messages
+from stoker_engine.server.fields.call_arguments import read_arguments
+from stoker_engine.server.fields.field_types import StrictModel, or_else
+from stoker_engine.server.openai.unsupported import UnsupportedMessageFields
+from stoker_engine.server.parsers import tool_use
+from stoker_engine.server.parsers.parts import Reasoning
 
 T = TypeVar("T")
 
@@ -51,10 +54,9 @@ class ToolCall(StrictModel):
     function: CalledFunction
     index: int | None = None  # streams number their calls, and clients send them back so
 
-    def for_template(self) -> dict[str, Any]:
-        """The call as chat templates know it."""
-        call: dict[str, Any] = {"type": self.type, "function": self.function.model_dump()}
-        return call if self.id is None else {"id": self.id, **call}
+    def to_part(self) -> messages.ToolCall:
+        """The call as a conversation has it."""
+        return messages.ToolCall(self.function.name, self.function.arguments, self.id)
 
 
 class Message(UnsupportedMessageFields, StrictModel):
@@ -99,21 +101,19 @@ class Message(UnsupportedMessageFields, StrictModel):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it."""
-        # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        # The template gets it in a form that it can write: see `tokens.content_format`.
-        parts = self.content if isinstance(self.content, list) else ()
-        message["content"] = [part.model_dump() for part in parts] or self.text
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+    def to_message(self) -> messages.Message:
+        """The message as a conversation has it."""
+        if isinstance(self.content, list):
+            texts = [messages.Text(part.text, listed=True) for part in self.content]
+        else:
+            texts = [messages.Text(self.content or "")]
+        if self.role == "tool":
+            return messages.Message("tool", [messages.ToolResult(texts, self.tool_call_id)], self.name)
+        parts: list[messages.Part] = [*texts, *(call.to_part() for call in self.tool_calls or ())]
         if (reasoning := self.reasoning or self.reasoning_content) is not None:
-            message |= {"reasoning": reasoning, "reasoning_content": reasoning}  # templates use either name
-        for name in ("name", "tool_call_id"):
-            if getattr(self, name) is not None:
-                message[name] = getattr(self, name)
-        return message
+            parts.insert(0, Reasoning(reasoning))
+        # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
+        return messages.Message("system" if self.role == "developer" else self.role, parts, self.name)
 
 
 class Function(StrictModel):
@@ -131,6 +131,7 @@ class Tool(StrictModel):
     type: Literal["function"]
     function: Function
 
-    def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates know it."""
-        return {"type": self.type, "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
+    def to_tool(self) -> tool_use.Tool:
+        """The tool as a conversation has it."""
+        function = self.function
+        return tool_use.Tool(function.name, function.description, function.parameters, bool(function.strict))

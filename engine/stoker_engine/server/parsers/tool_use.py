@@ -1,4 +1,4 @@
-"""Which tools an answer may call, and whether it must: `tools`, `tool_choice` and `parallel_tool_calls`.
+"""Which tools an answer may call, and whether it must.
 
 Where a call is a must, a grammar makes the whole answer calls, in vLLM's two shapes: one named tool's arguments alone,
 or a list of ``{"name": …, "parameters": …}``. Where a model calls by itself, it writes calls as it was trained to.
@@ -7,50 +7,32 @@ or a list of ``{"name": …, "parameters": …}``. Where a model calls by itself
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import Field
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from stoker_common.errors import RequestError
-from stoker_engine.server.schema.field_types import StrictModel, or_else
-from stoker_engine.server.schema.messages import Tool
+
+ToolMode = Literal["none", "auto", "required", "named"]
 
 
-class ToolName(StrictModel):
-    """The name of a tool."""
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: a JSON Schema of its arguments.
+        strict: whether calls are kept to that schema.
+    """
 
     name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
 
-
-class NamedToolChoice(StrictModel):
-    """This tool is to be called, once."""
-
-    type: Literal["function"] = "function"
-    function: ToolName
-
-
-class AllowedTools(StrictModel):
-    """Some of the tools, and whether one of them must be called."""
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedToolChoice], Field(min_length=1, fail_fast=True)]
-
-
-class AllowedToolChoice(StrictModel):
-    """Only some of the tools are to be called. The others are not told to the model."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice,
-    or_else(
-        'must be "none", "auto", "required", {"type": "function", "function": {"name": …}}, or '
-        '{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
-    ),
-]
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 @dataclass(frozen=True)
@@ -65,30 +47,30 @@ class ToolUse:
     """
 
     tools: tuple[Tool, ...] = ()
-    mode: Literal["none", "auto", "required", "named"] = "none"
+    mode: ToolMode = "none"
     parallel: bool = True
 
     @classmethod
-    def of(cls, tools: Sequence[Tool] | None, choice: Any, parallel: bool | None) -> ToolUse:
-        """What the three fields ask for, each None where it is left out.
+    def of(
+        cls, tools: Sequence[Tool], mode: ToolMode = "auto", names: Sequence[str] | None = None, parallel: bool = True
+    ) -> ToolUse:
+        """How an answer may use `tools`.
+
+        Args:
+            mode: ``auto`` is ``none`` where there are no tools.
+            names: the tools that it may call; None: all of them.
+            parallel: whether it may hold more than one call.
 
         Raises:
             RequestError: a tool is to be called that there is not, or must conform to what is no object's schema.
         """
-        all_tools = tuple(tools or ())
-        use = cls(all_tools, "auto" if all_tools else "none", parallel is not False)
-        match choice:
-            case "none":
-                use = replace(use, mode="none", tools=())
-            case "required":
-                use = replace(use, mode="required")
-            case NamedToolChoice():
-                use = replace(use, mode="named", tools=_named(all_tools, [choice]), parallel=False)
-            case AllowedToolChoice(allowed_tools=allowed):
-                use = replace(use, mode=allowed.mode, tools=_named(all_tools, allowed.tools))
-        if use.mode == "required" and not all_tools:
+        callable_tools = tuple(tools) if names is None else _named(tools, names)
+        if mode == "required" and not tools:
             raise RequestError("tool_choice needs tools: there is none to call", "tool_choice")
-        if use.is_forced or any(tool.function.strict for tool in use.tools):
+        if mode == "none" or not tools:
+            return cls((), "none", parallel)
+        use = cls(callable_tools, mode, parallel and mode != "named")
+        if use.is_forced or any(tool.strict for tool in use.tools):
             for tool in use.tools:
                 arguments_schema(tool)
         return use
@@ -114,25 +96,21 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     Raises:
         RequestError: its `parameters` are not the schema of an object.
     """
-    parameters = tool.function.parameters
-    if not parameters:
+    if not tool.parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    kind = parameters.get("type", "object")
+    kind = tool.parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise RequestError(
-            f"the parameters of {tool.function.name[:200]!r} must be the JSON Schema of an object", "tools"
-        )
-    return {**parameters, "type": "object"}
+        raise RequestError(f"the parameters of {tool.name[:200]!r} must be the JSON Schema of an object", "tools")
+    return {**tool.parameters, "type": "object"}
 
 
-def _named(tools: Sequence[Tool], choices: Sequence[NamedToolChoice]) -> tuple[Tool, ...]:
-    by_name = {tool.function.name: tool for tool in tools}
-    for choice in choices:
-        name = choice.function.name
+def _named(tools: Sequence[Tool], names: Sequence[str]) -> tuple[Tool, ...]:
+    by_name = {tool.name: tool for tool in tools}
+    for name in names:
         if name not in by_name:
             there = ", ".join(by_name)[:500] or "none"
             raise RequestError(f"tool_choice names {name[:200]!r}, but tools has {there}", "tool_choice")
-    chosen = {choice.function.name for choice in choices}
+    chosen = set(names)
     return tuple(tool for name, tool in by_name.items() if name in chosen)
 
 
@@ -141,7 +119,7 @@ def _call_schema(tool: Tool, pointer: str) -> dict[str, Any]:
     parameters = moved(arguments_schema(tool), f"{pointer}/properties/parameters")
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.function.name}, "parameters": parameters},
+        "properties": {"name": {"const": tool.name}, "parameters": parameters},
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }

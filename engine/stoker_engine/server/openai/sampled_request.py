@@ -8,10 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import model_validator
 
 from stoker_common.errors import RequestError
-from stoker_engine.core.sampling_defaults import sampling_params
-from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams
-from stoker_engine.server.conversation.structured_outputs import Formatted
-from stoker_engine.server.schema.field_types import (
+from stoker_engine.server.fields.field_types import (
     BadWords,
     CacheSalt,
     CountOrAll,
@@ -25,7 +22,9 @@ from stoker_engine.server.schema.field_types import (
     TokenIds,
     Width,
 )
-from stoker_engine.server.schema.unsupported import Off, Unsupported
+from stoker_engine.server.fields.unsupported import Off
+from stoker_engine.server.openai.response_format import Formatted
+from stoker_engine.server.openai.unsupported import Unsupported
 
 #: Fields that `SamplingParams` knows by the same name.
 _SAMPLING: Final = (
@@ -169,33 +168,25 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
         """Whether each event of a stream reports the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
-    def params(
-        self,
-        defaults: Mapping[str, Any],
-        max_tokens: int | None,
-        logprobs: int | None,
-        prompt_logprobs: int | None,
-    ) -> RequestParams:
-        """How to generate, with at most `max_tokens` tokens (None: to the end of the context).
+    def sampling(self, logprobs: int | None, prompt_logprobs: int | None) -> dict[str, Any]:
+        """How to sample, by the names of `SamplingParams`; None: it is left out."""
+        return {
+            **{name: getattr(self, name) for name in _SAMPLING},
+            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+        }
 
-        Args:
-            defaults: what the model's makers recommend; beam search has no use for it.
-
-        Raises:
-            RequestError: a value is out of range.
-        """
-        if self.use_beam_search:
-            return BeamSearchParams(
-                beam_width=self.num_sequences,
-                max_tokens=max_tokens,
-                ignore_eos=bool(self.ignore_eos),
-                length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
-                early_stopping=self.early_stopping or False,
-                stop_token_ids=tuple(self.stop_token_ids or ()),
-                skip_special_tokens=self.skip_special_tokens is not False,
-            )
-        requested = {name: getattr(self, name) for name in _SAMPLING}
-        requested["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-        requested |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-        requested["structured_outputs"] = self.requested_format
-        return sampling_params(requested, defaults)
+    @property
+    def beam_search(self) -> dict[str, Any] | None:
+        """How to search, by the names of `BeamSearchParams`; None: tokens are sampled."""
+        if not self.use_beam_search:
+            return None
+        return {
+            "beam_width": self.num_sequences,
+            "ignore_eos": bool(self.ignore_eos),
+            "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty,
+            "early_stopping": self.early_stopping or False,
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "skip_special_tokens": self.skip_special_tokens is not False,
+        }

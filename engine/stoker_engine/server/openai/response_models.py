@@ -5,39 +5,17 @@ A field that OpenAI always sends is sent as null when empty; one of vLLM's extra
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.server.schema.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
-
-T = TypeVar("T")
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
-
-
-Extra = Annotated[T | None, Field(exclude_if=_is_none)]
+from stoker_engine.server.conversation import usage
+from stoker_engine.server.fields.field_types import Extra
+from stoker_engine.server.openai.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 
 #: Of a chat, which may end with calls of tools that wait for their answers.
 ChatFinishReason = FinishReason | Literal["tool_calls"]
-
-
-class ErrorInfo(BaseModel):
-    """What went wrong, for a person (`message`) and for a program (the rest)."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorResponse(BaseModel):
-    """The body of every status from 400 on, and the last event of a stream that fails."""
-
-    error: ErrorInfo
 
 
 class PromptTokensDetails(BaseModel):
@@ -60,6 +38,20 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: Extra[PromptTokensDetails] = None
     completion_tokens_details: Extra[CompletionTokensDetails] = None
+
+    @classmethod
+    def of(cls, counted: usage.Usage) -> Usage:
+        """The same, in OpenAI's words."""
+        cached, reasoning = counted.cached_tokens, counted.reasoning_tokens
+        return cls(
+            prompt_tokens=counted.prompt_tokens,
+            completion_tokens=counted.completion_tokens,
+            total_tokens=counted.prompt_tokens + counted.completion_tokens,
+            prompt_tokens_details=None if cached is None else PromptTokensDetails(cached_tokens=cached),
+            completion_tokens_details=(
+                None if reasoning is None else CompletionTokensDetails(reasoning_tokens=reasoning)
+            ),
+        )
 
 
 class CompletionChoice(BaseModel):
@@ -183,55 +175,3 @@ class ChatCompletionChunk(BaseModel):
     choices: list[ChatChunkChoice]
     usage: Extra[Usage] = None
     prompt_token_ids: Extra[list[int]] = None
-
-
-class ModelCard(BaseModel):
-    """One name that is served."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "stoker"
-    root: str
-    parent: None = None
-    max_model_len: int
-    dtype: Extra[str] = None
-    quantization: Extra[str] = None
-    weights: Extra[str] = None
-    kv_cache_dtype: Extra[str] = None
-    license: Extra[str] = None
-    model_card: Extra[str] = None
-
-
-class ModelList(BaseModel):
-    """The answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class TokenizeResponse(BaseModel):
-    """The answer of /tokenize."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class DetokenizeResponse(BaseModel):
-    """The answer of /detokenize."""
-
-    prompt: str
-
-
-class ServerLoad(BaseModel):
-    """The answer of /load: requests that are being generated for."""
-
-    server_load: int
-
-
-class Version(BaseModel):
-    """The answer of /version."""
-
-    version: str

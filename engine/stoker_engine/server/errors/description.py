@@ -1,0 +1,94 @@
+"""What an error tells a client, whatever the API: its status, its message, and which field is wrong.
+
+what happened                                   status
+the body is not JSON, or not what we know       400      (FastAPI would say 422)
+a RequestError                                  its own: 400, 401, 404, 413, 429, 500, 503
+unknown path, wrong method                      404, 405
+anything else is our mistake                    500      the traceback goes to the log, never to the client
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from stoker_common.errors import EngineDeadError, RequestError
+from stoker_engine.server.connection.disconnect import ClientGoneError
+
+logger = logging.getLogger(__name__)
+
+#: Codes for what pydantic found; OpenAI's.
+_CODES = {
+    "extra_forbidden": "unknown_parameter",
+    "missing": "missing_required_parameter",
+    "unsupported": "unsupported_value",
+}
+_CLIENT_GONE = 499  # nginx's number: no standard one exists, and nobody receives it
+
+
+@dataclass(frozen=True)
+class ErrorDescription:
+    """What a client gets of an error.
+
+    Attributes:
+        status: HTTP's.
+        type, code: for programs; OpenAI's words.
+        param: the path of the field that is wrong.
+    """
+
+    status: int
+    message: str
+    type: str = RequestError.type
+    param: str | None = None
+    code: str | None = None
+
+
+def describe(error: Exception) -> ErrorDescription:
+    """What reports `error` to a client."""
+    match error:
+        case RequestError():
+            return ErrorDescription(error.status, error.message, error.type, error.param, error.code)
+        case RequestValidationError():
+            return _invalid(error.errors())
+        case HTTPException(status_code=404):
+            return ErrorDescription(404, "there is no such path; GET /openapi.json lists them", "not_found_error")
+        case HTTPException(status_code=405):
+            return ErrorDescription(405, "this path does not take this HTTP method")
+        case HTTPException():
+            return ErrorDescription(error.status_code, error.detail)
+        case ClientGoneError() | ClientDisconnect():
+            return ErrorDescription(_CLIENT_GONE, "the client closed the connection")
+        case _:
+            return ErrorDescription(500, "internal error; the server's log says more", EngineDeadError.type)
+
+
+def _invalid(errors: Sequence[Any]) -> ErrorDescription:
+    """Names the first thing that is wrong with a body; clients show one sentence."""
+    first = errors[0]
+    kind, where = first["type"], first["loc"][1:]
+    if not where:
+        return ErrorDescription(400, "the request body must be a JSON object, sent as Content-Type: application/json")
+    param = _path(where)
+    message = {
+        "extra_forbidden": f"unknown field {param!r}",
+        "missing": f"the field {param!r} is required",
+    }.get(kind, f"{param}: {first['msg']}")
+    return ErrorDescription(400, message, param=param, code=_CODES.get(kind, "invalid_value"))
+
+
+def _path(where: Sequence[str | int]) -> str:
+    """``("messages", 0, "content")`` → ``messages[0].content``, as OpenAI writes it."""
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where)
+    return path.removeprefix(".")[:100]
+
+
+def log_unexpected(error: Exception) -> None:
+    """Logs our mistakes. A `RequestError` was returned to its client, and who made it has logged its cause."""
+    if not isinstance(error, RequestError):
+        logger.error("a request failed", exc_info=error)

@@ -1,0 +1,73 @@
+"""Logprobs of an answer's tokens, in the shape that OpenAI's APIs for conversations share.
+
+A position's candidates come with the token that stands there first, then the likeliest ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from stoker_engine.core.logprobs import Logprob, PositionLogprobs
+from stoker_engine.server.engine.engine_client import TokenTexts
+
+_LOWEST = -9999.0
+
+
+class TokenLogprob(BaseModel):
+    """One candidate, in /v1/chat/completions."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob):
+    """One token of the answer and its likeliest alternatives."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+@dataclass(frozen=True)
+class LogprobWriter:
+    """Writes logprobs as one request wants them.
+
+    Attributes:
+        top: likeliest candidates returned at each position; -1: all.
+        as_token_ids: write a token as ``token_id:N`` instead of its text.
+    """
+
+    tokenizer: TokenTexts
+    top: int
+    as_token_ids: bool
+
+    def content(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> list[ContentLogprob]:
+        """The logprobs of a message's tokens."""
+        return [
+            ContentLogprob(
+                **dict(self._token_logprob(token_id, candidates[token_id])),
+                top_logprobs=[self._token_logprob(*item) for item in self.likeliest(candidates)],
+            )
+            for token_id, candidates in zip(token_ids, positions, strict=True)
+        ]
+
+    def likeliest(self, candidates: PositionLogprobs) -> list[tuple[int, Logprob]]:
+        """The likeliest, best first. The token that stands there is among them only if it is that likely."""
+        best_first = sorted(candidates.items(), key=lambda item: -item[1].logprob)
+        return best_first if self.top == -1 else best_first[: self.top]
+
+    def token(self, token_id: int) -> str:
+        """A token as the request wants to see it."""
+        return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.token_text(token_id)
+
+    def _token_logprob(self, token_id: int, logprob: Logprob) -> TokenLogprob:
+        return TokenLogprob(
+            token=self.token(token_id), logprob=finite(logprob), bytes=list(self.tokenizer.token_bytes(token_id))
+        )
+
+
+def finite(entry: Logprob) -> float:
+    """A logprob as JSON has it, which has no minus infinity: -9999, as in vLLM."""
+    return max(entry.logprob, _LOWEST)

@@ -1,0 +1,63 @@
+"""`tool_choice`, in OpenAI's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stoker_engine.server.fields.field_types import StrictModel, or_else
+from stoker_engine.server.parsers.tool_use import Tool, ToolUse
+
+
+class ToolName(StrictModel):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedToolChoice(StrictModel):
+    """This tool is to be called, once."""
+
+    type: Literal["function"] = "function"
+    function: ToolName
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedToolChoice(StrictModel):
+    """Only some of the tools are to be called. The others are not told to the model."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice,
+    or_else(
+        'must be "none", "auto", "required", {"type": "function", "function": {"name": …}}, or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
+    ),
+]
+
+
+def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
+    """What `tools`, `tool_choice` and `parallel_tool_calls` ask for; None: left out.
+
+    Raises:
+        RequestError: see `ToolUse.of`.
+    """
+    may_be_parallel = parallel is not False
+    match choice:
+        case NamedToolChoice():
+            return ToolUse.of(tools, "named", [choice.function.name], may_be_parallel)
+        case AllowedToolChoice(allowed_tools=allowed):
+            names = [each.function.name for each in allowed.tools]
+            return ToolUse.of(tools, allowed.mode, names, may_be_parallel)
+    return ToolUse.of(tools, choice or "auto", parallel=may_be_parallel)

@@ -1,1 +1,0 @@
-"""Fields and objects that several APIs have in common: messages, tools, log-probabilities, results."""
