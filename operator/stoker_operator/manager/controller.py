@@ -51,6 +51,7 @@ from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile, report_failure
 from stoker_operator.reconcile.routing import Routes
 from stoker_operator.settings import Settings
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 #: Watches these kinds; calls the second with each event, and the third when the watch ends; from any thread.
 Watch = Callable[[tuple[Watched, ...], Callable[[str, str | None, Object], None], Callable[[], None]], None]
@@ -76,6 +77,7 @@ class Controller:
         catalogue: accelerators and images.
         policy: what the administrator permits endpoints, and adds to their objects.
         watch: watches the kinds that may be added to the cluster, and go.
+        composition: of which workloads endpoints consist.
     """
 
     def __init__(
@@ -85,12 +87,16 @@ class Controller:
         catalogue: Catalogue,
         policy: Policy = PERMISSIVE,
         watch: Watch | None = None,
+        composition: Composition = ONE_DEPLOYMENT,
     ) -> None:
         self._settings = settings
+        self._composition = composition
         self._catalogue = catalogue
         self._policy = policy
         self._store = Store(MANAGER, INSTANCE)
-        self._informer = Informer(kube, self._store, settings.namespaces, gateway=settings.gateway is not None)
+        self._informer = Informer(
+            kube, self._store, settings.namespaces, gateway=settings.gateway is not None, kinds=composition.kinds
+        )
         self._routes = Routes(settings.gateway)
         self._metrics = Metrics()
         self._metrics.ask_endpoints(self._conditions)
@@ -368,6 +374,7 @@ class Controller:
             self._policy,
             pending=self._configs.pending,
             route=self._routes.of(user) if user else None,
+            composition=self._composition,
         )
 
     async def _await_config(self, document: Object) -> None:
@@ -388,17 +395,20 @@ class Controller:
         evaluation = self._evaluate(document, before)
         if evaluation.plan is None or evaluation.parsed is None:
             return ReviewVerdict(evaluation.violations)
-        problem = shrinking_problem(evaluation.parsed.spec, self._claim(document)) if before else None
-        placement = evaluation.plan.placement
-        # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
-        room = capacity(observe.nodes(self._store), (), placement.accelerator, placement.count)
-        violations = (*evaluation.violations, *([problem] if problem else []))
-        return ReviewVerdict(violations, (*evaluation.plan.warnings, *([room] if room else [])))
+        violations, notices, nodes = list(evaluation.violations), [], observe.nodes(self._store)
+        for workload in evaluation.workloads:
+            if before and (problem := shrinking_problem(workload.spec, self._claim(document, workload.name))):
+                violations.append(problem)
+            if planned := evaluation.plans.get(workload.name):
+                # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
+                room = capacity(nodes, (), planned.placement.accelerator, planned.placement.count)
+                notices += [*planned.warnings, *([room] if room else [])]
+        return ReviewVerdict(tuple(violations), tuple(dict.fromkeys(notices)))
 
-    def _claim(self, document: Object) -> Object | None:
-        """The claim that was made for an endpoint."""
+    def _claim(self, document: Object, workload: str) -> Object | None:
+        """The claim that was made for an endpoint's workload."""
         metadata = document["metadata"]
-        owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"))
+        owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"), workload)
         live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)
         return live if live is not None and is_ours(owner, live) else None
 

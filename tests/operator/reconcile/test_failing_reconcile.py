@@ -43,7 +43,7 @@ def conditions(world: World) -> dict[str, Any]:
 
 
 def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("nobody thought of this")
 
     async def main() -> None:
@@ -64,7 +64,7 @@ def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, mon
 
 
 def test_an_error_leaves_what_is_known_of_the_same_spec(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("nobody thought of this")
 
     async def main() -> None:
