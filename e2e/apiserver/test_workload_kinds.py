@@ -82,7 +82,7 @@ def until_ready(kube: Any, ns: str, eventually: Callable[..., Any]) -> None:
     eventually(lambda: serve(kube, ns) and ready(kube, ns), "Ready")
 
 
-def test_endpoints_of_two_workloads_live_and_end(
+def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     kube: Any, ns: str, document: Any, eventually: Any, running: Any
 ) -> None:
     # Created: objects, and a status in replicas and pods.

@@ -50,7 +50,7 @@ def main(argv: list[str], composition: Composition | None = None) -> int:
         return 0
 
 
-def _run(argv: list[str], composition: Composition | None) -> int:
+def _run(argv: list[str], composition: Composition | None = None) -> int:
     settings, logging = parse(argv)
     logs.configure(*logging)
     # Reviews are answered in the event loop while threads reconcile. A fifth of Python's usual turn keeps them quick.

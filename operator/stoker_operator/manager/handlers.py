@@ -16,18 +16,15 @@ from typing import Any, Final
 import kopf
 from kopf._cogs.structs.references import Insights  # what `kopf.operator` takes and does not export
 
-from stoker_operator.admission.review import Object
 from stoker_operator.cluster.informer import Watched
 from stoker_operator.cluster.kube import Kube, KubeError
 from stoker_operator.manager.controller import Controller
+from stoker_operator.manager.relisting import OnEvent
 from stoker_operator.objects.owner import MANAGED_BY
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.policy import Policy
 from stoker_operator.settings import Settings
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
-
-#: Takes in an event of a watch: the kind, what happened, the object.
-OnEvent = Callable[[str, str | None, Object], None]
 
 logger = logging.getLogger(__name__)
 
