@@ -21,10 +21,11 @@ from stoker_operator.process.background_loop import WorkerThreads
 from stoker_operator.process.metrics import Metrics
 from stoker_operator.reconcile.accelerator_usage import AcceleratorUsage
 from stoker_operator.reconcile.apply import NotLeading, Writer
+from stoker_operator.reconcile.cluster import Cluster
 from stoker_operator.reconcile.evaluate import PlanningContext
 from stoker_operator.reconcile.object_versions import ObjectVersions
 from stoker_operator.reconcile.other_operators import OtherOperators
-from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile, report_failure
+from stoker_operator.reconcile.reconcile import Outcome, reconcile, report_failure
 from stoker_operator.settings import Settings
 
 #: Reconciles that are made at a time; one that hangs does not count.

@@ -6,43 +6,26 @@ times, after lost events and after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final
 
 from stoker_operator.api.violation import Violation
 from stoker_operator.cluster import observe
-from stoker_operator.cluster.engine_facts import metrics_url
-from stoker_operator.cluster.kube import Kube
 from stoker_operator.cluster.store import Store
 from stoker_operator.manifests.storage import named_claims
-from stoker_operator.objects.facts import (
-    MAIN,
-    Child,
-    Endpoint,
-    EngineStates,
-    Key,
-    Object,
-    OlderObject,
-    Pod,
-    Reported,
-    Rollout,
-)
+from stoker_operator.objects.facts import MAIN, Child, Endpoint, Key, Object
 from stoker_operator.objects.owner import Owner, operator_of
-from stoker_operator.plan.capacity import Holder, capacity
-from stoker_operator.reconcile.apply import MANAGER, Writer
+from stoker_operator.reconcile.apply import MANAGER
+from stoker_operator.reconcile.cluster import Cluster
 from stoker_operator.reconcile.conditions import older_objects
-from stoker_operator.reconcile.decide import Decision, decide, is_held, is_ours, refuse
-from stoker_operator.reconcile.diagnosis import Diagnosis, diagnose
+from stoker_operator.reconcile.decide import decide, is_held, is_ours, refuse
 from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
-from stoker_operator.reconcile.observed import Observed, ObservedWorkload
-from stoker_operator.reconcile.other_operators import OtherOperators
-from stoker_operator.reconcile.pinning import Pinned, engine, image, is_behind
-from stoker_operator.reconcile.referenced_objects import Reference, Version, older, references
+from stoker_operator.reconcile.observe_workload import observe_workload
+from stoker_operator.reconcile.observed import Observed
+from stoker_operator.reconcile.pinning import is_behind
 from stoker_operator.reconcile.status import failed, status
-from stoker_operator.reconcile.workload_status import reported_args, reported_workload
 from stoker_operator.workloads.composition import Composition
 from stoker_operator.workloads.kind import WorkloadKind
 
@@ -66,36 +49,6 @@ class Outcome(Enum):
     HELD = "held"
     REFUSED = "refused"
     YIELDED = "yielded"
-
-
-#: Flags of engines that are several processes, in pods of which earlier releases recorded no plan.
-_MULTI_PROCESS_FLAGS: Final = ("--tensor-parallel-size=", "--pipeline-parallel-size=", "--data-parallel-size=")
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What a reconcile works with.
-
-    Attributes:
-        kube: the cluster.
-        store: what has been seen.
-        writer: who writes.
-        holders: who holds accelerators; listed on call.
-        reported: what an engine reports, where it did; by endpoint, workload, pod and the URL of its metrics.
-        engines: which engines serve, by pod, where several processes compute; by endpoint, workload, and the URLs of
-            the pods' metrics.
-        operators: this operator's name, and which others serve endpoints; None: no operator has a name.
-        version: when a Secret or ConfigMap got its data, by its namespace; None where nothing is known of it.
-    """
-
-    kube: Kube
-    store: Store
-    writer: Writer
-    holders: Callable[[], Sequence[Holder]] = tuple
-    reported: Callable[[Key, str, str, str], Reported | None] = lambda _key, _workload, _pod, _url: None
-    engines: Callable[[Key, str, Mapping[str, str]], Mapping[str, EngineStates]] = lambda _key, _workload, _urls: {}
-    operators: OtherOperators | None = None
-    version: Callable[[str, Reference], Version | None] = lambda _namespace, _reference: None
 
 
 def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetime) -> Outcome:
@@ -137,7 +90,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
         decision = refuse(decision, Violation("spec.template", problem, "correct it", reason="InvalidTemplate"))
 
     workloads = {
-        name: _workload(cluster, decision, endpoint, name, kind, objects, now)
+        name: observe_workload(cluster, decision, endpoint, name, kind, objects, now)
         for name, (kind, objects) in _running(applied.live, owner, composition).items()
     }
     seen = Observed(applied.live, applied.refusal, workloads, context.route, _serving(evaluation))
@@ -190,64 +143,15 @@ def _running(
     for child, each in live.items():
         kind = composition.kind(child.kind)
         if kind and is_ours(owner, each):
-            found.setdefault(child.workload, (kind, []))[1].append(each)
+            workload = found.setdefault(child.workload, (kind, []))
+            if workload[0] is kind:
+                workload[1].append(each)
     return found
 
 
 def _serving(evaluation: Evaluation) -> str:
     """The name of the workload whose pods answer requests; of a spec that cannot be read, that of most endpoints."""
     return evaluation.serving.name if evaluation.serving else MAIN
-
-
-def _workload(
-    cluster: Cluster,
-    decision: Decision,
-    endpoint: Endpoint,
-    name: str,
-    kind: WorkloadKind,
-    objects: Sequence[Object],
-    now: datetime,
-) -> ObservedWorkload:
-    """What a workload has come to, of which these objects run the pods."""
-    rollout = kind.rollout(objects)
-    pods = observe.pods(cluster.store, endpoint.key, name, kind, objects)
-    # Before the newest spec has been taken up, the pods' troubles may be those that it fixes.
-    troubled = rollout.current and not rollout.complete
-    trouble = _trouble(cluster, decision, endpoint.key, name, rollout, pods, now) if troubled else None
-    reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
-    silent = reported is None and any(pod.ready for pod in pods)
-    engines = cluster.engines(endpoint.key, name, _with_ranks(decision, name, pods))
-    older_found = _older(cluster, decision, endpoint, name, rollout, pods)
-    named = tuple(f"{kind.name.lower()}/{each['metadata']['name']}" for each in objects)
-    return ObservedWorkload(rollout, trouble, reported, silent, engines, older_found, named)
-
-
-def _older(
-    cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, rollout: Rollout, pods: tuple[Pod, ...]
-) -> tuple[OlderObject, ...]:
-    """Objects that the spec names of which its pods run with an earlier state. While pods are replaced, some are about
-    to go, and nothing is to be done."""
-    spec = next((each.spec for each in decision.evaluation.workloads if each.name == workload), None)
-    if spec is None or not decision.objects or not rollout.complete:
-        return ()
-    return older(references(spec), lambda each: cluster.version(endpoint.key.namespace, each), pods)
-
-
-def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
-    """Where the metrics are of the pods in which several processes of our engine compute."""
-    if workload not in decision.pinned:
-        return {}
-    container = engine(decision.pinned[workload].template)
-    if "command" in container or not _has_several_processes(decision.pinned[workload]):  # other engines have a command
-        return {}
-    return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.address and not pod.failed[0]}
-
-
-def _has_several_processes(pinned: Pinned) -> bool:
-    """Whether several processes compute in each of these pods."""
-    if pinned.plan:
-        return pinned.plan["tensor"] * pinned.plan["pipeline"] * pinned.plan["data"] > 1
-    return any(word.startswith(_MULTI_PROCESS_FLAGS) for word in engine(pinned.template).get("args", ()))
 
 
 def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
@@ -257,52 +161,6 @@ def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[st
     names = {each.name for spec in specs for each in named_claims(spec)}
     found = {name: observe.access_modes(cluster.kube, key.namespace, name) for name in sorted(names)}
     return {name: modes for name, modes in found.items() if modes is not None}
-
-
-def _trouble(
-    cluster: Cluster,
-    decision: Decision,
-    key: Key,
-    workload: str,
-    rollout: Rollout,
-    pods: tuple[Pod, ...],
-    now: datetime,
-) -> Diagnosis | None:
-    pods = tuple(observe.with_mount_failure(cluster.kube, key, pod, now) for pod in pods)
-    room = ""
-    nodes = observe.nodes(cluster.store)
-    plan = decision.evaluation.plans.get(workload)
-    if plan and nodes and any(pod.unscheduled[0] == "Unschedulable" for pod in pods):
-        placement = plan.placement
-        # Whether a node is large enough is known without listing who holds what.
-        room = capacity(nodes, (), placement.accelerator, placement.count)
-        room = room or capacity(nodes, cluster.holders(), placement.accelerator, placement.count)
-    return diagnose(pods, rollout, room)
-
-
-def _reported(
-    cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
-) -> Reported | None:
-    """What the engine was found to have: requested, until it answers, for each image and way it is started."""
-    if workload not in decision.pinned:
-        return None
-    template = decision.pinned[workload].template
-    container = engine(template)
-    earlier = reported_workload(endpoint, workload) or {}
-    before = earlier.get("engine") or {}
-    known = None
-    if (earlier.get("image"), before.get("args")) == (
-        image(template),
-        reported_args(container),
-    ) and "kvBlocks" in before:
-        known = Reported(int(before["kvBlocks"]), before.get("kvCacheDtype", ""), before.get("weights", ""))
-        # An operator that did not ask for them yet may have reported it.
-        if known.weights or earlier.get("runtime") != "stoker":
-            return known
-    pod = next((pod for pod in pods if pod.ready and pod.address), None)
-    if moving or pod is None:
-        return known
-    return cluster.reported(endpoint.key, workload, pod.name, metrics_url(container, pod.address)) or known
 
 
 def _ready_since(reported: dict[str, Any]) -> datetime:

@@ -15,7 +15,8 @@ from stoker_operator.manager.controller import Controller
 from stoker_operator.objects.facts import Key
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.apply import NotLeading
-from stoker_operator.reconcile.reconcile import Cluster, Outcome
+from stoker_operator.reconcile.cluster import Cluster
+from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings
 
 from ...support.virtual_time import elapse

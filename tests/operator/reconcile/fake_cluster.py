@@ -14,8 +14,9 @@ from stoker_operator.objects.facts import EngineStates, Key, Reported
 from stoker_operator.objects.owner import INSTANCE
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.apply import MANAGER, Writer
+from stoker_operator.reconcile.cluster import Cluster
 from stoker_operator.reconcile.evaluate import PlanningContext
-from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.reconcile.reconcile import Outcome, reconcile
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ import yaml
 
 import stoker_operator
 from stoker_operator.api.v1alpha1 import KIND, Spec
-from stoker_operator.objects.facts import Child
-from stoker_operator.objects.owner import COMPONENT, OPERATOR, Owner
+from stoker_operator.objects.facts import Child, Object
+from stoker_operator.objects.owner import COMPONENT, OPERATOR, Manifest, Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.pinning import ANNOTATION
 from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition, Role, Workload
+from stoker_operator.workloads.kind import PodSet
 
-from ...support.stateful_sets import PAIR, PREFILL, PREFILL_SEQUENCES, TWO_PAIRS, two_workloads
+from ...support.stateful_sets import PAIR, PREFILL, PREFILL_SEQUENCES, TWO_PAIRS, StatefulSetPair, two_workloads
 from .fake_cluster import World
 from .test_pending_config import LARGE
 
@@ -200,6 +202,28 @@ def test_a_foreign_object_with_a_components_name_is_left_alone(pairs: World) -> 
     outcome, requests = pairs.reconcile()
     assert outcome is Outcome.MOVING and not [each for each in requests if each == "apply StatefulSet"]
     assert pairs.ready()["reason"] == "NameConflict" and "StatefulSet demo-worker" in pairs.ready()["message"]
+
+
+def test_a_kind_gets_the_workloads_own_live_objects(document: Any) -> None:
+    given: list[tuple[str, set[str]]] = []
+
+    class Recording(StatefulSetPair):
+        def objects(self, pods: PodSet, live: Mapping[Child, Object]) -> tuple[Manifest, ...]:
+            given.append((pods.owner.workload, {each["metadata"]["name"] for each in live.values()}))
+            return super().objects(pods, live)
+
+    kind = Recording()
+    world = World(document(), Composition((kind,), lambda spec: tuple(
+        dataclasses.replace(each, kind=kind) for each in two_workloads(spec)
+    )))  # fmt: skip
+    world.reconcile()
+    assert given == [("main", set()), ("prefill", set())]
+    given.clear()
+    world.reconcile()
+    assert given == [
+        ("main", {"demo-leader", "demo-worker"}),
+        ("prefill", {"demo-prefill-leader", "demo-prefill-worker"}),
+    ]
 
 
 def test_the_role_says_which_workload_is_served(document: Any) -> None:
