@@ -6,7 +6,8 @@ A newer operator builds pods differently, and a newer catalogue names newer imag
 serves. So what a workload's spec was rendered to is written beside it, into an annotation of each object that runs its
 pods, and applied again for as long as the spec means the same for these pods. ``rollout.imageUpdates: Always`` takes
 the newest instead. The annotation is JSON: ``spec``, the spec's digest; ``template``, the pod template, and ``further``
-ones where an object has several; ``plan``, how the model is spread in these pods, which earlier releases did not write.
+ones where an object has several; ``components``, the templates of the workload's other objects where it has several;
+``plan``, how the model is spread in these pods, which earlier releases did not write.
 
 What does not concern pods may change meanwhile: how many there are, how they are replaced, the Service. Specs are
 compared by what they mean, whatever version of the API they are written in: a field left out is the same as its
@@ -68,10 +69,12 @@ class _Record(NamedTuple):
     Attributes:
         templates: the pod templates of one object.
         plan: as of `Pinned`.
+        components: the pod templates of the workload's other objects, by component.
     """
 
     templates: tuple[Manifest, ...]
     plan: Mapping[str, int]
+    components: Mapping[str, Sequence[Manifest]] = {}
 
 
 def pin(
@@ -93,26 +96,51 @@ def pin(
         manager: our field manager.
     """
     kind, spec_digest, numbers = workload.kind, digest(workload.spec), placement_numbers(placement)
-    pinned, plans, differs_any = [], [], False
-    for rendered in objects:
-        known = live.get(Child.of(rendered))
-        today, before = _Record(kind.templates(rendered), numbers), None
-        if known is not None and not workload.spec.rollout.follows_images:
-            before = _recorded(known, workload, spec_digest, endpoint, manager)
-        kept = today if before is None or before.templates == today.templates else before
-        pinned.append(_dated(_with_record(rendered, kind, kept, spec_digest), known, endpoint, manager))
-        plans.append(kept.plan)
-        differs_any = differs_any or kept.templates != today.templates
-    template = kind.templates(pinned[0])[0]
-    running, newer = image(template), image(kind.templates(objects[0])[0])
-    return Pinned(tuple(pinned), template, plans[0], newer if newer != running else "", differs_any)
+    today = {Child.of(each): _Record(kind.templates(each), numbers) for each in objects}
+    records: dict[Child, _Record] = {}
+    if not workload.spec.rollout.follows_images:
+        found = {
+            child: _recorded(live[child], workload, spec_digest, endpoint, manager) for child in today if child in live
+        }
+        records = {child: record for child, record in found.items() if record}
+    kept = {child: _kept(child, records, each) for child, each in today.items()}
+    pinned = tuple(
+        _dated(_with_record(each, kind, kept, spec_digest), live.get(Child.of(each)), endpoint, manager)
+        for each in objects
+    )
+    main = Child.of(objects[0])
+    running, newer = image(kept[main].templates[0]), image(today[main].templates[0])
+    return Pinned(
+        pinned,
+        kept[main].templates[0],
+        kept[main].plan,
+        newer if newer != running else "",
+        any(kept[child].templates != each.templates for child, each in today.items()),
+    )
 
 
-def _with_record(rendered: Manifest, kind: WorkloadKind, record: _Record, spec_digest: str) -> Manifest:
-    """The object with these pods, and with the annotation that keeps them."""
+def _kept(child: Child, records: Mapping[Child, _Record], today: _Record) -> _Record:
+    """What one of a workload's objects is to run. Where it has no record, since it was deleted or not yet written, that
+    of another object of the workload counts: pods of a replica are of one release of the operator."""
+    before = records.get(child)
+    if before is None:
+        others = (each for each in records.values() if each.components.get(child.component))
+        other = next(others, None)
+        before = _Record(tuple(other.components[child.component]), other.plan) if other else None
+    return today if before is None or before.templates == today.templates else before
+
+
+def _with_record(
+    rendered: Manifest, kind: WorkloadKind, records: Mapping[Child, _Record], spec_digest: str
+) -> Manifest:
+    """The object with the pods of its record, and with the annotation that keeps it."""
+    record = records[Child.of(rendered)]
     entry: dict[str, Any] = {"spec": spec_digest, "template": record.templates[0]}
     if len(record.templates) > 1:
         entry["further"] = record.templates[1:]
+    others = {child.component: each.templates for child, each in records.items() if each is not record}
+    if others:
+        entry["components"] = others
     if record.plan:
         entry["plan"] = dict(record.plan)
     text = json.dumps(entry, separators=(",", ":"), sort_keys=True)
@@ -219,7 +247,8 @@ def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endp
         same = rendered["spec"] in (spec_digest, _digest_as_written(endpoint.document.get("spec", {})))
         templates = (rendered["template"], *rendered.get("further", ()))
         is_complete = len(templates) == len(workload.kind.templates(live))
-        return _Record(templates, _numbers(rendered.get("plan"))) if same and is_complete else None
+        record = _Record(templates, _numbers(rendered.get("plan")), dict(rendered.get("components") or {}))
+        return record if same and is_complete else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None  # not written by us
 

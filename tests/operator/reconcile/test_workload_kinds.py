@@ -140,6 +140,33 @@ def test_each_object_is_pinned_to_what_its_workload_was_rendered_to(pairs: World
     assert "NewerImageWaiting" in {each["reason"] for each in conditions}
 
 
+@pytest.mark.parametrize("lost", ["demo-leader", "demo-worker", "demo-prefill-worker"])
+def test_an_object_that_is_made_again_runs_what_the_others_of_its_workload_run(pairs: World, lost: str) -> None:
+    """Pods of one replica are of one release of the operator."""
+    pairs.reconcile()
+    serve(pairs)
+    before = templates(pairs)
+    pairs.context = dataclasses.replace(pairs.context, catalogue=_newer_images())
+    pairs.store.remove(pairs.kube.objects.pop(("StatefulSet", lost)))
+    assert pairs.reconcile()[1].count("apply StatefulSet") == 1
+    assert templates(pairs) == before
+    pairs.restart()
+    assert not [each for each in pairs.reconcile()[1] if "apply StatefulSet" in each]
+
+
+def test_an_operator_that_dies_between_two_objects_is_continued_by_a_newer_one(pairs: World) -> None:
+    pairs.reconcile()
+    serve(pairs)
+    before = pairs.kube.objects["StatefulSet", "demo-worker"]
+    pairs.spec(engine={"dtype": "float32"})
+    pairs.reconcile()
+    half = templates(pairs)
+    pairs.change("StatefulSet", "demo-worker", spec=before["spec"], metadata=before["metadata"])
+    pairs.context = dataclasses.replace(pairs.context, catalogue=_newer_images())
+    pairs.reconcile()
+    assert templates(pairs) == half
+
+
 def test_a_pod_of_any_component_that_fails_is_reported(pairs: World) -> None:
     pairs.reconcile()
     serve(pairs, "demo-leader", "demo-worker", "demo-prefill-leader")
