@@ -124,7 +124,11 @@ def pods(
         for each in store.of_endpoint("Pod", key)
         if "deletionTimestamp" not in each["metadata"] and _workload(each) == workload
     ]
-    seen = (pod(each, kind.pod_version(each, objects)) for each in live)
+    asked = kind.request_pods(Owner(key.name, key.namespace).of(workload)).items()
+    seen = (
+        pod(each, kind.pod_version(each, objects), takes_requests=asked <= each["metadata"]["labels"].items())
+        for each in live
+    )
     return tuple(sorted(seen, key=lambda each: (each.created, each.name), reverse=True))
 
 
@@ -149,8 +153,8 @@ def nodes(store: Store) -> tuple[Node, ...]:
     return tuple(map(node, store.all("Node")))
 
 
-def pod(live: Object, version: str = "") -> Pod:
-    """One pod, of this version of its workload's templates."""
+def pod(live: Object, version: str = "", *, takes_requests: bool = True) -> Pod:
+    """One pod, of this version of its workload's templates; whether it answers requests is its workload's to say."""
     status: Any = live.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
@@ -161,6 +165,7 @@ def pod(live: Object, version: str = "") -> Pod:
         created=live["metadata"]["creationTimestamp"],
         ready=ready.get("status") == "True",
         version=version,
+        takes_requests=takes_requests,
         node=live["spec"].get("nodeName") or "",
         address=status.get("podIP", ""),
         requests=_requests(live),

@@ -179,6 +179,7 @@ class Pod:
         created: when, as the API server writes it.
         ready: it serves.
         version: which template it was made from; pods of one template have the same.
+        takes_requests: it is one of the pods that answer the workload's requests.
         node: where it runs; empty as long as no node took it.
         address: its IP.
         requests: accelerators and other countable resources it holds, by name.
@@ -194,6 +195,7 @@ class Pod:
     created: str
     ready: bool
     version: str = ""
+    takes_requests: bool = True
     node: str = ""
     address: str = ""
     requests: Mapping[str, int] = field(default_factory=dict)

@@ -97,7 +97,7 @@ def _planned(decision: Decision) -> ConditionStatus:
     evaluation = decision.evaluation
     if evaluation.unplannable:
         return ConditionStatus("False", evaluation.unplannable[0].reason, "\n".join(map(str, evaluation.unplannable)))
-    if not evaluation.plans:
+    if not evaluation.plans or len(evaluation.plans) < len(evaluation.workloads):
         return ConditionStatus("Unknown", "NotAccepted", "only an accepted spec is planned")
     several = len(evaluation.plans) > 1
     spreads = [

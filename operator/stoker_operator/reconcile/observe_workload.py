@@ -38,9 +38,10 @@ def observe_workload(
     # Before the newest spec has been taken up, the pods' troubles may be those that it fixes.
     troubled = rollout.current and not rollout.complete
     trouble = _trouble(cluster, decision, endpoint.key, name, rollout, pods, now) if troubled else None
-    reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
-    silent = reported is None and any(pod.ready for pod in pods)
-    engines = cluster.engines(endpoint.key, name, _with_ranks(decision, name, pods))
+    serving = tuple(pod for pod in pods if pod.takes_requests)
+    reported = _reported(cluster, decision, endpoint, name, serving, moving=not rollout.complete)
+    silent = reported is None and any(pod.ready for pod in serving)
+    engines = cluster.engines(endpoint.key, name, _with_ranks(decision, name, serving))
     older_found = _older(cluster, decision, endpoint, name, rollout, pods)
     named = tuple(f"{kind.name.lower()}/{each['metadata']['name']}" for each in objects)
     return ObservedWorkload(rollout, trouble, reported, silent, engines, older_found, named)

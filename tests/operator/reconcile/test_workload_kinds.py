@@ -15,7 +15,7 @@ import yaml
 
 import stoker_operator
 from stoker_operator.api.v1alpha1 import KIND, Spec
-from stoker_operator.objects.facts import Child, Object
+from stoker_operator.objects.facts import Child, Object, Reported
 from stoker_operator.objects.owner import COMPONENT, OPERATOR, Manifest, Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.pinning import ANNOTATION
@@ -180,6 +180,26 @@ def test_a_pod_of_any_component_that_fails_is_reported(pairs: World) -> None:
     pairs.reconcile()
     assert pairs.ready()["reason"] == "Unschedulable"
     assert "no node takes pod demo-prefill-worker-0" in pairs.ready()["message"]
+
+
+def test_only_pods_that_take_requests_are_asked_what_their_engines_have(document: Any) -> None:
+    world = World(document(parallelism={"tensor": 2}), TWO_PAIRS)
+    world.reconcile()
+    serve(world)
+    ready = [{"type": "Ready", "status": "True"}]
+    for number, name in enumerate(SETS):
+        pod(world, name, conditions=ready, podIP=f"10.0.0.{number}")
+    asked: list[tuple[str, str]] = []
+
+    def reported(_key: Any, workload: str, name: str, _url: str) -> Reported:
+        asked.append((workload, name))
+        return Reported(7)
+
+    world.cluster = dataclasses.replace(world.cluster, reported=reported)
+    world.reconcile()
+    assert asked == [("main", "demo-leader-0"), ("prefill", "demo-prefill-leader-0")]
+    watched = [(workload, list(urls)) for _, workload, urls in world.asked_for_engines[-2:]]
+    assert watched == [("main", ["demo-leader-0"]), ("prefill", ["demo-prefill-leader-0"])]
 
 
 def test_what_an_endpoint_no_longer_consists_of_goes(pairs: World) -> None:
