@@ -122,7 +122,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
 
     def changed() -> Any:
         now = revisions(kube, ns)
-        return now and now["demo-prefill-leader"] != before["demo-prefill-leader"] and now
+        return now and all(now[name] != before[name] for name in SETS if "prefill" in name) and now
 
     after = eventually(changed, "prefill takes up its change")
     assert {name for name in SETS if before[name] != after[name]} == {"demo-prefill-leader", "demo-prefill-worker"}
@@ -131,6 +131,18 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
         name: each for name, each in before.items() if "prefill" not in name
     }
 
+    # What others remove is made again, and pinned as it was.
+    uid = stateful_set(kube, ns, "demo-worker")["metadata"]["uid"]
+    kube.apps.delete_namespaced_stateful_set("demo-worker", ns)
+    eventually(lambda: stateful_set(kube, ns, "demo-worker")["metadata"]["uid"] != uid, "it is back")
+    assert eventually(lambda: revisions(kube, ns), "and seen")["demo-worker"] == before["demo-worker"]
+
+    def has_pods() -> bool:
+        return serve(kube, ns) == 8 and stateful_set(kube, ns, "demo-worker")["status"].get("readyReplicas") == 2
+
+    eventually(has_pods, "its pods serve")
+    until_ready(kube, ns, eventually)
+
     # An operator that was restarted finds what it made, and writes nothing.
     written = kube.writes(ns)["statefulsets"]
     assert written > writes
@@ -138,11 +150,6 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     running.start()
     eventually(lambda: running.reconciles() > 0, "it has looked")
     assert kube.writes(ns)["statefulsets"] - written == 0 and ready(kube, ns)
-
-    # What others remove is made again, and pinned as it was.
-    kube.apps.delete_namespaced_stateful_set("demo-worker", ns)
-    eventually(lambda: revisions(kube, ns) and serve(kube, ns) and ready(kube, ns), "it is back")
-    assert revisions(kube, ns)["demo-worker"] == before["demo-worker"]
 
     # Deleted: its objects go with it.
     kube.delete(ns, "demo")
