@@ -95,7 +95,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
 
     eventually(lacks_one, "the message counts replicas and pods")
     selector = kube.get(f"/api/v1/namespaces/{ns}/services/demo")["spec"]["selector"]
-    assert (selector["stoker.dev/workload"], selector["stoker.dev/component"]) == ("main", "leader")
+    assert (selector["stoker.dev/workload"], selector["app.kubernetes.io/component"]) == ("main", "leader")
     assert all(each["metadata"]["ownerReferences"] for each in (stateful_set(kube, ns, name) for name in SETS))
 
     # A pod that fails, of a workload that does not serve.
@@ -113,7 +113,10 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
 
     # The scale subresource is of the serving workload, and restarts nothing.
     scale = kube.custom.get_namespaced_custom_object_scale("stoker.dev", "v1alpha1", ns, "inferenceendpoints", "demo")
-    assert (scale["status"]["replicas"], "stoker.dev/component=leader" in scale["status"]["selector"]) == (2, True)
+    assert (scale["status"]["replicas"], "app.kubernetes.io/component=leader" in scale["status"]["selector"]) == (
+        2,
+        True,
+    )
     before = revisions(kube, ns)
     writes = kube.writes(ns)["statefulsets"]
 

@@ -88,6 +88,18 @@ class Endpoint:
     status: Object
 
 
+class Halt(NamedTuple):
+    """Why a workload takes up no changes until it is resumed.
+
+    Attributes:
+        reason: in one word.
+        message: in a sentence, with the remedy.
+    """
+
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True)
 class PodCounts:
     """The pods of a workload whose replicas are groups of pods.
@@ -116,7 +128,7 @@ class Rollout:
         available: replicas that serve.
         failure: why pods cannot even be created, where the cluster says so.
         overdue: no pod has come nearer to serving for as long as a start may take.
-        halted: reason and message, where it takes up no changes until it is resumed.
+        halted: why it takes up no changes; None: it does.
         served: all replicas of its newest spec have served.
         pods: the same in pods; None: each replica is one pod.
     """
@@ -129,7 +141,7 @@ class Rollout:
     available: int
     failure: str = ""
     overdue: bool = False
-    halted: tuple[str, str] = ("", "")
+    halted: Halt | None = None
     served: bool = False
     pods: PodCounts | None = None
 

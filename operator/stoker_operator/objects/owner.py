@@ -14,7 +14,7 @@ Manifest = dict[str, Any]
 
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "stoker"}
 #: The label that names the component of a workload with several objects of a kind.
-COMPONENT: Final = "stoker.dev/component"
+COMPONENT: Final = "app.kubernetes.io/component"
 #: The annotation that says which generation of the endpoint an object was made of.
 GENERATION: Final = "stoker.dev/generation"
 #: The annotation that names the operator that made an object.

@@ -74,7 +74,7 @@ def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagn
         rollout: how far its workload has got.
         capacity: what the cluster's nodes have of the accelerators that a pod needs.
     """
-    if rollout.halted[0] and not rollout.total == rollout.updated == rollout.desired:
+    if rollout.halted and not rollout.total == rollout.updated == rollout.desired:
         return Diagnosis(*rollout.halted, lasting=True)
     if "exceeded quota" in rollout.failure:
         return quota_exceeded(rollout.failure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from stoker_operator.objects.facts import Child, Object, Rollout
+from stoker_operator.objects.facts import Child, Halt, Object, Rollout
 from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.workloads.kind import PodSet, Resource, WorkloadKind
 
@@ -57,7 +57,7 @@ class DeploymentKind(WorkloadKind):
             available=status.get("availableReplicas", 0),
             failure=_refusal(conditions),
             overdue=progress.get("reason") == "ProgressDeadlineExceeded",
-            halted=_PAUSED if deployment["spec"].get("paused") else ("", ""),
+            halted=_PAUSED if deployment["spec"].get("paused") else None,
             served=progress.get("reason") == "NewReplicaSetAvailable",
         )
 
@@ -77,9 +77,9 @@ class DeploymentKind(WorkloadKind):
 #: The kind. It has no state.
 DEPLOYMENT: Final = DeploymentKind()
 
-_PAUSED: Final = (
-    "DeploymentPaused",
-    "the endpoint's Deployment is paused, so its pods stay as they are; resume it with "
+_PAUSED: Final = Halt(
+    reason="DeploymentPaused",
+    message="the endpoint's Deployment is paused, so its pods stay as they are; resume it with "
     "kubectl rollout resume deployment",
 )
 

@@ -306,6 +306,6 @@ def test_what_a_deployment_cannot_create_is_told_in_its_words() -> None:
         return DEPLOYMENT.rollout([{"metadata": {"generation": 1}, "spec": spec, "status": status}])
 
     rollout = seen(reason="ReplicaSetCreateError", message="the name is taken")
-    assert rollout.halted[0] and rollout.failure == "the name is taken"
+    assert rollout.halted and rollout.failure == "the name is taken"
     overdue = seen(reason="ProgressDeadlineExceeded", message="m")
     assert overdue.overdue and not overdue.failure
