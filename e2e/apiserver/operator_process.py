@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,10 +43,13 @@ class Operator:
         kubeconfig: the cluster, and who it is there.
         log: what it says is added to this file.
         options: more words of its command line.
+        program: what Python runs.
     """
 
-    def __init__(self, kubeconfig: Path, log: Path, *options: str) -> None:
-        self.kubeconfig, self.log, self.options = kubeconfig, log, options
+    def __init__(
+        self, kubeconfig: Path, log: Path, *options: str, program: Sequence[str] = ("-m", "stoker", "operator")
+    ) -> None:
+        self.kubeconfig, self.log, self.options, self.program = kubeconfig, log, options, program
         self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         self.process: subprocess.Popen[bytes] | None = None
         self.health = 0
@@ -66,7 +70,7 @@ class Operator:
         if self.process is None:
             (self.health,) = free_ports(1)
             address = f"--health-address=127.0.0.1:{self.health}"
-            command = [sys.executable, "-m", "stoker", "operator", address, *self.options]
+            command = [sys.executable, *self.program, address, *self.options]
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
             try:

@@ -8,12 +8,15 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from stoker_common.logs import report_exit
 from stoker_operator.process import logs
 from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings, WebhookSettings
+
+if TYPE_CHECKING:
+    from stoker_operator.workloads.composition import Composition
 
 CRD_MISSING = (
     "InferenceEndpoint is not known to this cluster; install it with the Helm chart, or with "
@@ -30,19 +33,24 @@ class Logging(NamedTuple):
     level: str
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command until SIGTERM or SIGINT; 1: there is no cluster to work in, 2: a wrong command line."""
+def main(argv: list[str], composition: Composition | None = None) -> int:
+    """Runs the command until SIGTERM or SIGINT; 1: there is no cluster to work in, 2: a wrong command line.
+
+    Args:
+        argv: the words of the command line.
+        composition: of which workloads endpoints consist; None: of one Deployment.
+    """
     # kopf listens to signals as soon as it runs. Until then SIGTERM would be lost on a container's first process, for
     # which it has no default action. So what takes long to load is loaded further down. Nothing is started yet that had
     # to be ended, and an exception could be swallowed by what is being loaded.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        return _run(argv)
+        return _run(argv, composition)
     except KeyboardInterrupt:
         return 0
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], composition: Composition | None = None) -> int:
     settings, logging = parse(argv)
     logs.configure(*logging)
     # Reviews are answered in the event loop while threads reconcile. A fifth of Python's usual turn keeps them quick.
@@ -52,11 +60,13 @@ def _run(argv: list[str]) -> int:
     from stoker_operator.cluster.kube import Kube, KubeError
     from stoker_operator.plan.catalogue import Catalogue
     from stoker_operator.policy.policy import Policy
+    from stoker_operator.workloads.composition import ONE_DEPLOYMENT
 
+    composition = composition or ONE_DEPLOYMENT
     try:
         catalogue = Catalogue.load(settings.catalogue)
         policy = Policy.load(settings.policy)
-        kube = Kube.connect()
+        kube = Kube.connect([each.resource for each in composition.kinds])
         if not kube.serves(KIND):
             report_exit("stoker_operator", "stoker operator", CRD_MISSING)
             return 1
@@ -69,7 +79,7 @@ def _run(argv: list[str]) -> int:
     from stoker_operator.manager import handlers  # kopf takes a second to load, which a wrong flag need not wait for
 
     try:
-        handlers.run(settings, kube, catalogue, policy)
+        handlers.run(settings, kube, catalogue, policy, composition)
     except handlers.KindGoneError as error:
         report_exit("stoker_operator", "stoker operator", f"{error}; {CRD_MISSING}")
         return 1

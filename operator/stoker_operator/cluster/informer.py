@@ -7,7 +7,7 @@ deleted in between. A list settles both, at one request a kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from stoker_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
@@ -15,6 +15,8 @@ from stoker_operator.cluster.kube import Kube
 from stoker_operator.cluster.store import Store
 from stoker_operator.objects.facts import Key, Object
 from stoker_operator.objects.owner import INSTANCE, MANAGED_BY
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT
+from stoker_operator.workloads.kind import WorkloadKind
 
 
 class Watched(NamedTuple):
@@ -37,9 +39,9 @@ class Watched(NamedTuple):
     gateway: bool = False
 
 
-WATCHED: Final = (
-    Watched(KIND, GROUP, VERSION, PLURAL, managed_only=False),
-    Watched("Deployment", "apps", "v1", "deployments"),
+_ENDPOINTS: Final = Watched(KIND, GROUP, VERSION, PLURAL, managed_only=False)
+#: Beside endpoints and the kinds of their workloads.
+_OTHERS: Final = (
     Watched("Service", "", "v1", "services"),
     Watched("ServiceAccount", "", "v1", "serviceaccounts"),
     Watched("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
@@ -62,6 +64,7 @@ class Informer:
         store: what is kept.
         namespaces: those to look into; none means all.
         gateway: whether there is a gateway, for which more is looked at.
+        kinds: the kinds of object that run endpoints' pods.
 
     Attributes:
         filled: everything has been listed once.
@@ -69,8 +72,17 @@ class Informer:
         needs_relist: an event is impossible unless versions went back, as by a backup of etcd; a list will settle it.
     """
 
-    def __init__(self, kube: Kube, store: Store, namespaces: tuple[str, ...] = (), *, gateway: bool = False) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        namespaces: tuple[str, ...] = (),
+        *,
+        gateway: bool = False,
+        kinds: Sequence[WorkloadKind] = ONE_DEPLOYMENT.kinds,
+    ) -> None:
         self._gateway = gateway
+        self._all = (_ENDPOINTS, *(Watched(*each.resource) for each in kinds), *_OTHERS)
         self._kube = kube
         self._store = store
         self._namespaces = namespaces
@@ -111,7 +123,7 @@ class Informer:
 
     def watched(self) -> Iterator[Watched]:
         """The kinds there are to watch."""
-        for watched in WATCHED:
+        for watched in self._all:
             if watched.gateway and not self._gateway:
                 continue
             if not (watched.optional and not self.pod_monitors) and not (watched.clusterwide and self._namespaces):

@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import urllib3
 from kubernetes import client, config
 
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
+from stoker_operator.workloads.kind import Resource
 
 Object = dict[str, Any]
 
@@ -81,14 +82,20 @@ class Listing(NamedTuple):
 
 
 class Kube:
-    """An API server."""
+    """An API server.
 
-    def __init__(self, api: client.ApiClient) -> None:
+    Args:
+        api: how it is reached.
+        resources: further kinds that are read or written.
+    """
+
+    def __init__(self, api: client.ApiClient, resources: Iterable[Resource] = ()) -> None:
         self._api = api
+        self._collections = _COLLECTIONS | {each.kind: (each.path, each.plural) for each in resources}
 
     @classmethod
-    def connect(cls) -> Kube:
-        """The cluster we run in, or the one that the kubeconfig points at.
+    def connect(cls, resources: Iterable[Resource] = ()) -> Kube:
+        """The cluster we run in, or the one that the kubeconfig points at; `resources` are as of the class.
 
         Raises:
             KubeError: there is neither.
@@ -105,11 +112,11 @@ class Kube:
         # Connections that broke are made again. How long to wait for an API server that is too busy is for callers to
         # decide: urllib3 would sleep for all of Retry-After, and only before what is not a patch or a creation.
         configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)
-        return cls(client.ApiClient(configuration))
+        return cls(client.ApiClient(configuration), resources)
 
     def serves(self, kind: str) -> bool:
         """Whether the API server has the kind; its CustomResourceDefinition may be missing."""
-        group, plural = _COLLECTIONS[kind]
+        group, plural = self._collections[kind]
         try:
             known = self._with_retries(f"/{group}", {})["resources"]
         except KubeError as error:
@@ -121,7 +128,7 @@ class Kube:
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """The object, or None."""
         try:
-            return self._request("GET", _path(kind, namespace, name))
+            return self._request("GET", self._path(kind, namespace, name))
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -135,7 +142,7 @@ class Kube:
             KubeError: the API server could not be reached, or could not answer.
         """
         try:
-            answer = self._request("GET", _path(kind, namespace, name), accept=_METADATA)
+            answer = self._request("GET", self._path(kind, namespace, name), accept=_METADATA)
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -160,10 +167,10 @@ class Kube:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
         if fields:
             query["fieldSelector"] = fields
-        group = _COLLECTIONS[kind][0]
+        group = self._collections[kind][0]
         version = group.removeprefix("apis/").removeprefix("api/")
         while True:
-            answer = self._with_retries(_path(kind, namespace), query)
+            answer = self._with_retries(self._path(kind, namespace), query)
             # Items of a list do not say what they are.
             items = [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
             yield Listing(items, answer["metadata"]["resourceVersion"])
@@ -186,7 +193,7 @@ class Kube:
         """Server-side apply: the API server merges `body` and records which fields are ours. It is strict: an unknown
         field is an error."""
         metadata = body["metadata"]
-        path = _path(body["kind"], metadata.get("namespace", ""), metadata["name"])
+        path = self._path(body["kind"], metadata.get("namespace", ""), metadata["name"])
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         return self._request(
             "PATCH",
@@ -198,18 +205,19 @@ class Kube:
 
     def create(self, body: Object) -> Object:
         """Creates an object; 409 where there is one."""
-        return self._request("POST", _path(body["kind"], body["metadata"].get("namespace", "")), body=body)
+        return self._request("POST", self._path(body["kind"], body["metadata"].get("namespace", "")), body=body)
 
     def replace(self, body: Object) -> Object:
         """Replaces an object; 409 where it has changed since its ``resourceVersion``."""
         metadata = body["metadata"]
-        return self._request("PUT", _path(body["kind"], metadata.get("namespace", ""), metadata["name"]), body=body)
+        path = self._path(body["kind"], metadata.get("namespace", ""), metadata["name"])
+        return self._request("PUT", path, body=body)
 
     def patch(self, kind: str, namespace: str, name: str, operations: Sequence[Object]) -> Object:
         """JSON patch (RFC 6902)."""
         return self._request(
             "PATCH",
-            _path(kind, namespace, name),
+            self._path(kind, namespace, name),
             content_type="application/json-patch+json",
             body=list(operations),
         )
@@ -217,10 +225,15 @@ class Kube:
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Deletes the object of that uid, if it is still there."""
         try:
-            self._request("DELETE", _path(kind, namespace, name), body={"preconditions": {"uid": uid}})
+            self._request("DELETE", self._path(kind, namespace, name), body={"preconditions": {"uid": uid}})
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
+
+    def _path(self, kind: str, namespace: str, name: str = "") -> str:
+        group, plural = self._collections[kind]
+        path = f"/{group}/namespaces/{namespace}/{plural}" if namespace else f"/{group}/{plural}"
+        return f"{path}/{name}" if name else path
 
     def _request(
         self,
@@ -253,12 +266,6 @@ class Kube:
             raise KubeError(response.status, _message(data) or str(response.reason), after)
         answer: Object = json.loads(data)
         return answer
-
-
-def _path(kind: str, namespace: str, name: str = "") -> str:
-    group, plural = _COLLECTIONS[kind]
-    path = f"/{group}/namespaces/{namespace}/{plural}" if namespace else f"/{group}/{plural}"
-    return f"{path}/{name}" if name else path
 
 
 def _retry_after(header: str | None) -> float:

@@ -25,20 +25,15 @@ from stoker_operator.objects.facts import (
     Node,
     Object,
     Pod,
-    Rollout,
 )
 from stoker_operator.objects.owner import Owner
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT
+from stoker_operator.workloads.deployment import DEPLOYMENT
+from stoker_operator.workloads.kind import WorkloadKind
 
-#: The kinds of object that each workload of an endpoint may have.
-CHILD_KINDS: Final = (
-    "ServiceAccount",
-    "PersistentVolumeClaim",
-    "Service",
-    "NetworkPolicy",
-    "PodDisruptionBudget",
-    "Deployment",
-    "PodMonitor",
-)
+#: The kinds of object that each workload of an endpoint may have, beside what runs its pods.
+_NEEDED_KINDS: Final = ("ServiceAccount", "PersistentVolumeClaim", "Service", "NetworkPolicy", "PodDisruptionBudget")
+_MONITOR_KINDS: Final = ("PodMonitor",)
 #: A container that is being created for so many seconds has a node that may say why.
 _CREATING_SECONDS: Final = 5
 
@@ -71,23 +66,34 @@ def _endpoint(key: Key, document: Object) -> Endpoint:
     )
 
 
-def children(store: Store, owner: Owner, desired: Iterable[Child]) -> dict[Child, Object]:
+def children(
+    store: Store, owner: Owner, desired: Iterable[Child], kinds: Sequence[WorkloadKind] = ONE_DEPLOYMENT.kinds
+) -> dict[Child, Object]:
     """The objects that have the names of the endpoint's and carry our label; whose they are is not checked here.
 
     Args:
         store: what was seen.
         owner: the endpoint.
         desired: those that should exist. Their workloads are looked for, and any others that have objects.
+        kinds: the kinds of object that run pods.
     """
-    key = Key(owner.namespace or "", owner.name)
-    labelled = (each for kind in CHILD_KINDS for each in store.of_endpoint(kind, key))
+    key, desired = Key(owner.namespace or "", owner.name), set(desired)
+    names = (*_NEEDED_KINDS, *(kind.name for kind in kinds), *_MONITOR_KINDS)
+    labelled = (each for name in names for each in store.of_endpoint(name, key))
     workloads = {MAIN, *(each.workload for each in desired), *map(_workload, labelled)}
-    found = {
-        Child(kind, workload): store.get(kind, key.namespace, owner.of(workload).object_name)
-        for workload in sorted(workloads)
-        for kind in CHILD_KINDS
-    }
+    components = {each for each in desired if each.component}
+    for kind in kinds:
+        named = _components(store, key, kind)
+        components |= {child for child, live in named if kind.selects(owner.of(child.workload, child.component), live)}
+    known = (*(Child(name, workload) for workload in sorted(workloads) for name in names), *sorted(components))
+    found = {child: store.get(child.kind, key.namespace, owner.name_of(child)) for child in known}
     return {child: live for child, live in found.items() if live is not None}
+
+
+def _components(store: Store, key: Key, kind: WorkloadKind) -> list[tuple[Child, Object]]:
+    """The objects of this kind that have the name and the labels of a workload's component."""
+    labelled = ((Child.of(each), each) for each in store.of_endpoint(kind.name, key))
+    return [(child, live) for child, live in labelled if child.component]
 
 
 def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child, Object]:
@@ -97,19 +103,33 @@ def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child
     Raises:
         KubeError: the API server could not be reached, or could not answer.
     """
-    names = {each: owner.of(each.workload).object_name for each in missing}
-    found = {each: kube.get(each.kind, owner.namespace or "", name) for each, name in names.items()}
+    found = {each: kube.get(each.kind, owner.namespace or "", owner.name_of(each)) for each in missing}
     return {child: live for child, live in found.items() if live is not None}
 
 
-def pods(store: Store, key: Key, workload: str) -> tuple[Pod, ...]:
-    """The pods of a workload that are there to stay, the newest first."""
+def pods(
+    store: Store, key: Key, workload: str, kind: WorkloadKind = DEPLOYMENT, objects: Sequence[Object] = ()
+) -> tuple[Pod, ...]:
+    """The pods of a workload that are there to stay, the newest first.
+
+    Args:
+        store: what was seen.
+        key: the endpoint.
+        workload: which of its workloads.
+        kind: what runs the pods.
+        objects: the workload's objects of that kind.
+    """
     live = [
         each
         for each in store.of_endpoint("Pod", key)
         if "deletionTimestamp" not in each["metadata"] and _workload(each) == workload
     ]
-    return tuple(sorted(map(pod, live), key=lambda each: (each.created, each.name), reverse=True))
+    asked = kind.request_pods(Owner(key.name, key.namespace).of(workload)).items()
+    seen = (
+        pod(each, kind.pod_version(each, objects), takes_requests=asked <= each["metadata"]["labels"].items())
+        for each in live
+    )
+    return tuple(sorted(seen, key=lambda each: (each.created, each.name), reverse=True))
 
 
 def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
@@ -133,37 +153,8 @@ def nodes(store: Store) -> tuple[Node, ...]:
     return tuple(map(node, store.all("Node")))
 
 
-def rollout(deployment: Object) -> Rollout:
-    """How far a Deployment has got."""
-    status: Any = deployment.get("status") or {}
-    conditions = {each["type"]: each for each in status.get("conditions", ())}
-    progress = conditions.get("Progressing", {})
-    return Rollout(
-        current=status.get("observedGeneration", 0) >= deployment["metadata"]["generation"],
-        desired=deployment["spec"]["replicas"],
-        total=status.get("replicas", 0),
-        updated=status.get("updatedReplicas", 0),
-        ready=status.get("readyReplicas", 0),
-        available=status.get("availableReplicas", 0),
-        failure=_refusal(conditions),
-        overdue=progress.get("reason") == "ProgressDeadlineExceeded",
-        paused=bool(deployment["spec"].get("paused")),
-        served=progress.get("reason") == "NewReplicaSetAvailable",
-    )
-
-
-def _refusal(conditions: Mapping[str, Object]) -> str:
-    """Why pods, or what makes them, cannot be created."""
-    failure, progress = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
-    if failure.get("status") == "True":
-        return str(failure.get("message") or failure.get("reason"))
-    if progress.get("status") == "False" and progress.get("reason") != "ProgressDeadlineExceeded":
-        return str(progress.get("message") or progress.get("reason"))
-    return ""
-
-
-def pod(live: Object) -> Pod:
-    """One pod."""
+def pod(live: Object, version: str = "", *, takes_requests: bool = True) -> Pod:
+    """One pod, of this version of its workload's templates; whether it answers requests is its workload's to say."""
     status: Any = live.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
@@ -173,7 +164,8 @@ def pod(live: Object) -> Pod:
         name=live["metadata"]["name"],
         created=live["metadata"]["creationTimestamp"],
         ready=ready.get("status") == "True",
-        version=(live["metadata"].get("labels") or {}).get("pod-template-hash", ""),
+        version=version,
+        takes_requests=takes_requests,
         node=live["spec"].get("nodeName") or "",
         address=status.get("podIP", ""),
         requests=_requests(live),

@@ -12,59 +12,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
-import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
-from stoker_operator.admission.review import Object, ReviewVerdict
+from stoker_operator.admission.review import Object
 from stoker_operator.api.v1alpha1 import KIND
-from stoker_operator.cluster import observe
-from stoker_operator.cluster.engine_facts import EngineFacts
-from stoker_operator.cluster.engine_watch import EngineWatch
 from stoker_operator.cluster.hub_configs import HubConfigs, Model
 from stoker_operator.cluster.informer import Informer, Watched
-from stoker_operator.cluster.kube import Kube, KubeError
+from stoker_operator.cluster.kube import Kube
 from stoker_operator.cluster.store import Store
 from stoker_operator.manager.endpoint_tasks import EndpointTasks
+from stoker_operator.manager.gateway_routes import GatewayRoutes
 from stoker_operator.manager.process import Process
-from stoker_operator.manifests.storage import shrinking_problem
+from stoker_operator.manager.reconciler import Reconciler
+from stoker_operator.manager.relisting import Relisting, Watch, WatchedKinds
+from stoker_operator.manager.reviews import Reviews
 from stoker_operator.objects.facts import Key
-from stoker_operator.objects.owner import INSTANCE, Owner
-from stoker_operator.plan.capacity import capacity
+from stoker_operator.objects.owner import INSTANCE
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.policy import PERMISSIVE, Policy
-from stoker_operator.process.background_loop import WorkerThreads
 from stoker_operator.process.metrics import Metrics
-from stoker_operator.reconcile.accelerator_usage import AcceleratorUsage
-from stoker_operator.reconcile.apply import MANAGER, NotLeading, Writer
-from stoker_operator.reconcile.decide import is_ours
-from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
+from stoker_operator.reconcile.apply import MANAGER
+from stoker_operator.reconcile.evaluate import PlanningContext
 from stoker_operator.reconcile.gateway_rbac import KINDS as GRANTS
-from stoker_operator.reconcile.gateway_rbac import grant, namespaces
-from stoker_operator.reconcile.object_versions import ObjectVersions
 from stoker_operator.reconcile.other_operators import OtherOperators
-from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile, report_failure
-from stoker_operator.reconcile.routing import Routes
+from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.settings import Settings
-
-#: Watches these kinds; calls the second with each event, and the third when the watch ends; from any thread.
-Watch = Callable[[tuple[Watched, ...], Callable[[str, str | None, Object], None], Callable[[], None]], None]
-#: Between two lists, whatever happens.
-_LISTS_APART_SECONDS: Final = 30
-#: A review is answered later by no more than this; the API server waits some seconds.
-_REVIEW_WAITS_SECONDS: Final = 2
-#: Reconciles that are made at a time; one that hangs does not count.
-_RECONCILES: Final = 16
-#: The most characters of an error that a condition repeats.
-_ERROR: Final = 500
-_BUG: Final = "this is a bug in the operator, whose log has more; a changed spec is tried at once"
-
-logger = logging.getLogger(__name__)
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 
 class Controller:
@@ -76,6 +52,7 @@ class Controller:
         catalogue: accelerators and images.
         policy: what the administrator permits endpoints, and adds to their objects.
         watch: watches the kinds that may be added to the cluster, and go.
+        composition: of which workloads endpoints consist.
     """
 
     def __init__(
@@ -85,41 +62,51 @@ class Controller:
         catalogue: Catalogue,
         policy: Policy = PERMISSIVE,
         watch: Watch | None = None,
+        composition: Composition = ONE_DEPLOYMENT,
     ) -> None:
         self._settings = settings
         self._catalogue = catalogue
         self._policy = policy
+        self._composition = composition
         self._store = Store(MANAGER, INSTANCE)
-        self._informer = Informer(kube, self._store, settings.namespaces, gateway=settings.gateway is not None)
-        self._routes = Routes(settings.gateway)
+        self._informer = Informer(
+            kube, self._store, settings.namespaces, gateway=settings.gateway is not None, kinds=composition.kinds
+        )
         self._metrics = Metrics()
         self._metrics.ask_endpoints(self._conditions)
-        self._workers = WorkerThreads("reconcile", _RECONCILES, settings.reconcile_seconds)
-        self._tasks = EndpointTasks(self._reconcile, settings)
-        self._grants = EndpointTasks(self._grant, settings)
         self._configs = HubConfigs(self._on_hub_attempt)
-        self._hub_attempted = asyncio.Event()
-        self._engines = EngineFacts(self._on_engine_report)
-        self._engine_watch = EngineWatch(self._on_engine_report)
+        self._reviews = Reviews(self._store, self._configs, self._context)
         self._process = Process(
             settings,
             kube,
             self._metrics,
-            self._check,
+            self._reviews.check,
             {"the cluster has been listed": lambda: self._informer.filled},
             on_gain=self._start_leading,
             on_loss=self._stop_working,
-            learn=self._await_config,
+            learn=self._reviews.await_config,
         )
-        self._watch = watch
-        self._watched: set[Watched] = set()
-        self._kube = kube
-        self._accelerator_usage = AcceleratorUsage(kube)
-        lease = settings.lease
-        self._operators = OtherOperators(kube, f"{lease.namespace}/{lease.name}" if lease else "")
-        self._versions = ObjectVersions(kube, settings.resync_seconds) if settings.check_referenced_objects else None
-        self._listing = asyncio.Lock()
-        self._needs_list = asyncio.Event()
+        lease, epoch = settings.lease, lambda: self._process.epoch()
+        operators = OtherOperators(kube, f"{lease.namespace}/{lease.name}" if lease else "")
+        self._tasks = EndpointTasks(self._reconcile, settings)
+        self._reconciler = Reconciler(
+            settings, kube, self._store, self._metrics, epoch, self._context, operators, self._wake_from_any_thread
+        )
+        self._routes = GatewayRoutes(settings, kube, self._store, epoch, self._is_working, operators)
+        self._kinds = WatchedKinds(
+            self._informer,
+            watch,
+            lambda kind, change, seen: self._call_in_loop(self.on_event, kind, change, seen),
+            self._call_in_loop,
+        )
+        self._relisting = Relisting(
+            settings,
+            self._informer,
+            self._on_news,
+            self._kinds.watch_optional,
+            self._wake,
+            lambda: self._tasks.keys(),
+        )
         self._working_epoch: int | None = None  # the lead in which tasks are woken: all has been listed in it
         self._taking_over: asyncio.Task[None] | None = None
         self._resync: asyncio.Task[None] | None = None
@@ -128,9 +115,7 @@ class Controller:
 
     def watched(self) -> tuple[Watched, ...]:
         """The kinds of object to watch that every cluster has. The others, which may also go, are watched apart."""
-        watched = tuple(each for each in self._informer.watched() if not each.optional)
-        self._watched = set(watched)
-        return watched
+        return self._kinds.everywhere()
 
     async def start(self) -> None:
         """Sees all there is, and begins to work.
@@ -141,10 +126,10 @@ class Controller:
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._informer.relist)
-        self._update_routes(self._informer.news())  # a replica that begins to lead looks at all
+        self._routes.update(self._informer.news())  # a replica that begins to lead looks at all
         await self._process.start()
-        self._watch_optional()
-        self._resync = asyncio.create_task(self._relist(), name="resync")
+        self._kinds.watch_optional()
+        self._resync = asyncio.create_task(self._relisting.run(), name="resync")
 
     async def stop(self) -> None:
         """Ends; what is under way is finished, and nothing started."""
@@ -158,123 +143,24 @@ class Controller:
 
     def on_event(self, kind: str, change: str | None, seen: Object) -> None:
         """Takes in an event of a watch."""
-        for key in self._update_routes(self._informer.on_event(kind, change, seen)):
+        for key in self._routes.update(self._informer.on_event(kind, change, seen)):
             self._wake(key)
         if kind in GRANTS:
-            self._wake_grant(seen["metadata"]["namespace"])
+            self._routes.wake(seen["metadata"]["namespace"])
         if self._informer.needs_relist:
-            self._needs_list.set()
+            self._relisting.request()
 
     async def _reconcile(self, key: Key) -> Outcome:
-        began, epoch = time.monotonic(), self._process.epoch()
-        writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
-        facts = self._engines.reported, self._engine_watch.engine_states
-        cluster = Cluster(self._kube, self._store, writer, self._accelerator_usage.now, *facts, self._operators)
-        if self._versions:
-            cluster = dataclasses.replace(cluster, version=self._versions.get)
-        work = functools.partial(reconcile, cluster, self._context(key), key, datetime.now(UTC))
-        try:
-            outcome = await self._workers.call(work, lambda: self._report_late(cluster, key))
-        except NotLeading:
-            raise  # no failure
-        except KubeError as error:
-            self._metrics.failed(error.status, time.monotonic() - began)
-            raise
-        except Exception as error:
-            self._metrics.failed("bug", time.monotonic() - began)
-            error_text = f"{type(error).__name__}: {error}"[:_ERROR]
-            problem = f"the operator fails to reconcile this endpoint: {error_text}; {_BUG}"
-            await asyncio.to_thread(self._report, cluster, key, problem)
-            raise
-        self._metrics.reconciled(outcome.value, time.monotonic() - began)
+        outcome = await self._reconciler.reconcile(key)
         if outcome is Outcome.GONE:
-            self._engines.forget(key)
-            self._engine_watch.forget(key)
             self._configs.forget(key)
-            self._operators.forget(key)
         return outcome
 
-    def _report_late(self, cluster: Cluster, key: Key) -> None:
-        seconds = self._settings.reconcile_seconds
-        logger.warning("reconciling takes more than %g seconds", seconds, extra=key.reference)
-        problem = f"the operator has been reconciling this endpoint for more than {seconds:g} seconds; {_BUG}"
-        reporting = asyncio.get_running_loop().run_in_executor(None, self._report, cluster, key, problem)
-        # The reconcile may have ended meanwhile, and its status been replaced by this one: the next one puts it right.
-        reporting.add_done_callback(lambda _: self._wake(key))
-
-    def _report(self, cluster: Cluster, key: Key, problem: str) -> None:
-        """Has the endpoint's status say that the operator fails."""
-        with contextlib.suppress(NotLeading):
-            try:
-                report_failure(cluster, key, problem, datetime.now(UTC))
-            except KubeError as error:
-                logger.warning("the status could not be written: %s", error, extra=key.reference)
-            except Exception:
-                logger.exception("this is a bug in the operator", extra=key.reference)
-
-    async def _grant(self, key: Key) -> Outcome:
-        """Lets the gateway read what it needs in a namespace, and no more."""
-        gateway, epoch = self._settings.gateway, self._process.epoch()
-        if gateway is None:
-            return Outcome.GONE
-        writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
-        secrets = self._routes.secrets(key.namespace)
-        work = functools.partial(grant, self._kube, self._store, writer, key.namespace, secrets, gateway)
-        outcome = await asyncio.to_thread(work, self._operators)
-        if outcome is Outcome.GONE:
-            self._operators.forget(key)
-        return outcome
-
-    async def _relist(self) -> None:
-        """Lists everything now and then, and looks at every endpoint for which that found something new."""
-        acted_on = self._informer.pod_monitors
-        while True:
-            await self._wait_for_next_list()
-            if not await self._list():
-                continue
-            known = set(self._informer.endpoints())
-            for key in known if acted_on != self._informer.pod_monitors else known - self._tasks.keys():
-                self._wake(key)
-            # Only now: a round that found it may have failed later. A replica that begins to lead looks at all anyway.
-            acted_on = self._informer.pod_monitors
-
-    async def _wait_for_next_list(self) -> None:
-        """Until the interval is over, or a watch makes a list necessary; but never too soon after the last one."""
-        resync = self._settings.resync_seconds
-        soonest = min(resync, _LISTS_APART_SECONDS)
-        self._needs_list.clear()
-        await asyncio.sleep(soonest)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(resync - soonest):
-                await self._needs_list.wait()
-
-    async def _list(self) -> bool:
-        """Lists everything, and wakes the tasks of what is new; whether it could be listed."""
-        async with self._listing:
-            try:
-                await asyncio.to_thread(self._informer.relist)
-            except KubeError as error:
-                logger.warning("the cluster could not be listed: %s", error)
-                return False
-            finally:
-                # What a list reports first is not new any more when the watch reports it.
-                for key in self._update_routes(self._informer.news()):
-                    self._wake(key)
-                self._wake_grants()
-        self._watch_optional()
-        return True
-
-    def _watch_optional(self) -> None:
-        """Begins to watch those optional kinds that the cluster has now."""
-        new = tuple(each for each in self._informer.watched() if each not in self._watched)
-        if not new or self._watch is None:
-            return
-        self._watched |= set(new)
-        self._watch(
-            new,
-            lambda kind, change, seen: self._call_in_loop(self.on_event, kind, change, seen),
-            lambda: self._call_in_loop(self._watched.difference_update, new),
-        )
+    def _on_news(self, keys: Set[Key]) -> None:
+        """A list has found something new for these endpoints."""
+        for key in self._routes.update(keys):
+            self._wake(key)
+        self._routes.wake_all(self._informer.endpoints())
 
     def _start_leading(self) -> None:
         """This replica begins to lead."""
@@ -287,7 +173,7 @@ class Controller:
     async def _take_over(self, epoch: int | None) -> None:
         """Sees what others have done before it continues with it: our watches may be behind."""
         pause = self._settings.backoff_seconds
-        while self._process.epoch() == epoch and not await self._list():
+        while self._process.epoch() == epoch and not await self._relisting.list():
             await asyncio.sleep(pause)
             pause = min(pause * 2, self._settings.resync_seconds)
         if self._process.epoch() == epoch:
@@ -295,38 +181,23 @@ class Controller:
 
     def _start_working(self, epoch: int | None) -> None:
         self._working_epoch = epoch
-        self._wake_all()
+        endpoints = self._informer.endpoints()
+        for key in endpoints:
+            self._wake(key)
+        self._routes.wake_all(endpoints)
+
+    def _is_working(self) -> bool:
+        return self._working_epoch is not None and self._working_epoch == self._process.epoch()
 
     def _wake(self, key: Key) -> None:
-        if self._working_epoch is not None and self._working_epoch == self._process.epoch():
+        if self._is_working():
             self._tasks.wake(key)
 
-    def _wake_all(self) -> None:
-        for key in self._informer.endpoints():
-            self._wake(key)
-        self._wake_grants()
-
-    def _wake_grants(self) -> None:
-        for namespace in {key.namespace for key in self._informer.endpoints()} | namespaces(self._store):
-            self._wake_grant(namespace)
-
-    def _wake_grant(self, namespace: str) -> None:
-        if self._settings.gateway and self._working_epoch is not None and self._working_epoch == self._process.epoch():
-            self._grants.wake(Key(namespace, ""))
-
-    def _update_routes(self, keys: Set[Key]) -> set[Key]:
-        """Looks again at who of these the gateway serves; returns them, with the others for which that changes
-        something."""
-        changed: set[Key] = set()
-        for key in keys:
-            document, namespace = self._store.get(KIND, *key), self._store.get("Namespace", "", key.namespace)
-            changed |= self._routes.learn(key, document, namespace)
-        for namespace_name in {key.namespace for key in changed}:
-            self._wake_grant(namespace_name)
-        return {*keys, *changed}
+    def _wake_from_any_thread(self, key: Key) -> None:
+        self._call_in_loop(self._wake, key)
 
     async def _end_tasks(self) -> None:
-        await asyncio.gather(self._tasks.stop(), self._grants.stop())
+        await asyncio.gather(self._tasks.stop(), self._routes.stop())
 
     def _stop_working(self) -> None:
         """The tasks end; what a thread is still at cannot write any more."""
@@ -334,24 +205,15 @@ class Controller:
         if self._taking_over:
             self._taking_over.cancel()
         self._configs.forget_all()
-        self._engine_watch.forget_all()
+        self._reconciler.stop()
         # Kept, since the event loop itself does not keep a task alive.
         self._stopping = asyncio.create_task(self._end_tasks(), name="stop")
 
     def _on_hub_attempt(self, _model: Model, users: Set[Key]) -> None:
         """A description that endpoints wait for has come, or will not come soon; may be called from any thread."""
-        self._call_in_loop(self._answer_reviews)
+        self._call_in_loop(self._reviews.on_hub_attempt)
         for key in users:
-            self._call_in_loop(self._wake, key)
-
-    def _answer_reviews(self) -> None:
-        """Those that wait for a description look again."""
-        self._hub_attempted.set()
-        self._hub_attempted = asyncio.Event()
-
-    def _on_engine_report(self, key: Key) -> None:
-        """An engine has reported what was not known of it; may be called from any thread."""
-        self._call_in_loop(self._wake, key)
+            self._wake_from_any_thread(key)
 
     def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """Has the event loop call it; may be called from any thread, also when the loop has ended."""
@@ -360,47 +222,15 @@ class Controller:
                 self._loop.call_soon_threadsafe(function, *arguments)
 
     def _context(self, user: Key | None = None) -> PlanningContext:
-        configs = functools.partial(self._configs.get, user=user)
         return PlanningContext(
             self._catalogue,
-            configs,
+            functools.partial(self._configs.get, user=user),
             self._informer.pod_monitors,
             self._policy,
             pending=self._configs.pending,
             route=self._routes.of(user) if user else None,
+            composition=self._composition,
         )
-
-    async def _await_config(self, document: Object) -> None:
-        """Waits a little for what the webhook's verdict rests on, where it is on its way."""
-        awaited = self._evaluate(document).awaited if _is_of_hub(document) else None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REVIEW_WAITS_SECONDS):
-                while awaited and self._configs.pending(*awaited):
-                    await self._hub_attempted.wait()
-
-    def _evaluate(self, document: Object, before: Object | None = None) -> Evaluation:
-        metadata = document["metadata"]
-        name = metadata.get("name") or metadata.get("generateName") or ""
-        return evaluate(Owner(name, metadata.get("namespace")), document, self._context(), before)
-
-    def _check(self, document: Object, before: Object | None) -> ReviewVerdict:
-        """The webhook's judge."""
-        evaluation = self._evaluate(document, before)
-        if evaluation.plan is None or evaluation.parsed is None:
-            return ReviewVerdict(evaluation.violations)
-        problem = shrinking_problem(evaluation.parsed.spec, self._claim(document)) if before else None
-        placement = evaluation.plan.placement
-        # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
-        room = capacity(observe.nodes(self._store), (), placement.accelerator, placement.count)
-        violations = (*evaluation.violations, *([problem] if problem else []))
-        return ReviewVerdict(violations, (*evaluation.plan.warnings, *([room] if room else [])))
-
-    def _claim(self, document: Object) -> Object | None:
-        """The claim that was made for an endpoint."""
-        metadata = document["metadata"]
-        owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"))
-        live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)
-        return live if live is not None and is_ours(owner, live) else None
 
     def _conditions(self) -> Mapping[tuple[str, str], int]:
         """How many endpoints have which condition."""
@@ -410,11 +240,3 @@ class Controller:
             for document in documents
             for condition in document.get("status", {}).get("conditions", ())
         )
-
-
-def _is_of_hub(document: Object) -> bool:
-    """Whether a manifest, which may be anything, names a model of the hub."""
-    spec = document.get("spec")
-    model = spec.get("model") if isinstance(spec, Mapping) else None
-    source = model.get("source") if isinstance(model, Mapping) else None
-    return isinstance(source, str) and source.startswith("hf://")

@@ -16,17 +16,15 @@ from typing import Any, Final
 import kopf
 from kopf._cogs.structs.references import Insights  # what `kopf.operator` takes and does not export
 
-from stoker_operator.admission.review import Object
 from stoker_operator.cluster.informer import Watched
 from stoker_operator.cluster.kube import Kube, KubeError
 from stoker_operator.manager.controller import Controller
+from stoker_operator.manager.relisting import OnEvent
 from stoker_operator.objects.owner import MANAGED_BY
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.policy import Policy
 from stoker_operator.settings import Settings
-
-#: Takes in an event of a watch: the kind, what happened, the object.
-OnEvent = Callable[[str, str | None, Object], None]
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +154,14 @@ def _removed_kinds(kube: Kube, watched: Iterable[Watched]) -> list[str]:
         return []
 
 
-def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) -> None:
-    """Runs the operator until SIGTERM or SIGINT.
+def run(
+    settings: Settings,
+    kube: Kube,
+    catalogue: Catalogue,
+    policy: Policy,
+    composition: Composition = ONE_DEPLOYMENT,
+) -> None:
+    """Runs the operator until SIGTERM or SIGINT; `composition` is of which workloads endpoints consist.
 
     Raises:
         KindGoneError: the API server lacks a kind that is watched.
@@ -165,7 +169,7 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) ->
         OSError: an address cannot be listened on.
     """
     optional = OptionalWatches(settings)
-    controller = Controller(settings, kube, catalogue, policy, optional.begin)
+    controller = Controller(settings, kube, catalogue, policy, optional.begin, composition)
     failure: list[KubeError | OSError] = []
     ending = asyncio.Event()
     watched = controller.watched()

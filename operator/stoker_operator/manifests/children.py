@@ -1,19 +1,25 @@
-"""All the objects of an endpoint, in the order in which they are applied."""
+"""All the objects of an endpoint's workload, in the order in which they are applied."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stoker_operator.api.v1alpha1 import Spec
-from stoker_operator.manifests.deployment import deployment
 from stoker_operator.manifests.disruption_budget import disruption_budget
 from stoker_operator.manifests.network_policy import network_policy
 from stoker_operator.manifests.pod_monitor import pod_monitor
+from stoker_operator.manifests.pod_template import pod_template
 from stoker_operator.manifests.service import service
 from stoker_operator.manifests.service_account import service_account
 from stoker_operator.manifests.storage import claim
+from stoker_operator.objects.facts import MAIN, Child, Object
 from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.plan.planner import Plan
 from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.settings import GatewaySettings
+from stoker_operator.workloads.composition import Role
+from stoker_operator.workloads.deployment import DEPLOYMENT
+from stoker_operator.workloads.kind import PodSet, WorkloadKind
 
 
 def children(
@@ -21,16 +27,22 @@ def children(
     spec: Spec,
     plan: Plan,
     *,
+    kind: WorkloadKind = DEPLOYMENT,
+    role: Role = Role.SERVING,
+    live: Mapping[Child, Object] | None = None,
     pod_monitors: bool = False,
     policy: Policy = PERMISSIVE,
     gateway: GatewaySettings | None = None,
 ) -> tuple[Manifest, ...]:
-    """The objects that should exist for `spec`; what pods need comes before them.
+    """The objects that should exist for a workload with this `spec`; what pods need comes before them.
 
     Args:
-        owner: the endpoint.
-        spec: the endpoint's, as its author wrote it.
+        owner: the endpoint, with the workload's name.
+        spec: the workload's: the endpoint's, as its author wrote it, where there is no other workload.
         plan: what was decided about it.
+        kind: what runs the pods.
+        role: what the pods are for: the Service and the PodDisruptionBudget are of the workload that serves.
+        live: the objects of that kind that the workload has.
         pod_monitors: whether the cluster has PodMonitors.
         policy: what the administrator permits and adds.
         gateway: the one that serves the endpoint; None: none does.
@@ -38,14 +50,15 @@ def children(
     Raises:
         Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be honoured.
     """
-    pods = deployment(owner, spec, plan, policy)
+    pods = PodSet(owner, spec.replicas, spec.rollout, pod_template(owner, spec, plan, policy))
+    endpoint, serves = owner.of(MAIN), role is Role.SERVING
     objects = (
         service_account(owner),
         claim(owner, spec),
-        service(owner, spec),
+        service(endpoint, spec, kind.request_pods(owner)) if serves else None,
         network_policy(owner, spec, policy, gateway),
-        disruption_budget(owner, spec),
-        pods,
+        disruption_budget(endpoint, spec, owner.selector()) if serves else None,
+        *kind.objects(pods, live or {}),
         pod_monitor(owner, spec, pod_monitors, policy),
     )
     return tuple(each for each in objects if each is not None)

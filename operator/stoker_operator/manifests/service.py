@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.exposure import DEFAULT_PORT
 from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.runtimes.registry import RUNTIMES
 
 
-def service(owner: Owner, spec: Spec) -> Manifest:
-    """The endpoint's Service."""
+def service(owner: Owner, spec: Spec, pods: Mapping[str, str]) -> Manifest:
+    """The endpoint's Service, in front of the pods with these labels."""
     metadata = owner.metadata()
     metadata["labels"] = {**(spec.service.labels or {}), **metadata["labels"]}
     if spec.service.annotations:
@@ -21,7 +23,7 @@ def service(owner: Owner, spec: Spec) -> Manifest:
         "spec": {
             "type": spec.service.type or "ClusterIP",
             "ipFamilyPolicy": "PreferDualStack",
-            "selector": owner.selector(),
+            "selector": dict(pods),
             "ports": [{"name": "http", "port": port(spec), "targetPort": "http", "protocol": "TCP"}],
         },
     }

@@ -15,6 +15,8 @@ Object = Mapping[str, Any]
 MAIN: Final = "main"
 #: What Kubernetes says of a container that waits for nothing but its turn.
 CREATING: Final = ("ContainerCreating", "PodInitializing")
+#: The label that names the endpoint an object belongs to.
+INSTANCE: Final = "app.kubernetes.io/instance"
 #: The label that names the workload an object belongs to.
 WORKLOAD: Final = "stoker.dev/workload"
 
@@ -36,15 +38,33 @@ class Key(NamedTuple):
 
 
 class Child(NamedTuple):
-    """Which of an endpoint's objects: a workload, a set of like pods, has at most one of a kind."""
+    """Which of an endpoint's objects.
+
+    Attributes:
+        kind: its kind.
+        workload: the set of like pods that it belongs to.
+        component: which of several of a kind that a workload has; empty: the one with the workload's name.
+    """
 
     kind: str
     workload: str = MAIN
+    component: str = ""
 
     @classmethod
     def of(cls, manifest: Object) -> Child:
-        """Which one a manifest of ours makes."""
-        return cls(manifest["kind"], manifest["metadata"].get("labels", {}).get(WORKLOAD, MAIN))
+        """Which one an object with our labels is: its component is the end of its name."""
+        metadata = manifest["metadata"]
+        labels = metadata.get("labels") or {}
+        workload, instance = labels.get(WORKLOAD, MAIN), labels.get(INSTANCE, "")
+        start = f"{object_name(instance, workload)}-"
+        is_component = bool(instance) and metadata["name"].startswith(start)
+        return cls(manifest["kind"], workload, metadata["name"].removeprefix(start) if is_component else "")
+
+
+def object_name(endpoint: str, workload: str, component: str = "") -> str:
+    """The name of an endpoint's object."""
+    name = endpoint if workload == MAIN else f"{endpoint}-{workload}"
+    return f"{name}-{component}" if component else name
 
 
 @dataclass(frozen=True)
@@ -68,21 +88,49 @@ class Endpoint:
     status: Object
 
 
+class Halt(NamedTuple):
+    """Why a workload takes up no changes until it is resumed.
+
+    Attributes:
+        reason: in one word.
+        message: in a sentence, with the remedy.
+    """
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class PodCounts:
+    """The pods of a workload whose replicas are groups of pods.
+
+    Attributes:
+        desired: pods there should be.
+        total: pods there are.
+        ready: pods that are ready.
+    """
+
+    desired: int
+    total: int
+    ready: int
+
+
 @dataclass(frozen=True)
 class Rollout:
-    """How far a Deployment has got.
+    """How far a workload has got, in replicas.
 
     Attributes:
         current: its numbers are about its newest spec.
-        desired: pods there should be.
-        total: pods there are.
-        updated: pods of the newest spec.
-        ready: pods that are ready.
-        available: pods that serve.
+        desired: replicas there should be.
+        total: replicas there are.
+        updated: replicas of the newest spec.
+        ready: replicas that are ready.
+        available: replicas that serve.
         failure: why pods cannot even be created, where the cluster says so.
         overdue: no pod has come nearer to serving for as long as a start may take.
-        paused: it takes up no changes until somebody resumes it.
-        served: all pods of its newest spec have served.
+        halted: why it takes up no changes; None: it does.
+        served: all replicas of its newest spec have served.
+        pods: the same in pods; None: each replica is one pod.
     """
 
     current: bool
@@ -93,8 +141,9 @@ class Rollout:
     available: int
     failure: str = ""
     overdue: bool = False
-    paused: bool = False
+    halted: Halt | None = None
     served: bool = False
+    pods: PodCounts | None = None
 
     @property
     def placed(self) -> bool:
@@ -142,6 +191,7 @@ class Pod:
         created: when, as the API server writes it.
         ready: it serves.
         version: which template it was made from; pods of one template have the same.
+        takes_requests: it is one of the pods that answer the workload's requests.
         node: where it runs; empty as long as no node took it.
         address: its IP.
         requests: accelerators and other countable resources it holds, by name.
@@ -157,6 +207,7 @@ class Pod:
     created: str
     ready: bool
     version: str = ""
+    takes_requests: bool = True
     node: str = ""
     address: str = ""
     requests: Mapping[str, int] = field(default_factory=dict)

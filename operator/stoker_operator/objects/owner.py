@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND
-from stoker_operator.objects.facts import MAIN, WORKLOAD
+from stoker_operator.objects.facts import INSTANCE as INSTANCE
+from stoker_operator.objects.facts import MAIN, WORKLOAD, Child, object_name
 
 Manifest = dict[str, Any]
 
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "stoker"}
-#: The label that names the endpoint an object belongs to.
-INSTANCE: Final = "app.kubernetes.io/instance"
+#: The label that names the component of a workload with several objects of a kind.
+COMPONENT: Final = "app.kubernetes.io/component"
 #: The annotation that says which generation of the endpoint an object was made of.
 GENERATION: Final = "stoker.dev/generation"
 #: The annotation that names the operator that made an object.
@@ -31,6 +32,7 @@ class Owner:
             objects can be shown but not tied to anything.
         workload: the set of like pods that the objects are for.
         operator: which operator makes them, as NAMESPACE/NAME of its Lease; empty for one that has none.
+        component: which of the workload's objects of one kind; empty: it has only one.
     """
 
     name: str
@@ -38,22 +40,29 @@ class Owner:
     uid: str | None = None
     workload: str = MAIN
     operator: str = ""
+    component: str = ""
 
-    def of(self, workload: str) -> Owner:
-        """The owner of another workload's objects."""
-        return replace(self, workload=workload)
+    def of(self, workload: str, component: str = "") -> Owner:
+        """The owner of another workload's objects, or of one component of it."""
+        return replace(self, workload=workload, component=component)
+
+    def name_of(self, child: Child) -> str:
+        """The name of one of the endpoint's objects."""
+        return object_name(self.name, child.workload, child.component)
 
     @property
     def object_name(self) -> str:
-        """The name of the workload's objects."""
-        return self.name if self.workload == MAIN else f"{self.name}-{self.workload}"
+        """The name of the workload's objects, or of the component's."""
+        return object_name(self.name, self.workload, self.component)
 
     def selector(self) -> dict[str, str]:
-        """Labels that pick the workload's pods. A Deployment's selector can never change, so neither can these."""
+        """Labels that pick the workload's pods, or the component's. The selector of what runs them can never change,
+        so neither can these."""
         return {
             "app.kubernetes.io/name": "stoker-engine",
             INSTANCE: self.name,
             WORKLOAD: self.workload,
+            **({COMPONENT: self.component} if self.component else {}),
         }
 
     def labels(self) -> dict[str, str]:

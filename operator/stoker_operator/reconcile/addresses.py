@@ -16,14 +16,14 @@ _ADDRESSES: Final = 16
 
 def addresses(decision: Decision, seen: Observed) -> dict[str, Any]:
     """Where clients reach the endpoint."""
-    parsed, service = decision.evaluation.parsed, _service(decision, seen)
+    serving, service = decision.evaluation.serving, _service(decision, seen)
     gateway = serving_gateway(decision, seen)
     routed = [{"name": "gateway", "url": f"{gateway.url}/v1"}] if gateway else []
     if service is None:
         return {}
-    if parsed is None:
+    if serving is None:
         return {"addresses": routed} if routed else {}
-    internal = url(decision.owner, parsed.spec)
+    internal = url(decision.owner, serving.spec)
     listed = [{"name": "cluster", "url": internal}]
     scheme, _, after_scheme = internal.partition("://")
     port = after_scheme.partition("/")[0].rpartition(":")[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -40,7 +40,7 @@ class Applied:
     Attributes:
         live: the objects as they are now.
         refusal: what the API server said of those that it does not take; the others were applied all the same, except
-            a Deployment that does not exist yet and whose pods would lack one of them.
+            what does not exist yet and would make pods that lack one of them.
         refused: the first of them.
     """
 
@@ -70,7 +70,8 @@ class Writer:
         live: Mapping[Child, Object],
         unwanted: Iterable[Child] = (),
         *,
-        check: str = "",
+        pods: Collection[str] = (),
+        check: Collection[str] = (),
     ) -> Applied:
         """Applies the objects; those that are already so cost no request.
 
@@ -78,7 +79,8 @@ class Writer:
             objects: what should exist.
             live: what exists.
             unwanted: what of it should not.
-            check: the kind of objects that the API server is to judge before anything is written.
+            pods: the kinds of objects that make pods.
+            check: those that the API server is to judge before anything is written.
 
         Raises:
             KubeError: the API server could not be reached, or could not answer.
@@ -88,7 +90,7 @@ class Writer:
         children = {Child.of(each): each for each in objects}
         due = [child for child, each in children.items() if child not in now or differs(each, now[child], MANAGER)]
         for child in due:
-            if child.kind == check:
+            if child.kind in check:
                 try:
                     self._apply(children[child], dry_run=True)
                 except KubeError as error:
@@ -97,7 +99,7 @@ class Writer:
                     return Applied(now, str(error), child)
         refusals: dict[Child, str] = {}
         for child in due:
-            if child.kind == "Deployment" and child not in now and refusals.keys() - now.keys():
+            if child.kind in pods and child not in now and refusals.keys() - now.keys():
                 continue  # its pods would lack what could not be created
             try:
                 now[child] = self._apply_on(children[child], now.get(child))

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.objects.facts import Endpoint, EngineStates, Rollout
+from stoker_operator.plan.planner import Plan
 from stoker_operator.reconcile.addresses import serving_gateway
 from stoker_operator.reconcile.decide import Decision
 from stoker_operator.reconcile.diagnosis import Diagnosis, quota_exceeded
@@ -96,32 +97,43 @@ def _planned(decision: Decision) -> ConditionStatus:
     evaluation = decision.evaluation
     if evaluation.unplannable:
         return ConditionStatus("False", evaluation.unplannable[0].reason, "\n".join(map(str, evaluation.unplannable)))
-    if evaluation.plan is None:
+    if not evaluation.plans or len(evaluation.plans) < len(evaluation.workloads):
         return ConditionStatus("Unknown", "NotAccepted", "only an accepted spec is planned")
-    placement = evaluation.plan.placement
-    pipeline = f", pipeline {placement.pipeline}" if placement.pipeline > 1 else ""
-    spread = f"each pod runs tensor {placement.tensor}{pipeline}, data {placement.data}"
-    if placement.expert:
-        spread += f", expert {placement.tensor * placement.data}"
-    if evaluation.plan.chosen_by:
-        unknown = evaluation.plan.estimate is None
-        choice = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
-        spread += f", as {evaluation.plan.chosen_by} Auto {choice}"
-    spread = "; ".join((spread, *evaluation.plan.warnings))
+    several = len(evaluation.plans) > 1
+    spreads = [
+        f"workload {name}: {_spread(each)}" if several else _spread(each) for name, each in evaluation.plans.items()
+    ]
+    spread = "; ".join(spreads)
     if decision.held:
         return ConditionStatus("Unknown", "ModelUnknown", f"{spread}; {_HELD}")
-    if evaluation.plan.estimate is None:
+    unknown = next((each for each in evaluation.plans.values() if each.estimate is None), None)
+    if unknown:
         return ConditionStatus(
             "Unknown",
             "ModelUnknown",
-            f"{spread}; whether the model fits is judged by the engine at its start: {evaluation.plan.unknown}",
+            f"{spread}; whether the model fits is judged by the engine at its start: {unknown.unknown}",
         )
     return ConditionStatus("True", "Planned", spread)
 
 
+def _spread(plan: Plan) -> str:
+    """How the model is spread."""
+    placement = plan.placement
+    pipeline = f", pipeline {placement.pipeline}" if placement.pipeline > 1 else ""
+    spread = f"each pod runs tensor {placement.tensor}{pipeline}, data {placement.data}"
+    if placement.expert:
+        spread += f", expert {placement.tensor * placement.data}"
+    if plan.chosen_by:
+        unknown = plan.estimate is None
+        choice = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
+        spread += f", as {plan.chosen_by} Auto {choice}"
+    return "; ".join((spread, *plan.warnings))
+
+
 def _available(rollout: Rollout) -> ConditionStatus:
     if rollout.available:
-        return ConditionStatus("True", "Available", f"{rollout.available} of {rollout.desired} pods serve")
+        counts = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve"
+        return ConditionStatus("True", "Available", counts)
     return ConditionStatus("False", "NoPodServes", "no pod serves")
 
 
@@ -207,23 +219,26 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
     if rollout is not None and seen.complete and decision.objects and not seen.refusal:
         if rollout.desired == 0:
             return ConditionStatus("True", "ScaledToZero", "spec.replicas is 0")
-        serving = f"{rollout.available} of {rollout.desired} pods serve the newest spec"
+        serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
         return ConditionStatus("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
     if trouble:
         return ConditionStatus("False", trouble.reason, trouble.message)
     if decision.held:
         return ConditionStatus("False", "RollingOut", _HELD)
     if rollout is None:
-        return ConditionStatus("False", "RollingOut", "the Deployment does not exist yet")
+        workload = decision.evaluation.serving
+        kind = workload.kind.name if workload else "workload"
+        return ConditionStatus("False", "RollingOut", f"the {kind} does not exist yet")
     return ConditionStatus("False", "RollingOut", _progress(seen.unfinished or rollout) + _waited_for(seen))
 
 
 def older_objects(decision: Decision, seen: Observed) -> list[str]:
     """What is said of Secrets and ConfigMaps of which pods run with an earlier state: one sentence each, and what
     renews them."""
-    owner, sentences = decision.owner, []
-    for name, workload in seen.workloads.items():
-        restart = f"kubectl rollout restart deployment/{owner.of(name).object_name} --namespace {owner.namespace}"
+    sentences = []
+    for workload in seen.workloads.values():
+        objects = " ".join(workload.objects)
+        restart = f"kubectl rollout restart {objects} --namespace {decision.owner.namespace}"
         for each in workload.older:
             subject = f"{each.kind} {each.name} ({each.field}) as it was before {each.changed:%Y-%m-%dT%H:%M:%SZ}"
             sentences.append(f"{_named(each.pods)} with {subject}: {restart} renews them")
@@ -238,7 +253,14 @@ def _named(pods: tuple[str, ...]) -> str:
 def _progress(rollout: Rollout) -> str:
     serving = min(rollout.updated, rollout.available, rollout.desired)
     leaving = rollout.total - rollout.desired
-    return f"{serving} of {rollout.desired} pods serve the newest spec" + (f"; {leaving} to go" if leaving > 0 else "")
+    progress = f"{serving} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
+    if rollout.pods:
+        progress += f", {rollout.pods.ready} of {rollout.pods.desired} pods are ready"
+    return progress + (f"; {leaving} to go" if leaving > 0 else "")
+
+
+def _replicas(rollout: Rollout) -> str:
+    return "replicas" if rollout.pods else "pods"
 
 
 def reported_conditions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -10,13 +10,15 @@ from typing import Final, NamedTuple
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.violation import Violation
 from stoker_operator.manifests.storage import sharing_problem
-from stoker_operator.objects.facts import MAIN, WORKLOAD, Child, Endpoint, Object
+from stoker_operator.objects.facts import MAIN, Child, Endpoint, Object
 from stoker_operator.objects.owner import Manifest, Owner
 from stoker_operator.reconcile.evaluate import Evaluation
 from stoker_operator.reconcile.pinning import Pinned, is_rendered, pin
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition, Workload
 
-#: Kinds of object that a workload may cease to want; the others stay as long as it does.
-DISPENSABLE = ("PodDisruptionBudget", "PodMonitor", "NetworkPolicy")
+#: Kinds of object that a workload may cease to want, beside those that run its pods; the others stay as long as the
+#: workload does.
+DISPENSABLE: Final = ("PodDisruptionBudget", "PodMonitor", "NetworkPolicy")
 
 
 #: How much the clocks of the API server and ours may.
@@ -44,7 +46,7 @@ class Decision:
         evaluation: what was made of its spec.
         objects: what to apply. Empty where something is in the way: what runs already is left running then.
         unwanted: objects of the endpoint that are to go.
-        pinned: the Deployments among `objects`, by workload.
+        pinned: what runs the pods among `objects`, by workload.
         conflict: what else has the name of one of its objects.
         held: pods of this spec are made when the model's description has been fetched, or has not come in time.
     """
@@ -65,6 +67,7 @@ def decide(
     live: Mapping[Child, Object],
     access_modes: Mapping[str, Sequence[str]],
     manager: str,
+    composition: Composition = ONE_DEPLOYMENT,
 ) -> Decision:
     """Decides what should exist for `endpoint`.
 
@@ -75,33 +78,40 @@ def decide(
         live: the objects that have the names of its own.
         access_modes: how the claims that its spec names may be mounted, by their names; those that exist.
         manager: our field manager.
+        composition: of which workloads endpoints consist.
     """
     if evaluation.violations or evaluation.parsed is None:
-        return Decision(owner, evaluation, unwanted=unplannable_deployments(endpoint, owner, evaluation, live, manager))
+        return Decision(owner, evaluation, unwanted=unplannable_objects(endpoint, owner, evaluation, live, manager))
     if is_held(endpoint, evaluation, live, manager):
         return Decision(owner, evaluation, held=True)
-    spec = evaluation.parsed.spec
-    problem = sharing_problem(spec, access_modes)
+    problems = (sharing_problem(each.spec, access_modes) for each in evaluation.workloads)
+    problem = next(filter(None, problems), None)
     if problem:
         return Decision(owner, replace(evaluation, refused=(problem,), objects=()))
     rendered = {Child.of(each): each for each in evaluation.objects}
     workloads = {MAIN, *(child.workload for child in rendered)}
-    named = (_conflict(owner, each) for child, each in live.items() if child.workload in workloads)
+    named = (_conflict(owner, each, composition) for child, each in live.items() if child.workload in workloads)
     conflict = next(filter(None, named), None)
     if conflict:
         return Decision(owner, evaluation, conflict=conflict)
     pinned = {
-        child.workload: pin(each, live.get(child), endpoint, spec, manager)
-        for child, each in rendered.items()
-        if child.kind == "Deployment"
+        each.name: pin(
+            [rendered[child] for child in _pods_of(each, rendered)],
+            each,
+            evaluation.plans[each.name].placement,
+            live,
+            endpoint,
+            manager,
+        )
+        for each in evaluation.workloads
     }
-    objects = rendered | {Child("Deployment", workload): each.deployment for workload, each in pinned.items()}
+    objects = rendered | {Child.of(each): each for workload in pinned.values() for each in workload.objects}
     owned = (
         child
         for child, each in live.items()
-        if is_ours(owner, each) or (child.workload in workloads and _lost_owner(owner, each))
+        if is_ours(owner, each) or (child.workload in workloads and _lost_owner(owner, each, composition))
     )
-    unwanted = tuple(child for child in owned if _is_unwanted(child, rendered, workloads))
+    unwanted = tuple(child for child in owned if _is_unwanted(child, rendered, workloads, composition))
     return Decision(owner, evaluation, tuple(objects.values()), unwanted, pinned)
 
 
@@ -110,10 +120,18 @@ def is_held(endpoint: Endpoint, evaluation: Evaluation, live: Mapping[Child, Obj
     spec already do not."""
     if evaluation.awaited is None or evaluation.parsed is None:
         return False
-    spec = evaluation.parsed.spec
-    pods = [child for child in map(Child.of, evaluation.objects) if child.kind == "Deployment"]
-    run = all(child in live and is_rendered(live[child], endpoint, spec, manager) for child in pods)
-    return spec.rollout.follows_images or not run
+    rendered = [Child.of(each) for each in evaluation.objects]
+    run = all(
+        child in live and is_rendered(live[child], endpoint, workload, manager)
+        for workload in evaluation.workloads
+        for child in _pods_of(workload, rendered)
+    )
+    return evaluation.parsed.spec.rollout.follows_images or not run
+
+
+def _pods_of(workload: Workload, children: Iterable[Child]) -> list[Child]:
+    """Those that run the workload's pods."""
+    return [each for each in children if (each.kind, each.workload) == (workload.kind.name, workload.name)]
 
 
 def refuse(decision: Decision, violation: Violation) -> Decision:
@@ -121,36 +139,32 @@ def refuse(decision: Decision, violation: Violation) -> Decision:
     return Decision(decision.owner, replace(decision.evaluation, refused=(violation,), objects=()))
 
 
-def unplannable_deployments(
+def unplannable_objects(
     endpoint: Endpoint, owner: Owner, evaluation: Evaluation, live: Mapping[Child, Object], manager: str
 ) -> tuple[Child, ...]:
-    """The Deployments that were made of this spec before it was known that the model cannot run so, and never served:
-    they would only hold accelerators."""
-    if not evaluation.unplannable or evaluation.parsed is None:
+    """What runs pods and was made of this spec before it was known that the model cannot run so, and never served: it
+    would only hold accelerators."""
+    if not evaluation.unplannable:
         return ()
-    spec = evaluation.parsed.spec
     return tuple(
         child
-        for child, each in live.items()
-        if child.kind == "Deployment"
-        and is_ours(owner, each)
-        and is_rendered(each, endpoint, spec, manager)
-        and not _has_served(endpoint, each)
+        for workload in evaluation.workloads
+        if workload.name not in evaluation.plans
+        for child in _pods_of(workload, live)
+        if is_ours(owner, live[child])
+        and is_rendered(live[child], endpoint, workload, manager)
+        and not _has_served(endpoint, workload, live[child])
     )
 
 
-def _has_served(endpoint: Endpoint, deployment: Object) -> bool:
-    """Whether a pod of the Deployment serves or may ever have served, by what the cluster and we reported of it."""
-    status = deployment.get("status") or {}
-    if status.get("readyReplicas") or status.get("availableReplicas"):
-        return True
-    conditions = {each["type"]: each for each in status.get("conditions") or ()}
-    if conditions.get("Progressing", {}).get("reason") == "NewReplicaSetAvailable":
+def _has_served(endpoint: Endpoint, workload: Workload, live: Object) -> bool:
+    """Whether a pod of the object serves or may ever have served, by what the cluster and we reported of it."""
+    if workload.kind.has_served(live):
         return True
     reported = next((each for each in endpoint.status.get("conditions") or () if each["type"] == "Available"), None)
     if reported is None:
         return False
-    made = datetime.fromisoformat(deployment["metadata"]["creationTimestamp"])
+    made = datetime.fromisoformat(live["metadata"]["creationTimestamp"])
     # False since before there were pods; two clocks are compared.
     since = datetime.fromisoformat(reported["lastTransitionTime"])
     return bool(reported["status"] == "True" or since > made + _CLOCKS_DIFFER)
@@ -161,15 +175,18 @@ def is_ours(owner: Owner, live: Object) -> bool:
     return bool(_controller(live).get("uid") == owner.uid)
 
 
-def _is_unwanted(child: Child, rendered: Mapping[Child, Manifest], workloads: set[str]) -> bool:
+def _is_unwanted(
+    child: Child, rendered: Mapping[Child, Manifest], workloads: Set[str], composition: Composition
+) -> bool:
     """Whether the spec has ceased to want it: by itself, or with its workload, of which a claim keeps its data."""
     if child.workload in workloads:
-        return child.kind in DISPENSABLE and child not in rendered
+        runs_pods = composition.kind(child.kind) is not None
+        return (runs_pods or child.kind in DISPENSABLE) and child not in rendered
     return child.kind != "PersistentVolumeClaim"
 
 
-def _conflict(owner: Owner, live: Object) -> Conflict | None:
-    if is_ours(owner, live) or _lost_owner(owner, live):
+def _conflict(owner: Owner, live: Object, composition: Composition) -> Conflict | None:
+    if is_ours(owner, live) or _lost_owner(owner, live, composition):
         return None
     object_text = f"{live['kind']} {live['metadata']['name']}"
     controller = _controller(live)
@@ -181,18 +198,16 @@ def _conflict(owner: Owner, live: Object) -> Conflict | None:
     return Conflict(f"{object_text} {owner_text} and is left alone; delete it, or give the endpoint another name")
 
 
-def _lost_owner(owner: Owner, live: Object) -> bool:
+def _lost_owner(owner: Owner, live: Object, composition: Composition) -> bool:
     """Whether the object was made for an endpoint of this name that let go of it, as a backup that is restored and
     ``kubectl delete --cascade=orphan`` have it. Applying what is wanted of it makes it the endpoint's again."""
     if _controller(live):
         return False
-    metadata = live["metadata"]
-    of_workload = owner.of((metadata.get("labels") or {}).get(WORKLOAD, MAIN))
-    if not of_workload.labels().items() <= (metadata.get("labels") or {}).items():
+    metadata, child = live["metadata"], Child.of(live)
+    of_child, kind = owner.of(child.workload, child.component), composition.kind(child.kind)
+    if not of_child.labels().items() <= (metadata.get("labels") or {}).items():
         return False
-    # A Deployment's selector can never change.
-    selects = live["spec"]["selector"].get("matchLabels") if live["kind"] == "Deployment" else of_workload.selector()
-    return bool(selects == of_workload.selector() and metadata["name"] == of_workload.object_name)
+    return metadata["name"] == of_child.object_name and (kind is None or kind.selects(of_child, live))
 
 
 def _controller(live: Object) -> Object:

@@ -71,16 +71,11 @@ def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagn
 
     Args:
         pods: its pods, the newest first.
-        rollout: how far its Deployment has got.
+        rollout: how far its workload has got.
         capacity: what the cluster's nodes have of the accelerators that a pod needs.
     """
-    if rollout.paused and not rollout.total == rollout.updated == rollout.desired:
-        return Diagnosis(
-            "DeploymentPaused",
-            "the endpoint's Deployment is paused, so its pods stay as they are; resume it with "
-            "kubectl rollout resume deployment",
-            lasting=True,
-        )
+    if rollout.halted and not rollout.total == rollout.updated == rollout.desired:
+        return Diagnosis(*rollout.halted, lasting=True)
     if "exceeded quota" in rollout.failure:
         return quota_exceeded(rollout.failure)
     if rollout.failure:
@@ -103,7 +98,7 @@ def _of_newest_spec(pods: Sequence[Pod], rollout: Rollout) -> Sequence[Pod]:
     if not pods:
         return ()
     version = pods[0].version
-    # A Deployment does not count the pods that nodes have given up.
+    # What runs pods does not count those that nodes have given up.
     if not rollout.updated and any(pod.version == version and not pod.failed[0] for pod in pods):
         return ()
     return [pod for pod in pods if pod.version == version]

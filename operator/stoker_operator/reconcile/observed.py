@@ -23,12 +23,13 @@ class ObservedWorkload:
     """What came of one workload.
 
     Attributes:
-        rollout: how far its Deployment has got.
+        rollout: how far it has got.
         trouble: why its pods do not serve.
         reported: what its engine reports, where it has.
         silent: a pod is ready, and its engine has not reported.
         engines: of the model, by pod, where several processes compute.
         older: Secrets and ConfigMaps of which pods run with an earlier state.
+        objects: what runs its pods, as kubectl takes it: ``deployment/demo``.
     """
 
     rollout: Rollout
@@ -37,6 +38,7 @@ class ObservedWorkload:
     silent: bool = False
     engines: Mapping[str, EngineStates] = field(default_factory=dict)
     older: tuple[OlderObject, ...] = ()
+    objects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,25 +48,27 @@ class Observed:
     Attributes:
         live: the objects that have the names of the endpoint's.
         refusal: what the API server said of one that it would not take.
-        workloads: those whose Deployment there is, by name.
+        workloads: those of which there is an object that runs pods, by name.
         route: whether the gateway serves the endpoint, where there is something to say.
+        serving: the name of the workload whose pods answer requests.
     """
 
     live: Mapping[Child, Object]
     refusal: str = ""
     workloads: Mapping[str, ObservedWorkload] = field(default_factory=dict)
     route: Route | None = None
+    serving: str = MAIN
 
     @property
     def rollout(self) -> Rollout | None:
         """How far the pods that answer requests have got."""
-        main = self.workloads.get(MAIN)
-        return main.rollout if main else None
+        serving = self.workloads.get(self.serving)
+        return serving.rollout if serving else None
 
     @property
     def complete(self) -> bool:
         """Whether every pod of every workload serves from the newest spec."""
-        return MAIN in self.workloads and self.unfinished is None
+        return self.serving in self.workloads and self.unfinished is None
 
     @property
     def unfinished(self) -> Rollout | None:

@@ -1,12 +1,12 @@
 """Which operator serves an endpoint where several look after its namespace: one does, and the others stand back.
 
 An operator is named by its Lease, which all its replicas share. The one that serves an endpoint has its name in an
-annotation of the endpoint's Deployment. Another operator that finds this name leaves the endpoint alone as long as
+annotation of what runs the endpoint's pods. Another operator that finds this name leaves the endpoint alone as long as
 the named one is there: the Deployment of an operator has the name of its Lease. Where that cannot be seen, as in a
 namespace that is not ours to read, writes tell: a name that replaces ours is that of an operator that works. So after
 one write of each the writing ends, whatever the operators see of each other.
 
-An endpoint that is refused has no Deployment. Its status is left as another writer has it, for a while, where that has
+An endpoint that is refused has no such object. Its status is left as another writer has it, for a while, where that has
 replaced the same one of ours several times.
 """
 

@@ -22,10 +22,19 @@ def status(endpoint: Endpoint, decision: Decision, seen: Observed, now: datetime
         "readyReplicas": rollout.ready,
         "updatedReplicas": rollout.updated,
         "availableReplicas": rollout.available,
-        "selector": ",".join(f"{name}={value}" for name, value in decision.owner.selector().items()),
+        "selector": _selector(endpoint, decision),
         "conditions": reported_conditions(endpoint, conditions(decision, seen), now),
     }
     return reported | addresses(decision, seen) | workloads_status(endpoint, decision, seen)
+
+
+def _selector(endpoint: Endpoint, decision: Decision) -> str:
+    """Which pods an autoscaler is to look at."""
+    serving = decision.evaluation.serving
+    if serving is None and endpoint.status.get("selector"):
+        return str(endpoint.status["selector"])
+    pods = serving.kind.request_pods(decision.owner.of(serving.name)) if serving else decision.owner.selector()
+    return ",".join(f"{name}={value}" for name, value in pods.items())
 
 
 def failed(endpoint: Endpoint, problem: str, now: datetime) -> dict[str, Any]:

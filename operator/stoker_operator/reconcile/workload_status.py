@@ -10,7 +10,7 @@ from stoker_operator.objects.facts import Endpoint, EngineStates
 from stoker_operator.plan.planner import Plan
 from stoker_operator.reconcile.decide import Decision
 from stoker_operator.reconcile.observed import Observed
-from stoker_operator.reconcile.pinning import engine, image
+from stoker_operator.reconcile.pinning import engine, image, placement_numbers
 
 #: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
 _WORD: Final = 256
@@ -19,13 +19,13 @@ _WORD: Final = 256
 def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> dict[str, Any]:
     """What runs. Where the spec is refused that is what the one before was made to."""
     evaluation = decision.evaluation
-    if not decision.pinned or evaluation.plan is None or evaluation.parsed is None:
+    if not decision.pinned:
         before = endpoint.status.get("workloads")
         return {"workloads": before} if before else {}
-    runtime = evaluation.parsed.spec.engine.runtime
     reported = []
-    for name, pinned in decision.pinned.items():
-        engine_status: dict[str, Any] = {"args": reported_args(engine(pinned.deployment))}
+    for workload in evaluation.workloads:
+        name, pinned = workload.name, decision.pinned[workload.name]
+        engine_status: dict[str, Any] = {"args": reported_args(engine(pinned.template))}
         found = seen.workloads[name].reported if name in seen.workloads else None
         if found is not None:
             facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
@@ -34,12 +34,13 @@ def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> 
             engine_status |= _engines(seen.workloads[name].engines)
         earlier = reported_workload(endpoint, name)
         # Where other pods run than would be made today, the numbers are theirs.
-        numbers = earlier["plan"] if pinned.differs and earlier else _plan(evaluation.plan)
+        today = _plan(evaluation.plans[name])
+        numbers = ((earlier or {}).get("plan") or dict(pinned.plan) or today) if pinned.differs else today
         reported.append(
             {
                 "name": name,
-                "runtime": runtime,
-                "image": image(pinned.deployment),
+                "runtime": workload.spec.engine.runtime,
+                "image": image(pinned.template),
                 "plan": numbers,
                 "engine": engine_status,
             }
@@ -75,16 +76,8 @@ def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None
 
 
 def _plan(plan: Plan) -> dict[str, int]:
-    placement, estimate = plan.placement, plan.estimate
-    numbers: dict[str, int | None] = {
-        "tensor": placement.tensor,
-        "pipeline": placement.pipeline,
-        "data": placement.data,
-        "expert": placement.tensor * placement.data if placement.expert else None,
-        "nodes": placement.nodes,
-        "idle": placement.idle,
-        "maxModelLen": plan.max_model_len,
-    }
+    estimate = plan.estimate
+    numbers: dict[str, int | None] = {**placement_numbers(plan.placement), "maxModelLen": plan.max_model_len}
     if estimate:
         numbers |= {
             "weightBytesPerGpu": estimate.weight_bytes_per_gpu,

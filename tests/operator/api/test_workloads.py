@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.cluster import observe
 from stoker_operator.cluster.store import Store
 from stoker_operator.objects.facts import MAIN, Child, Endpoint, Key, Reported, Rollout
@@ -18,6 +18,7 @@ from stoker_operator.reconcile.diagnosis import Diagnosis
 from stoker_operator.reconcile.evaluate import PlanningContext, evaluate
 from stoker_operator.reconcile.observed import Observed, ObservedWorkload
 from stoker_operator.reconcile.status import status
+from stoker_operator.workloads.composition import Composition, Role, Workload
 
 OWNER = Owner("demo", "default", "uid-1")
 PREFILL = OWNER.of("prefill")
@@ -37,10 +38,14 @@ def seen(owner: Owner, kind: str, version: int, **metadata: Any) -> dict[str, An
 
 def decided(document: Any, live: Any, *also: Owner) -> Decision:
     """The decision on an endpoint that has workloads beside its main one, like that."""
-    evaluation = evaluate(OWNER, document, PlanningContext(Catalogue.load()))
-    further = tuple(each | {"metadata": {**owner.metadata()}} for owner in also for each in evaluation.objects)
-    evaluation = dataclasses.replace(evaluation, objects=evaluation.objects + further)
-    return decide(facts(document), OWNER, evaluation, live, {}, "stoker")
+
+    def workloads(spec: Spec) -> tuple[Workload, ...]:
+        further = (Workload(owner.workload, spec, role=Role.SUPPORTING) for owner in also)
+        return (Workload(MAIN, spec), *further)
+
+    composition = Composition(workloads=workloads)
+    evaluation = evaluate(OWNER, document, PlanningContext(Catalogue.load(), composition=composition))
+    return decide(facts(document), OWNER, evaluation, live, {}, "stoker", composition)
 
 
 def facts(document: Any) -> Endpoint:

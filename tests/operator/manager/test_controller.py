@@ -10,12 +10,13 @@ import pytest
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.cluster.hub_configs import Model
 from stoker_operator.cluster.kube import KubeError, Listing
-from stoker_operator.manager import controller as controller_module
+from stoker_operator.manager import reconciler as reconciler_module
 from stoker_operator.manager.controller import Controller
 from stoker_operator.objects.facts import Key
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.apply import NotLeading
-from stoker_operator.reconcile.reconcile import Cluster, Outcome
+from stoker_operator.reconcile.cluster import Cluster
+from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings
 
 from ...support.virtual_time import elapse
@@ -107,19 +108,19 @@ def test_a_review_waits_a_little_for_a_description(
         monkeypatch.setattr(controller._configs, "get", lambda *_, **__: None)
         monkeypatch.setattr(controller._configs, "pending", lambda *_: pending)
         document: Any = {**ENDPOINT, "apiVersion": "stoker.dev/v1alpha1"}
-        await controller._await_config(document)
+        await controller._reviews.await_config(document)
         document["spec"] = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
-        await controller._await_config(document)
+        await controller._reviews.await_config(document)
         assert loop.time() == 0
         document["spec"]["model"] = {"source": "hf://org/model"}
-        waiting = asyncio.create_task(controller._await_config(document))
+        waiting = asyncio.create_task(controller._reviews.await_config(document))
         await elapse(1)
         assert not waiting.done()
         pending = not comes
         controller._on_hub_attempt(Model("org/model", None), set())
         await waiting
         assert loop.time() == (1 if comes else 2)
-        await controller._await_config({"spec": {"model": 5}})
+        await controller._reviews.await_config({"spec": {"model": 5}})
 
     virtual_time(main)
 
@@ -179,7 +180,7 @@ def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pyt
             cluster.writer._check()
             raise AssertionError("it may write")
 
-        monkeypatch.setattr(controller_module, "reconcile", work)
+        monkeypatch.setattr(reconciler_module, "reconcile", work)
         with pytest.raises(NotLeading):
             await controller._reconcile(Key("ns", "demo"))
         lead.epoch = None
@@ -227,10 +228,10 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
             rounds.append(asyncio.get_running_loop().time())
             return True
 
-        monkeypatch.setattr(controller, "_list", relist)
+        monkeypatch.setattr(controller._relisting, "list", relist)
         newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "40"}}
         controller._store.replace(KIND, "", [newer], "50")
-        listing = asyncio.create_task(controller._relist())
+        listing = asyncio.create_task(controller._relisting.run())
         await elapse(100)
         controller.on_event(KIND, "MODIFIED", ENDPOINT)  # it may be late
         await elapse(100)
@@ -256,7 +257,7 @@ def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pyt
         woken: list[Key] = []
         granted: list[Key] = []
         monkeypatch.setattr(controller._tasks, "wake", woken.append)
-        monkeypatch.setattr(controller._grants, "wake", granted.append)
+        monkeypatch.setattr(controller._routes._grants, "wake", granted.append)
         await controller.start()
 
         def says(version: int, name: str, label: str) -> None:

@@ -10,13 +10,15 @@ import pytest
 from stoker_operator.api.manifest import parse
 from stoker_operator.cli.render import render
 from stoker_operator.manifests.network_policy import network_policy
-from stoker_operator.objects.facts import Endpoint, Key
+from stoker_operator.objects.facts import MAIN, Child, Endpoint, Key
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.placement import placement_of
 from stoker_operator.policy.policy import Policy
 from stoker_operator.reconcile.drift import differs
 from stoker_operator.reconcile.pinning import pin
 from stoker_operator.settings import GatewaySettings
+from stoker_operator.workloads.composition import Workload
 
 
 class Sender(NamedTuple):
@@ -141,7 +143,10 @@ def test_changing_it_restarts_no_pod(document: Any) -> None:
 
     def pinned(today: Any, live: Any, manifest: Any) -> Any:
         endpoint = Endpoint(Key("default", "demo"), "u", 1, False, manifest, {})
-        return pin(today, live, endpoint, parse(manifest).spec, "stoker").deployment
+        spec, seen = parse(manifest).spec, {} if live is None else {Child.of(live): live}
+        placement = placement_of(spec, Catalogue.load())
+        (deployment,) = pin([today], Workload(MAIN, spec), placement, seen, endpoint, "stoker").objects
+        return deployment
 
     (today,) = (each for each in render(parse(document()), Catalogue.load()) if each["kind"] == "Deployment")
     live = pinned(today, None, document())

@@ -14,8 +14,10 @@ from stoker_operator.objects.facts import EngineStates, Key, Reported
 from stoker_operator.objects.owner import INSTANCE
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile.apply import MANAGER, Writer
+from stoker_operator.reconcile.cluster import Cluster
 from stoker_operator.reconcile.evaluate import PlanningContext
-from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.reconcile.reconcile import Outcome, reconcile
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = Key("default", "demo")
@@ -88,7 +90,7 @@ def _fields(value: Any) -> Any:
 class World:
     """The fake, and an operator that works on it."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], composition: Composition = ONE_DEPLOYMENT) -> None:
         self.kube: Any = FakeKube()
         self.document = document
         self.leading = True
@@ -96,13 +98,13 @@ class World:
         self.engines: dict[str, EngineStates] = {}
         self.asked_for_engines: list[Any] = []
         self.now = NOON
-        self.context = PlanningContext(Catalogue.load())
+        self.context = PlanningContext(Catalogue.load(), composition=composition)
         self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
         self.restart()
 
     def restart(self) -> None:
         self.store = Store(MANAGER, INSTANCE)
-        Informer(self.kube, self.store).relist()
+        Informer(self.kube, self.store, kinds=self.context.composition.kinds).relist()
         writer = Writer(self.kube, self.store, lambda: self.leading)
 
         def engines(*pod_key: Any) -> dict[str, EngineStates]:
@@ -116,8 +118,8 @@ class World:
         self.kube.requests.clear()
         return reconcile(self.cluster, self.context, KEY, self.now), list(self.kube.requests)
 
-    def change(self, kind: str, **parts: Any) -> None:
-        live = self.kube.objects[kind, "demo"]
+    def change(self, kind: str, name: str = "demo", **parts: Any) -> None:
+        live = self.kube.objects[kind, name]
         self.store.put(self.kube.seen({**live, **parts}))
 
     def pod(self, **status: Any) -> None:

@@ -13,8 +13,9 @@ from stoker_operator.cluster.kube import KubeError
 from stoker_operator.cluster.store import Store
 from stoker_operator.objects.owner import GENERATION, INSTANCE
 from stoker_operator.reconcile.apply import MANAGER, NotLeading, Writer
+from stoker_operator.reconcile.cluster import Cluster
 from stoker_operator.reconcile.pinning import ANNOTATION
-from stoker_operator.reconcile.reconcile import Cluster, Outcome
+from stoker_operator.reconcile.reconcile import Outcome
 
 from .fake_cluster import KEY, World
 

@@ -9,9 +9,9 @@ import pytest
 
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 from stoker_operator.cluster.observe import pod as observe_pod
-from stoker_operator.cluster.observe import rollout as observe_rollout
 from stoker_operator.objects.facts import Rollout
 from stoker_operator.reconcile.diagnosis import diagnose
+from stoker_operator.workloads.deployment import DEPLOYMENT
 
 ROLLING = Rollout(current=True, desired=1, total=1, updated=1, ready=0, available=0)
 SERVING = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
@@ -19,9 +19,9 @@ SERVING = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Runnin
 
 def pod(name: str = "demo-1", version: str = "new", **status: Any) -> Any:
     """A pod whose status a kubelet or scheduler wrote."""
-    metadata = {"name": name, "creationTimestamp": "2026-01-01T12:00:00Z", "labels": {"pod-template-hash": version}}
+    metadata = {"name": name, "creationTimestamp": "2026-01-01T12:00:00Z"}
     containers = [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]
-    return observe_pod({"metadata": metadata, "spec": {"containers": containers}, "status": status})
+    return observe_pod({"metadata": metadata, "spec": {"containers": containers}, "status": status}, version)
 
 
 def unschedulable(message: str, **more: Any) -> Any:
@@ -288,23 +288,24 @@ def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
 
 
 def test_a_deployment_that_somebody_paused() -> None:
-    held = dataclasses.replace(ROLLING, updated=0, paused=True)
+    paused = {"metadata": {"generation": 1}, "spec": {"replicas": 1, "paused": True}}
+    halted = DEPLOYMENT.rollout([paused]).halted
+    held = dataclasses.replace(ROLLING, updated=0, halted=halted)
     found = diagnose([pod()], held)
     assert found and (found.reason, found.lasting) == ("DeploymentPaused", True)
     assert "kubectl rollout resume" in found.message
     # It stands in the way of nothing where nothing is to change.
-    assert diagnose([pod()], dataclasses.replace(ROLLING, paused=True)) is None
+    assert diagnose([pod()], dataclasses.replace(ROLLING, halted=halted)) is None
 
 
 def test_what_a_deployment_cannot_create_is_told_in_its_words() -> None:
     def seen(**condition: str) -> Rollout:
         conditions = [{"type": "Progressing", "status": "False", **condition}]
         status = {"observedGeneration": 1, "conditions": conditions}
-        return observe_rollout(
-            {"metadata": {"generation": 1}, "spec": {"replicas": 1, "paused": True}, "status": status}
-        )
+        spec = {"replicas": 1, "paused": True}
+        return DEPLOYMENT.rollout([{"metadata": {"generation": 1}, "spec": spec, "status": status}])
 
     rollout = seen(reason="ReplicaSetCreateError", message="the name is taken")
-    assert rollout.paused and rollout.failure == "the name is taken"
+    assert rollout.halted and rollout.failure == "the name is taken"
     overdue = seen(reason="ProgressDeadlineExceeded", message="m")
     assert overdue.overdue and not overdue.failure

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker_operator.api.v1alpha1 import KIND
-from stoker_operator.manager import controller as controller_module
+from stoker_operator.manager import reconciler as reconciler_module
 from stoker_operator.manager.controller import Controller
 from stoker_operator.objects.facts import Key
 from stoker_operator.plan.catalogue import Catalogue
@@ -43,7 +43,7 @@ def conditions(world: World) -> dict[str, Any]:
 
 
 def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("nobody thought of this")
 
     async def main() -> None:
@@ -64,7 +64,7 @@ def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, mon
 
 
 def test_an_error_leaves_what_is_known_of_the_same_spec(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("nobody thought of this")
 
     async def main() -> None:
@@ -96,14 +96,14 @@ def test_one_that_takes_too_long_is_reported_and_ends_as_ever(world: World, monk
     async def main() -> None:
         operator = controller(world, monkeypatch, reconcile_seconds=0.01)
         loop = asyncio.get_running_loop()
-        report = operator._report
+        report = operator._reconciler._report
 
         def report_and_signal(*arguments: Any) -> None:
             report(*arguments)
             loop.call_soon_threadsafe(reported.set)
 
-        monkeypatch.setattr(operator, "_report", report_and_signal)
-        monkeypatch.setattr(controller_module, "reconcile", slow)
+        monkeypatch.setattr(operator._reconciler, "_report", report_and_signal)
+        monkeypatch.setattr(reconciler_module, "reconcile", slow)
         running = asyncio.create_task(operator._reconcile(KEY))
         async with asyncio.timeout(120):
             await reported.wait()

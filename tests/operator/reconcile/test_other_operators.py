@@ -15,9 +15,10 @@ from stoker_operator.manifests.gateway_access import NAME
 from stoker_operator.objects.facts import Key
 from stoker_operator.objects.owner import OPERATOR, operator_of
 from stoker_operator.policy.policy import Policy
+from stoker_operator.reconcile.cluster import Cluster
 from stoker_operator.reconcile.gateway_rbac import grant
 from stoker_operator.reconcile.other_operators import OtherOperators
-from stoker_operator.reconcile.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.reconcile.reconcile import Outcome, reconcile
 from stoker_operator.settings import GatewaySettings
 
 from .fake_cluster import KEY, NOON, FakeKube, World

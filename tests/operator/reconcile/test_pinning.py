@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -13,9 +14,16 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
 from stoker_operator.api.v1alpha1.claim import VolumeClaimTemplate
 from stoker_operator.api.v1alpha1.rollout import Rollout
-from stoker_operator.objects.facts import Endpoint, Key
+from stoker_operator.objects.facts import MAIN, Child, Endpoint, Key
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.placement import Placement
 from stoker_operator.reconcile.drift import differs
-from stoker_operator.reconcile.pinning import ANNOTATION, Pinned, digest, image, pin
+from stoker_operator.reconcile.pinning import ANNOTATION, Pinned, digest, pin
+from stoker_operator.reconcile.pinning import image as image_of
+from stoker_operator.workloads.composition import Workload
+
+ONE = Placement(Catalogue.load().accelerator("cpu"), 1, 1, 1, 1, 1)
+FOUR = dataclasses.replace(ONE, tensor=2, data=2)
 
 
 def rendered(image: str, replicas: int = 1, **container: Any) -> dict[str, Any]:
@@ -49,18 +57,30 @@ def applied(deployment: dict[str, Any]) -> dict[str, Any]:
     return live
 
 
-def pinned(deployment: dict[str, Any], live: Any, endpoint: Endpoint) -> Pinned:
-    return pin(deployment, live, endpoint, parse(endpoint.document).spec, "stoker")
+def pinned(deployment: dict[str, Any], live: Any, endpoint: Endpoint, placement: Placement = ONE) -> Pinned:
+    seen = {} if live is None else {Child.of(live): live}
+    return pin([deployment], Workload(MAIN, parse(endpoint.document).spec), placement, seen, endpoint, "stoker")
+
+
+def applied_by(made: Pinned) -> dict[str, Any]:
+    """The Deployment to apply."""
+    (deployment,) = made.objects
+    return deployment
+
+
+def image(deployment: dict[str, Any]) -> str:
+    """The engine's image in a Deployment."""
+    return image_of(deployment["spec"]["template"])
 
 
 def test_a_newer_operator_and_catalogue_change_no_pods(document: Any) -> None:
     first = pinned(rendered("engine:1"), None, facts(document()))
-    assert first.deployment["spec"]["template"] == rendered("engine:1")["spec"]["template"]
+    assert applied_by(first)["spec"]["template"] == rendered("engine:1")["spec"]["template"]
     assert not first.waiting and not first.differs
 
     newer = rendered("engine:2", env=[{"name": "NEW", "value": "1"}])
-    second = pinned(newer, first.deployment, facts(document()))
-    assert second.deployment == first.deployment
+    second = pinned(newer, applied_by(first), facts(document()))
+    assert applied_by(second) == applied_by(first)
     assert (second.waiting, second.differs) == ("engine:2", True)
 
 
@@ -75,8 +95,8 @@ def test_a_newer_operator_and_catalogue_change_no_pods(document: Any) -> None:
     ],
 )
 def test_what_pods_do_not_show_changes_no_pods(document: Any, change: dict[str, Any]) -> None:
-    first = pinned(rendered("engine:1"), None, facts(document())).deployment
-    second = pinned(rendered("engine:2", replicas=5), first, facts(document(**change))).deployment
+    first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
+    second = applied_by(pinned(rendered("engine:2", replicas=5), first, facts(document(**change))))
     assert image(second) == "engine:1"
     assert second["spec"]["replicas"] == 5
 
@@ -86,38 +106,38 @@ def test_a_claim_that_grows_changes_no_pods(document: Any) -> None:
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
         return {"cache": {"volumeClaimTemplate": {"spec": spec, "metadata": metadata}}}
 
-    first = pinned(rendered("engine:1"), None, facts(document(storage=cache("1Gi")))).deployment
+    first = applied_by(pinned(rendered("engine:1"), None, facts(document(storage=cache("1Gi")))))
     for storage, expected in (
         (cache("2Gi", labels={"a": "b"}), "engine:1"),
         ({**cache("1Gi"), "shmSize": "1Gi"}, "engine:2"),
         ({"cache": {"emptyDir": {}}}, "engine:2"),
         ({}, "engine:2"),
     ):
-        assert image(pinned(rendered("engine:2"), first, facts(document(storage=storage))).deployment) == expected
+        assert image(applied_by(pinned(rendered("engine:2"), first, facts(document(storage=storage))))) == expected
 
 
 @pytest.mark.parametrize(
     "change", [{"engine": {"maxNumSeqs": 4}}, {"rollout": {"drainSeconds": 60}}, {"storage": {"shmSize": "1Gi"}}]
 )
 def test_a_changed_spec_takes_the_newest(document: Any, change: dict[str, Any]) -> None:
-    first = pinned(rendered("engine:1"), None, facts(document())).deployment
+    first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
     second = pinned(rendered("engine:2"), first, facts(document(**change)))
-    assert image(second.deployment) == "engine:2"
+    assert image(applied_by(second)) == "engine:2"
     assert not second.waiting
 
 
 def test_always_takes_the_newest(document: Any) -> None:
-    first = pinned(rendered("engine:1"), None, facts(document())).deployment
+    first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
     always = facts(document(rollout={"imageUpdates": "Always"}))
-    assert image(pinned(rendered("engine:2"), first, always).deployment) == "engine:2"
+    assert image(applied_by(pinned(rendered("engine:2"), first, always))) == "engine:2"
 
 
 def test_what_others_change_of_the_pods_is_put_back(document: Any) -> None:
-    first = pinned(rendered("engine:1"), None, facts(document())).deployment
+    first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
     live = applied(first)
     assert not differs(first, live, "stoker")
     live["spec"]["template"]["spec"]["containers"][0]["image"] = "theirs"
-    repinned = pinned(rendered("engine:2"), live, facts(document())).deployment
+    repinned = applied_by(pinned(rendered("engine:2"), live, facts(document())))
     assert image(repinned) == "engine:1"
     assert differs(repinned, live, "stoker")
 
@@ -125,19 +145,44 @@ def test_what_others_change_of_the_pods_is_put_back(document: Any) -> None:
 def test_a_deployment_without_a_record_is_left_as_it_was_applied(document: Any) -> None:
     live = applied(rendered("engine:1"))
     known = facts(document(), observedGeneration=3)
-    adopted = pinned(rendered("engine:2"), live, known).deployment
+    adopted = applied_by(pinned(rendered("engine:2"), live, known))
     assert adopted["spec"]["template"] == rendered("engine:1")["spec"]["template"]  # without what others added
     assert ANNOTATION in adopted["metadata"]["annotations"]
     # Of a generation that the older release has not seen, nothing was applied.
     changed = facts(document(), observedGeneration=2)
-    assert image(pinned(rendered("engine:2"), live, changed).deployment) == "engine:2"
+    assert image(applied_by(pinned(rendered("engine:2"), live, changed))) == "engine:2"
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '"x"', "null", '{"spec": 1}'])
 def test_a_record_that_is_none_of_ours_counts_for_nothing(document: Any, record: str) -> None:
     live = applied(rendered("engine:1"))
     live["metadata"]["annotations"] = {ANNOTATION: record}
-    assert image(pinned(rendered("engine:2"), live, facts(document())).deployment) == "engine:2"
+    assert image(applied_by(pinned(rendered("engine:2"), live, facts(document())))) == "engine:2"
+
+
+def test_the_plan_of_the_pods_is_recorded_with_them(document: Any) -> None:
+    first = pinned(rendered("engine:1"), None, facts(document()), FOUR)
+    record = json.loads(applied_by(first)["metadata"]["annotations"][ANNOTATION])
+    assert record["plan"] == first.plan == {"tensor": 2, "pipeline": 1, "data": 2, "nodes": 1, "idle": 0}
+    # A later release that plans otherwise keeps the pods, and what is known of them.
+    second = pinned(rendered("engine:2"), applied_by(first), facts(document()), ONE)
+    assert (second.plan, second.differs) == (first.plan, True)
+    # The same pods get today's plan: that is how records of earlier releases come to have one.
+    del record["plan"]
+    live = applied_by(first)
+    live["metadata"]["annotations"][ANNOTATION] = json.dumps(record)
+    again = pinned(rendered("engine:1"), live, facts(document()), FOUR)
+    assert again.plan == first.plan
+
+
+@pytest.mark.parametrize("plan", [{}, None, 1, [], {"tensor": "2"}, {"tensor": 2}])
+def test_pods_without_a_recorded_plan_have_none(document: Any, plan: Any) -> None:
+    live = applied_by(pinned(rendered("engine:1"), None, facts(document()), FOUR))
+    record = json.loads(live["metadata"]["annotations"][ANNOTATION]) | {"plan": plan}
+    live["metadata"]["annotations"][ANNOTATION] = json.dumps(record)
+    second = pinned(rendered("engine:2"), live, facts(document()), FOUR)
+    assert second.differs and second.plan == {}
+    assert "plan" not in json.loads(applied_by(second)["metadata"]["annotations"][ANNOTATION])
 
 
 def spec_of(made: Any) -> Spec:
@@ -177,10 +222,10 @@ def test_a_record_of_the_spec_as_it_was_written_still_holds(document: Any) -> No
     live = rendered("engine:1")
     record = {"spec": old_digest, "template": live["spec"]["template"]}
     live["metadata"]["annotations"] = {ANNOTATION: json.dumps(record)}
-    upgraded = pinned(rendered("engine:2"), live, facts(document(replicas=3))).deployment
+    upgraded = applied_by(pinned(rendered("engine:2"), live, facts(document(replicas=3))))
     assert image(upgraded) == "engine:1"
-    routed = pinned(rendered("engine:2"), live, facts(document(routing={"sessionHeader": "X-Session-Id"}))).deployment
+    routed = applied_by(pinned(rendered("engine:2"), live, facts(document(routing={"sessionHeader": "X-Session-Id"}))))
     assert image(routed) == "engine:1"
     assert json.loads(upgraded["metadata"]["annotations"][ANNOTATION])["spec"] == digest(spec_of(document()))
     changed = facts(document(engine={"maxNumSeqs": 4}))
-    assert image(pinned(rendered("engine:2"), live, changed).deployment) == "engine:2"
+    assert image(applied_by(pinned(rendered("engine:2"), live, changed))) == "engine:2"

@@ -85,5 +85,5 @@ def test_the_webhook_compares_with_the_volume(
     operator._informer.relist()
     before = world.kube.objects[KIND, "demo"]
     after = {**before, "spec": {**before["spec"], "storage": cache(to)}}
-    violations = operator._check(after, before).violations
+    violations = operator._reviews.check(after, before).violations
     assert [each.reason for each in violations] == (["Immutable"] if refused else [])

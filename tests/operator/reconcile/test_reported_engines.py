@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
+
+import pytest
 
 from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.objects.facts import EngineStates, Reported
+from stoker_operator.reconcile.pinning import ANNOTATION
 from stoker_operator.reconcile.reconcile import Outcome
 
 from .fake_cluster import KEY, World
@@ -55,6 +59,29 @@ def test_pods_with_several_ranks_are_watched(document: Any) -> None:
     status = world.kube.objects[KIND, "demo"]["status"]
     assert "copies" not in status["workloads"][0]["engine"]
     assert "Degraded" not in {each["type"] for each in status["conditions"]}
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "of an earlier release"])
+def test_pods_are_watched_for_what_they_were_made_as(document: Any, is_recorded: bool) -> None:
+    """What runs decides, not what the spec would be rendered to today."""
+    world = World(document(parallelism={"tensor": 2}))
+    world.reconcile()
+    world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
+    world.serve()
+    deployment = world.kube.objects["Deployment", "demo"]
+    metadata, spec = deployment["metadata"], deployment["spec"]
+    record = json.loads(metadata["annotations"][ANNOTATION])
+    container = record["template"]["spec"]["containers"][0]
+    container["image"] = "engine:older"
+    if is_recorded:  # a release that had another name for the argument
+        container["args"] = [word.replace("--tensor-parallel-size", "--tp") for word in container["args"]]
+    else:
+        del record["plan"]
+    metadata["annotations"] |= {ANNOTATION: json.dumps(record)}
+    world.change("Deployment", metadata=metadata, spec={**spec, "template": record["template"]})
+    world.reconcile()
+    assert world.kube.objects["Deployment", "demo"]["spec"]["template"]["spec"]["containers"][0] == container
+    assert world.asked_for_engines[-1] == (KEY, "main", {"demo-1": "http://10.0.0.9:8000/metrics"})
 
 
 def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from stoker_engine.contract.engine_state import EngineState
-from stoker_operator.cluster.observe import rollout as observe_rollout
 from stoker_operator.objects.facts import MAIN, Child, Endpoint, EngineStates, Key, Reported, Rollout
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
@@ -19,6 +18,7 @@ from stoker_operator.reconcile.observed import Observed, ObservedWorkload
 from stoker_operator.reconcile.routing import Route
 from stoker_operator.reconcile.status import status
 from stoker_operator.settings import GatewaySettings
+from stoker_operator.workloads.deployment import DEPLOYMENT
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 1, 13, tzinfo=UTC)
@@ -256,7 +256,7 @@ def test_a_deployment_that_was_just_changed_is_not_complete() -> None:
         "spec": {"replicas": 1},
         "status": {**numbers, "observedGeneration": 1},
     }
-    assert not observe_rollout(deployment).complete
+    assert not DEPLOYMENT.rollout([deployment]).complete
 
 
 def test_no_replicas_are_ready(document: Any, catalogue: Catalogue) -> None:
@@ -380,7 +380,7 @@ def test_trouble_is_told_until_it_is_over(document: Any, catalogue: Catalogue) -
 def test_a_newer_image_that_waits_is_told(document: Any, catalogue: Catalogue) -> None:
     first = decided(facts(document()), {}, catalogue)
     assert first.pinned
-    deployment = {**ours("Deployment"), **first.pinned[MAIN].deployment}
+    deployment = {**ours("Deployment"), **first.pinned[MAIN].objects[0]}
     deployment["metadata"] |= ours("Deployment")["metadata"]
     live = {Child("Service"): ours("Service"), Child("Deployment"): deployment}
     newer = catalogue.model_copy(update={"runtimes": {**catalogue.runtimes, "stoker": {"cpu": "engine:2"}}})

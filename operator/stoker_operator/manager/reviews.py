@@ -1,0 +1,85 @@
+"""Judges manifests for the webhook: from memory, and by what a reconcile judges by."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from stoker_operator.admission.review import Object, ReviewVerdict
+from stoker_operator.cluster import observe
+from stoker_operator.cluster.hub_configs import HubConfigs
+from stoker_operator.cluster.store import Store
+from stoker_operator.manifests.storage import shrinking_problem
+from stoker_operator.objects.owner import Owner
+from stoker_operator.plan.capacity import capacity
+from stoker_operator.reconcile.decide import is_ours
+from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
+
+#: A review is answered later by no more than this; the API server waits some seconds.
+_WAITS_SECONDS: Final = 2
+
+
+class Reviews:
+    """The webhook's judge.
+
+    Args:
+        store: what has been seen of the cluster.
+        configs: descriptions of hub models.
+        context: what verdicts rest on.
+    """
+
+    def __init__(self, store: Store, configs: HubConfigs, context: Callable[[], PlanningContext]) -> None:
+        self._store = store
+        self._configs = configs
+        self._context = context
+        self._hub_attempted = asyncio.Event()
+
+    async def await_config(self, document: Object) -> None:
+        """Waits a little for what the verdict rests on, where it is on its way."""
+        awaited = self._evaluate(document).awaited if _is_of_hub(document) else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WAITS_SECONDS):
+                while awaited and self._configs.pending(*awaited):
+                    await self._hub_attempted.wait()
+
+    def on_hub_attempt(self) -> None:
+        """A description has come, or will not come soon: reviews that wait look again."""
+        self._hub_attempted.set()
+        self._hub_attempted = asyncio.Event()
+
+    def check(self, document: Object, before: Object | None) -> ReviewVerdict:
+        """The verdict on a manifest, as a change of `before` where there is one."""
+        evaluation = self._evaluate(document, before)
+        if evaluation.plan is None or evaluation.parsed is None:
+            return ReviewVerdict(evaluation.violations)
+        violations, notices, nodes = list(evaluation.violations), [], observe.nodes(self._store)
+        for workload in evaluation.workloads:
+            if before and (problem := shrinking_problem(workload.spec, self._claim(document, workload.name))):
+                violations.append(problem)
+            if planned := evaluation.plans.get(workload.name):
+                # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
+                room = capacity(nodes, (), planned.placement.accelerator, planned.placement.count)
+                notices += [*planned.warnings, *([room] if room else [])]
+        return ReviewVerdict(tuple(violations), tuple(dict.fromkeys(notices)))
+
+    def _evaluate(self, document: Object, before: Object | None = None) -> Evaluation:
+        metadata = document["metadata"]
+        name = metadata.get("name") or metadata.get("generateName") or ""
+        return evaluate(Owner(name, metadata.get("namespace")), document, self._context(), before)
+
+    def _claim(self, document: Object, workload: str) -> Object | None:
+        """The claim that was made for an endpoint's workload."""
+        metadata = document["metadata"]
+        owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"), workload)
+        live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)
+        return live if live is not None and is_ours(owner, live) else None
+
+
+def _is_of_hub(document: Object) -> bool:
+    """Whether a manifest, which may be anything, names a model of the hub."""
+    spec = document.get("spec")
+    model = spec.get("model") if isinstance(spec, Mapping) else None
+    source = model.get("source") if isinstance(model, Mapping) else None
+    return isinstance(source, str) and source.startswith("hf://")

@@ -1,0 +1,121 @@
+"""What one workload has come to: how far its roll-out is, why its pods do not serve, and what its engines report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from stoker_operator.cluster import observe
+from stoker_operator.cluster.engine_facts import metrics_url
+from stoker_operator.objects.facts import Endpoint, Key, Object, OlderObject, Pod, Reported, Rollout
+from stoker_operator.plan.capacity import capacity
+from stoker_operator.reconcile.cluster import Cluster
+from stoker_operator.reconcile.decide import Decision
+from stoker_operator.reconcile.diagnosis import Diagnosis, diagnose
+from stoker_operator.reconcile.observed import ObservedWorkload
+from stoker_operator.reconcile.pinning import Pinned, engine, image
+from stoker_operator.reconcile.referenced_objects import older, references
+from stoker_operator.reconcile.workload_status import reported_args, reported_workload
+from stoker_operator.workloads.kind import WorkloadKind
+
+#: Flags of engines that are several processes, in pods of which earlier releases recorded no plan.
+_MULTI_PROCESS_FLAGS: Final = ("--tensor-parallel-size=", "--pipeline-parallel-size=", "--data-parallel-size=")
+
+
+def observe_workload(
+    cluster: Cluster,
+    decision: Decision,
+    endpoint: Endpoint,
+    name: str,
+    kind: WorkloadKind,
+    objects: Sequence[Object],
+    now: datetime,
+) -> ObservedWorkload:
+    """What a workload has come to, of which these objects run the pods."""
+    rollout = kind.rollout(objects)
+    pods = observe.pods(cluster.store, endpoint.key, name, kind, objects)
+    # Before the newest spec has been taken up, the pods' troubles may be those that it fixes.
+    troubled = rollout.current and not rollout.complete
+    trouble = _trouble(cluster, decision, endpoint.key, name, rollout, pods, now) if troubled else None
+    serving = tuple(pod for pod in pods if pod.takes_requests)
+    reported = _reported(cluster, decision, endpoint, name, serving, moving=not rollout.complete)
+    silent = reported is None and any(pod.ready for pod in serving)
+    engines = cluster.engines(endpoint.key, name, _with_ranks(decision, name, serving))
+    older_found = _older(cluster, decision, endpoint, name, rollout, pods)
+    named = tuple(f"{kind.name.lower()}/{each['metadata']['name']}" for each in objects)
+    return ObservedWorkload(rollout, trouble, reported, silent, engines, older_found, named)
+
+
+def _older(
+    cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, rollout: Rollout, pods: tuple[Pod, ...]
+) -> tuple[OlderObject, ...]:
+    """Objects that the spec names of which its pods run with an earlier state. While pods are replaced, some are about
+    to go, and nothing is to be done."""
+    spec = next((each.spec for each in decision.evaluation.workloads if each.name == workload), None)
+    if spec is None or not decision.objects or not rollout.complete:
+        return ()
+    return older(references(spec), lambda each: cluster.version(endpoint.key.namespace, each), pods)
+
+
+def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
+    """Where the metrics are of the pods in which several processes of our engine compute."""
+    if workload not in decision.pinned:
+        return {}
+    container = engine(decision.pinned[workload].template)
+    if "command" in container or not _has_several_processes(decision.pinned[workload]):  # other engines have a command
+        return {}
+    return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.address and not pod.failed[0]}
+
+
+def _has_several_processes(pinned: Pinned) -> bool:
+    """Whether several processes compute in each of these pods."""
+    if pinned.plan:
+        return pinned.plan["tensor"] * pinned.plan["pipeline"] * pinned.plan["data"] > 1
+    return any(word.startswith(_MULTI_PROCESS_FLAGS) for word in engine(pinned.template).get("args", ()))
+
+
+def _trouble(
+    cluster: Cluster,
+    decision: Decision,
+    key: Key,
+    workload: str,
+    rollout: Rollout,
+    pods: tuple[Pod, ...],
+    now: datetime,
+) -> Diagnosis | None:
+    pods = tuple(observe.with_mount_failure(cluster.kube, key, pod, now) for pod in pods)
+    room = ""
+    nodes = observe.nodes(cluster.store)
+    plan = decision.evaluation.plans.get(workload)
+    if plan and nodes and any(pod.unscheduled[0] == "Unschedulable" for pod in pods):
+        placement = plan.placement
+        # Whether a node is large enough is known without listing who holds what.
+        room = capacity(nodes, (), placement.accelerator, placement.count)
+        room = room or capacity(nodes, cluster.holders(), placement.accelerator, placement.count)
+    return diagnose(pods, rollout, room)
+
+
+def _reported(
+    cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
+) -> Reported | None:
+    """What the engine was found to have: requested, until it answers, for each image and way it is started."""
+    if workload not in decision.pinned:
+        return None
+    template = decision.pinned[workload].template
+    container = engine(template)
+    earlier = reported_workload(endpoint, workload) or {}
+    before = earlier.get("engine") or {}
+    known = None
+    if (earlier.get("image"), before.get("args")) == (
+        image(template),
+        reported_args(container),
+    ) and "kvBlocks" in before:
+        known = Reported(int(before["kvBlocks"]), before.get("kvCacheDtype", ""), before.get("weights", ""))
+        # An operator that did not ask for them yet may have reported it.
+        if known.weights or earlier.get("runtime") != "stoker":
+            return known
+    pod = next((pod for pod in pods if pod.ready and pod.address), None)
+    if moving or pod is None:
+        return known
+    return cluster.reported(endpoint.key, workload, pod.name, metrics_url(container, pod.address)) or known
