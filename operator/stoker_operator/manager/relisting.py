@@ -53,6 +53,7 @@ class Relisting:
         self._working = working
         self._listing = asyncio.Lock()
         self._needed = asyncio.Event()
+        self._needed.set()  # what is deleted after the first list and before the watches begin, no watch reports
 
     def request(self) -> None:
         """A watch has made a list necessary."""
@@ -89,11 +90,11 @@ class Relisting:
         """Until the interval is over, or a watch makes a list necessary; but never too soon after the last one."""
         resync = self._settings.resync_seconds
         soonest = min(resync, _LISTS_APART_SECONDS)
-        self._needed.clear()
         await asyncio.sleep(soonest)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(resync - soonest):
                 await self._needed.wait()
+        self._needed.clear()
 
 
 class WatchedKinds:
