@@ -1,4 +1,4 @@
-"""Whether ranks can share a model, asked before any of them starts, by the planner's rules and in its words."""
+"""Whether ranks can share a model, checked before any of them starts; the planner's rules are in `sizing.sharding`."""
 
 from __future__ import annotations
 

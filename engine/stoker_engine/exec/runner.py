@@ -99,7 +99,9 @@ class Runner:
         """This stage's part of the model: hidden states, see `Model.forward`, and those of `hidden_after`."""
         inputs, graph = prepared.inputs, prepared.graph
         if graph is not None:
-            return graph.run(inputs)[: len(step.rows)], graph.states
+            count = len(step.rows)
+            hidden = graph.run(inputs)[:count]
+            return hidden, {layer: state[:count] for layer, state in graph.states.items()}
         plan = self.model.backend.prepare(inputs.metadata)
         step_inputs = StepInputs(inputs.token_ids, inputs.positions, plan, self.pool.caches, prepared.finish.kept)
         if self.pipeline.stage.is_first:

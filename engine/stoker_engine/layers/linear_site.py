@@ -1,4 +1,4 @@
-"""Linear operations whose results also depend on the request, such as those with adapters.
+"""Linear operations whose results also depend on the request, such as those with adapters (LoRA).
 
 A model is built with `Build.extend`, which gets each linear operation with its `LinearSite`, the embedding and the head
 among them, and returns what is computed instead. Extensions belong there rather than around a `LinearMethod`: a

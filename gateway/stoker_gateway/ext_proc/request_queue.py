@@ -1,9 +1,8 @@
 """Requests that wait until one of an endpoint's servers has room.
 
-Whoever comes while others wait waits behind them, by the queue's rules (`scheduling/fair_queue.py`), but not behind
-those
-who wait for servers of their own: what only some servers may get holds up nobody else. There is room again when a
-server says so, hence `wake` after each poll; and time passes, hence a timer while anybody waits.
+A new request queues behind those that wait, by the queue's rules (`scheduling/fair_queue.py`), but not behind requests
+that wait for servers of their own: what only some servers may serve delays no other request. A poll may find room,
+hence `wake` after each; and requests time out, hence a timer while any waits.
 """
 
 from __future__ import annotations

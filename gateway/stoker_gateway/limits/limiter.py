@@ -1,4 +1,4 @@
-"""Asks whether a request of a key may begin, and hears when it has ended."""
+"""Admits requests by the limits of their keys (`rate_limit.decide` has the rule), and takes in what they used."""
 
 from __future__ import annotations
 

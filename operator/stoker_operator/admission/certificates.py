@@ -1,4 +1,4 @@
-"""The webhook's certificate: made, and judged.
+"""The webhook's certificate: made, and judged. `certificate_keeper` keeps it in a Secret and renews it.
 
 The API server talks to the webhook over TLS and trusts exactly the authorities that the webhook's configuration names
 (``caBundle``). The API server is its only client, so each certificate is signed by an authority made for it alone,

@@ -134,3 +134,12 @@ def test_a_failed_tool_result_says_so_in_its_first_part() -> None:
     parts = [{"type": "text", "text": text} for text in ("Error: a", "b")]
     contents = [message.for_template()["content"] for message in messages]
     assert contents == ["Error", "Error: no", parts, "Error: gone"]
+
+
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])
+def test_a_call_without_arguments_has_an_empty_object(function: dict[str, Any]) -> None:
+    """Templates write the arguments as JSON: null would be another call."""
+    message = {"role": "assistant", "tool_calls": [{"function": function}]}
+    body = ChatCompletionRequest.model_validate({"model": "m", "messages": [message]})
+    [call] = body.messages[0].tool_calls or []
+    assert call.function.arguments == {}

@@ -1,4 +1,4 @@
-"""How much of a draft holds."""
+"""How much of a draft holds; `sched.accept_draft` then takes back what does not."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class CalledFunction(StrictModel):
     """What the assistant called; `arguments` is JSON, or whatever the model wrote: a call may be cut off."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Annotated[str | dict[str, Any] | None, Field(validate_default=True)] = None
 
     @field_validator("arguments", mode="after")
     @classmethod

@@ -1,4 +1,7 @@
-"""Rotary position embedding (`kernels/rotary.py` defines it): a program has a head of a token."""
+"""Rotary position embedding (`kernels/rotary.py` defines it): a program has a head of a token.
+
+Most layers rotate and store keys in one kernel instead, `triton/attention/rope_and_cache.py`.
+"""
 
 from __future__ import annotations
 

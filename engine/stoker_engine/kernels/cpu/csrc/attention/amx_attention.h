@@ -1,5 +1,6 @@
 // Scores of up to 16 rows by Intel's tile unit, which takes keys as they lie in the cache: 16 of them are a tile's rows, and
 // queries its columns. Of few rows that is less work than to rearrange keys; each score is the same sum in the same order.
+// Scores of prompts' rows, and weights × values, are AMX's in attention_item.h.
 #pragma once
 
 #include "attention/attention_tile.h"
