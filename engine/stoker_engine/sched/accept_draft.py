@@ -2,8 +2,8 @@
 
 Each drafted token is computed behind the last known one, and each position is sampled as if the draft before it held.
 The longest part of the draft that was sampled as well is accepted, with the token that follows it; the runner has
-found it (`exec.finish.verify_draft`, `Sampled.token_ids`). Draws depend on (seed, position) alone, so a draft changes no
-output.
+found it (`exec.finish.verify_draft`, `Sampled.token_ids`). Draws depend on (seed, position) alone, so a draft
+changes no output.
 """
 
 from __future__ import annotations
