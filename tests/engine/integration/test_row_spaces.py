@@ -33,10 +33,10 @@ from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 
+from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.row_tables import RowTables
 from ...support.engine.thread_ranks import ThreadExecutor
 from ..models.test_tensor_parallel import save
-from .test_steps_in_flight import Shuffled
 
 ADAPTERS, EVERY_SPACE = 3, set(RowSpace) - {RowSpace.EXPERTS}
 SMALL: dict[str, Any] = {
@@ -164,7 +164,7 @@ def test_schedules(how: str, tiny_llama: Path) -> None:
         async_scheduling=how == "in flight", **SMALL,
     )  # fmt: skip
     submitted = requests(11, 500, count=12)
-    engine = local(args, tables(), proposer=Shuffled() if how == "drafts" else None)
+    engine = local(args, tables(), proposer=RepeatingProposer() if how == "drafts" else None)
     ours = generated(engine, submitted)
     assert (engine.scheduler.num_preemptions > 0) == (how == "preempted")
     roomy = replace(args, num_gpu_blocks_override=400, async_scheduling=False)
