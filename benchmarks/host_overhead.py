@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ from stoker_engine.core.step import Step, StepResult
 from stoker_engine.engine import Engine
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.exec.runner import Runner
+from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.model_card import ModelCard
@@ -57,12 +59,13 @@ class NoModel:
 
     config = CONFIG
 
-    def __init__(self, most_rows: int) -> None:
+    def __init__(self, most_rows: int, backend: AttentionBackend) -> None:
+        self.backend = backend
         generator = torch.Generator().manual_seed(0)
         self._hidden = torch.zeros(most_rows, 1)
         self._logits = torch.randn(most_rows, VOCABULARY, generator=generator)
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.forward`."""
         return self._hidden[: len(inputs.token_ids if inputs.rows is None else inputs.rows)]
 
@@ -85,9 +88,9 @@ class NoLoader:
         """See `Loader.kv_scales`."""
         return {}
 
-    def load(self, *_: Any) -> NoModel:
+    def load(self, config: ModelConfig, build: Build, *_: Any) -> NoModel:
         """See `Loader.load`."""
-        return NoModel(self.most_rows)
+        return NoModel(self.most_rows, build.backend)
 
 
 class Watched(LocalExecutor):

@@ -125,7 +125,7 @@ class InputBuilder:
             seq_lens_host=ends,
         )
         token_ids_, positions_ = self._gathered(token_rows_, of_tokens, size)
-        return Inputs(token_rows_, token_ids_, positions_, logit_rows_, metadata, query_starts[1:])
+        return Inputs(token_rows_, token_ids_, positions_, logit_rows_, metadata, query_starts[1 : count + 1])
 
     def _token_arrays(
         self,

@@ -89,7 +89,7 @@ def settle(model: Decoder) -> None:
 def _params_of_whole_model(config: ModelConfig, build: Build) -> frozenset[str]:
     """Where the weights of all stages and of the head go; no memory is taken."""
     with torch.device("meta"):
-        whole = replace(build, stage=Stage(), has_head=True)
+        whole = replace(build, stage=Stage(), has_head=True, extend=None)
         return frozenset(Decoder(config, whole, max_model_len=1).weight_targets())
 
 

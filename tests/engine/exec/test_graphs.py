@@ -68,7 +68,11 @@ def test_the_smallest_with_room(max_seqs: int, num_blocks: int, max_model_len: i
 
 
 def test_other_steps_have_none() -> None:
-    assert graphs_of(8, 512, 4096).find(step_of([5, 9, 3], num_decodes=2)) is None
+    graphs, rows = graphs_of(8, 512, 4096), array("i", [0, 1, 2])
+    for lengths in ([1, 1, 2], [2, 2, 2], [7, 1, 3]):
+        step = Step(0, rows, array("i", [5, 9, 3]), array("i", lengths), array("i", [1] * 3), 0, sum(lengths))
+        assert graphs.find(step) is None
+    assert StepShape.of(step_of([5, 9, 3], num_decodes=3)) == (3, 1)
 
 
 def test_lengths_that_do_not_matter_are_captured_once() -> None:

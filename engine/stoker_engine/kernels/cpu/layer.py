@@ -138,12 +138,13 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
         rotated = (_RopeCosSin * len(cos_sin))(*(_RopeCosSin(cos.data_ptr(), sin.data_ptr()) for cos, sin in cos_sin))
         of_tokens = _row_numbers(batch_rows, tokens)
         arguments = ctypes.addressof(steps), ctypes.addressof(rotated), x.data_ptr(), of_tokens
+        all_rows = None, -1, None, None
         address, remaining = pointer, count
         while tokens > _AT_ONCE and remaining > 1:
-            function(address, 1, *arguments, None, 0, None, None)
+            function(address, 1, *arguments, *all_rows)
             address, remaining = address + size, remaining - 1
         if rows is None:
-            function(address, remaining, *arguments, None, 0, None, None)
+            function(address, remaining, *arguments, *all_rows)
             return x
         out = torch.empty((len(rows), hidden), dtype=dtype)
         of_kept = _row_numbers(kept_batch_rows, len(rows))

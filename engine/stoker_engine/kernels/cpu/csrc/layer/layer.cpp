@@ -183,14 +183,14 @@ void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, c
 
 }  // namespace
 
-// x [tokens, hidden] is the residual stream before the layers, and behind them; or, where `rows` are given, out gets
-// `kept` rows of what is behind them. `steps` are indexed by group, `cos_sin` by kind. `batch_rows` [tokens] and
+// x [tokens, hidden] is the residual stream before the layers, and behind them; or, unless `kept` is −1, out gets the
+// `rows` [kept] of what is behind them. `steps` are indexed by group, `cos_sin` by kind. `batch_rows` [tokens] and
 // `kept_batch_rows` [kept]: see LinearArgs; null where no layer is extended.
 extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin,
                               void* x, const int64_t* batch_rows, const int64_t* rows, long kept, void* out,
                               const int64_t* kept_batch_rows) {
   const auto run = [&](auto* stream, auto* result) {
-    if (!rows) kept = -1, result = stream, kept_batch_rows = batch_rows;
+    if (kept < 0) result = stream, kept_batch_rows = batch_rows;
     run_all(layers, count, steps, cos_sin, stream, batch_rows, {rows, kept, result, kept_batch_rows});
   };
   if (layers->layer->is_bf16)
