@@ -123,7 +123,7 @@ def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> 
         max_model_len=16384,
         num_gpu_blocks_override=max(sequences * ((tokens + steps + 232) // 16 + 1), 1024) + 1,
     )
-    checkpoint = Checkpoint(Path("-"), CONFIG, ModelCard(), NoLoader(8192))  # type: ignore[arg-type]
+    checkpoint = Checkpoint(Path("-"), CONFIG, ModelCard(), NoLoader(8192))
     engine = Engine(args, checkpoint)
     for index in range(sequences):
         prompt = [(index * 7 + position) % VOCABULARY for position in range(tokens - 1)]

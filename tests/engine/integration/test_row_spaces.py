@@ -36,6 +36,9 @@ from stoker_engine.models.decoder import Decoder
 from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.row_tables import RowTables
 from ...support.engine.thread_ranks import ThreadExecutor
+from ...support.engine.tiny_configs import FAMILIES as TINY_FAMILIES
+from ...support.engine.tiny_configs import MIXTURES
+from ...support.engine.tiny_models import random_model
 from ..models.test_tensor_parallel import save
 
 ADAPTERS, EVERY_SPACE = 3, set(RowSpace) - {RowSpace.EXPERTS}
@@ -143,6 +146,16 @@ def test_a_batch_is_a_loop_over_requests(name: str, budget: int, tmp_path: Path)
     has_experts = name in ("mixtral", "deepseek_v3")
     assert extend.seen == EVERY_SPACE | ({RowSpace.EXPERTS} if has_experts else set())
     check_alike(ours, one_by_one(args, submitted, native=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TINY_FAMILIES, *MIXTURES])
+def test_every_family(name: str, tmp_path: Path) -> None:
+    model_type, options = {**TINY_FAMILIES, **MIXTURES}[name]
+    random_model(model_type, {"vocab_size": 131, **options}, std=0.2).save_pretrained(tmp_path)
+    args = EngineArgs(str(tmp_path), num_gpu_blocks_override=400, max_num_batched_tokens=37, **SMALL)
+    submitted = requests(len(name), 131, count=4)
+    check_alike(generated(local(args, tables()), submitted), one_by_one(args, submitted, native=False))
 
 
 def test_adapters_change_what_comes(tiny_llama: Path) -> None:
