@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -81,7 +81,8 @@ class Runner:
             hidden, states = self._forward(step, prepared)
             result = prepared.finish.finish(hidden, states)
             model_time = time.monotonic() - ready - result.sample_time
-            return replace(result, prepare_time=ready - started, model_time=model_time)
+            times = ready - started, model_time, result.sample_time
+            return StepResult(result.sampled, result.prompt_logprobs, *times, result.pooled)
 
     def _prepare(self, step: Step) -> _Prepared:
         self.batch.apply(step)

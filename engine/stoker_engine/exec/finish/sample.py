@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -75,12 +75,13 @@ class StepSampling:
         tokens = inputs.logit_rows
         rows = hidden if len(tokens) == len(hidden) else hidden[tokens]  # no copy where they are all of them
         is_plain = self._is_plain()
-        at_once = of.logits_at_once if is_plain else max(1, len(rows))
+        parts: Iterable[tuple[torch.Tensor, torch.Tensor]] = [(rows, tokens)] if len(rows) else []
+        if is_plain and len(rows) > of.logits_at_once:
+            parts = zip(rows.split(of.logits_at_once), tokens.split(of.logits_at_once), strict=True)
         sampled: list[Sampled] = []
-        for start in range(0, len(rows), at_once):
-            part = slice(start, start + at_once)
-            logits = of.logits.of(rows[part], tokens[part])
-            computed = computed if start else time.monotonic()
+        for part, part_tokens in parts:
+            logits = of.logits.of(part, part_tokens)
+            computed = time.monotonic() if not sampled else computed
             masks = self._masks.result() if self._masks is not None else {}
             sampled += self._draw(logits, [None] * len(logits)) if is_plain else self._sample(logits, masks)
         if len(rows) and of.keeps_sampled:
