@@ -132,6 +132,11 @@ class TransformersLoader:
                 f"{config.architecture} runs by transformers' own modules, which are not split over {build.ranks.size} "
                 "ranks; leave out --tensor-parallel-size"
             )
+        if build.extend is not None or build.hidden_after or not build.has_head:
+            raise ModelError(
+                f"{config.architecture} runs by transformers' own modules, which take no adapters and show no hidden "
+                "states on the way"
+            )
         try:
             with _watched(LoadProgress(on_progress)):
                 loaded: Any = self.model.from_pretrained(
