@@ -291,3 +291,75 @@ def test_captured(delta: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch)
     if delta == 0:
         assert expected is not None
         check_alike(expected, one_by_one(args, submitted, native=False))
+
+
+def test_a_padded_graph_gives_what_its_step_has(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three decodes run in a graph of four: no finish gets the hidden states, or the end, of the fourth."""
+    monkeypatch.setattr(build_runner_module, "attention_backend", lambda *_: Captured())
+    args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=48, **SMALL)
+    checkpoint = find_checkpoint(args)
+    runner = build_runner(args, checkpoint, adapt=lambda build: replace(build, hidden_after=frozenset({0})))
+    runner.inputs = replace(runner.inputs, gathers=True)
+    runner.graphs = StepGraphs(
+        runner.model, runner.plan, runner.pool.caches, runner.inputs.device_batch, runner.rows, 6,
+        runner.batch.tables.shape[2], runner.device,
+    )  # fmt: skip
+    with torch.inference_mode():
+        runner.graphs.capture(replayed)
+    lengths, begin, padded = list[tuple[int, ...]](), runner.finish.begin, 0
+
+    def noted(step: Any, inputs: Any) -> Any:
+        nonlocal padded
+        of_step = begin(step, inputs)
+        finish = of_step.finish
+        padded += len(inputs.token_rows) > step.num_tokens
+
+        def finished(hidden: torch.Tensor, states: Any) -> Any:
+            lengths.append((len(step.rows), len(inputs.ends), step.num_tokens, len(states[0])))
+            return finish(hidden, states)
+
+        of_step.finish = finished  # type: ignore[method-assign]
+        return of_step
+
+    monkeypatch.setattr(type(runner.finish), "begin", lambda self, step, inputs: noted(step, inputs))
+    engine = Engine(args, checkpoint, executor=LocalExecutor(runner, overlap=False))
+    generated(engine, [replace(request, adapter=-1) for request in requests(2, 500, count=3)])
+    assert padded > 0
+    assert all(rows == ends and tokens == states for rows, ends, tokens, states in lengths)
+
+
+def test_loading_a_part_extends_only_what_is_computed(tmp_path: Path) -> None:
+    """The whole model, made on no device for its parameters' names alone, is not extended."""
+    folder, _ = saved("llama", tmp_path)
+    args = EngineArgs(str(folder), num_gpu_blocks_override=40, max_num_batched_tokens=48, **SMALL)
+    names = list[str]()
+
+    def extend(linear: Any, site: Any, rows: Any) -> Any:
+        names.extend(site.outputs)
+        assert torch.get_default_device().type != "meta"
+        return linear
+
+    build_runner(
+        args,
+        find_checkpoint(args),
+        adapt=lambda build: replace(build, extend=extend, has_head=False),
+        make_finish=lambda model, batch: None,  # type: ignore[arg-type,return-value]
+    )
+    assert "embed" in names and "lm_head" not in names
+
+
+@pytest.mark.parametrize("budget", [24, 80])
+def test_a_chunk_that_samples_nothing_ends_at_the_last_attention(budget: int, tiny_llama: Path) -> None:
+    """Also within a call of whole layers, of up to 64 tokens and of more."""
+    args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=budget, **SMALL)
+    extend = tables()
+    engine = local(args, extend)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    engine.add(EngineRequest("a", list(range(5, 105)), params, 1, adapter=1))
+    engine.step()
+    assert extend.seen == {RowSpace.TOKENS}
+    engine.step()
+    while engine.has_work:
+        engine.step()
+    engine.shutdown()
+    assert extend.seen == EVERY_SPACE
