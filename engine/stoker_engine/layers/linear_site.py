@@ -3,7 +3,7 @@
 A model is built with `Build.extend`, which gets each linear operation with its `LinearSite`, the embedding and the head
 among them, and returns what is computed instead. Extensions belong there rather than around a `LinearMethod`: a
 method does not know the rows, nor what ranks share, and a CPU's call of whole layers must find the operation as its
-own (`kernels.cpu.matrix.CpuLinear.extended`).
+own (`kernels.cpu.matrix.CpuLinear.extended`). The two matrices that latent attention absorbs are not extended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class LinearSite:
     space: RowSpace
 
 
-#: (the operation, its site, the rows of the batch) → the operation computed instead.
+#: (the operation, its site, the rows of the batch) → the operation computed instead. It may be called again for a site,
+#: once the matrix is packed.
 ExtendLinear = Callable[[Operation, LinearSite, BatchRows], Operation]
 
 
