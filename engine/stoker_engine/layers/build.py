@@ -38,8 +38,8 @@ class Build:
         whole_experts: whether ranks have whole experts, instead of a part of each.
         rows: the rows of the input batch, which operations read that depend on the request.
         extend: makes linear operations depend on the request; None: none does.
-        hidden_after: the numbers of the layers behind which the residual stream is wanted, too. A stage of a pipeline has
-            those of its own layers.
+        hidden_after: the numbers of the layers behind which the residual stream is wanted, too; a stage of a
+            pipeline has those of its own layers.
         has_head: whether logits are computed.
     """
 
