@@ -4,11 +4,11 @@ A graph is captured once, for a number of sequences and a length, and replayed i
 
     step            3 sequences of 200, 700 and 90 tokens
     graphs          for 1, 2, 4, 8 … sequences × 1,024, 4,096 … tokens of each
-    replayed        4 × 1,024: the fourth sequence is nobody's
+    replayed        4 × 1,024: the fourth sequence is padding
 
 What the graphs read and write lies at the same place in every step, so a step's inputs are copied there: the rows of
-its tokens, by which the graph gathers token ids and positions, and what attention needs. A sequence that is nobody's
-has no keys, and stores none.
+its tokens, by which the graph gathers token ids and positions, and what attention needs. A padding sequence has no
+keys, and stores none.
 
 What is computed is the same; which of its kernels a library of products takes for as many rows is the library's choice.
 """

@@ -56,13 +56,10 @@ class BatchRows:
         else:
             self.select(RowSpace.KEPT, RowSpace.TOKENS, kept)
 
-    def select(self, space: RowSpace, source: RowSpace, indices: torch.Tensor | None) -> None:
-        """Has `space` consist of these rows of `source`, until it is said otherwise; None: of all."""
-        if indices is None:
-            self._tensors[space] = self[source]
-        else:
-            self._selected[space] = source, indices
-            self._tensors.pop(space, None)
+    def select(self, space: RowSpace, source: RowSpace, indices: torch.Tensor) -> None:
+        """Has `space` consist of these rows of `source`, until another selection or the next step."""
+        self._selected[space] = source, indices
+        self._tensors.pop(space, None)
 
     def __getitem__(self, space: RowSpace) -> torch.Tensor:
         """int64 [rows of the space]. It is computed when it is first read: most models read none."""

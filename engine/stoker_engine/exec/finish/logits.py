@@ -28,17 +28,17 @@ class Logits:
     widths: list[int]
     rows: BatchRows
 
-    def of(self, hidden: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    def of(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """[count, hidden] → [count, this rank's part of the vocabulary] float32, or bfloat16 where `argmax` takes it.
 
         Args:
-            tokens: int64 [count], which of the step's tokens these are; None: all.
+            tokens: int64 [count], which of the step's tokens these are.
         """
         self.rows.select(RowSpace.LOGITS, RowSpace.TOKENS, tokens)
         logits = self.model.logits(hidden)
         return logits if self.kernels.narrow_logits and logits.dtype == torch.bfloat16 else logits.float()
 
-    def whole(self, hidden: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    def whole(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """[count, hidden] → [count, vocabulary] float32; see `of`."""
         return self.gather(self.of(hidden, tokens))
 

@@ -24,7 +24,7 @@ class Conversation:
     """What becomes the prompt.
 
     Attributes:
-        tools: those that the model is told of, also where it may call none of them, or a certain one.
+        tools: those in the prompt, also where the model may call none of them, or must call a certain one.
         documents: what it may cite.
         chat_template: of the request itself.
         template_kwargs: variables for the chat template; see `template_variables`.

@@ -29,7 +29,7 @@ _CODES = {
     "missing": "missing_required_parameter",
     "unsupported": "unsupported_value",
 }
-_CLIENT_GONE = 499  # nginx's number: no standard one exists, and nobody receives it
+_CLIENT_GONE = 499  # nginx's code for a closed request: HTTP has none, and no client receives it
 
 
 @dataclass(frozen=True)

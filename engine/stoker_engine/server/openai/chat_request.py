@@ -54,7 +54,7 @@ class ChatRendering(StrictModel):
 
     @property
     def template_tools(self) -> Sequence[PlainTool]:
-        """The tools that the model is told of."""
+        """The tools in the prompt."""
         return [tool.to_tool() for tool in self.tools or ()]
 
     @property
@@ -115,7 +115,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def template_tools(self) -> Sequence[PlainTool]:
-        """The tools that the model is told of, also where it is to call none of them, or a certain one."""
+        """The tools in the prompt, also where the model may call none of them, or must call a certain one."""
         return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else super().template_tools
 
     @property
