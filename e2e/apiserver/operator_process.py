@@ -50,7 +50,8 @@ class Operator:
         self, kubeconfig: Path, log: Path, *options: str, program: Sequence[str] = ("-m", "stoker", "operator")
     ) -> None:
         self.kubeconfig, self.log, self.options, self.program = kubeconfig, log, options, program
-        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        # A crash of the interpreter writes where it was.
+        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONFAULTHANDLER": "1"}
         self.process: subprocess.Popen[bytes] | None = None
         self.health = 0
 
@@ -63,7 +64,7 @@ class Operator:
     ) -> None:
         code = self.stop()
         check_log(self.log)
-        assert code == 0, self.log.read_text()
+        assert code == 0, f"exit code {code}: {self.log.read_text()}"
 
     def start(self) -> None:
         """Starts it, if it does not run, and waits until it is ready: what tests wait for begins then."""

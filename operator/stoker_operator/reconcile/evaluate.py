@@ -116,6 +116,8 @@ def evaluate(
     for workload in workloads:
         if against := forbidden(workload.spec.template, context.policy.template):
             return Evaluation(parsed, workloads, refused=against)
+    # Looked up before the plans, so that a description that arrives meanwhile is either awaited or in them.
+    awaited = _awaited(workloads, context)
     plans: dict[str, Plan] = {}
     refused_specs: tuple[Violation, ...] = ()
     unplannable: tuple[Violation, ...] = ()
@@ -134,7 +136,7 @@ def evaluate(
             objects += _objects(owner.of(workload.name), workload, plans[workload.name], context, live or {})
     except Refused as refused:
         return Evaluation(parsed, workloads, plans, refused=refused.violations)
-    return Evaluation(parsed, workloads, plans, objects, awaited=_awaited(workloads, context))
+    return Evaluation(parsed, workloads, plans, objects, awaited=awaited)
 
 
 def _objects(

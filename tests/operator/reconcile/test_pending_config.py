@@ -111,3 +111,22 @@ def test_what_once_served_is_never_removed(document: Any, evidence: str) -> None
     _, requests = world.reconcile()
     assert world.ready()["reason"] == "DoesNotFit"
     assert not [each for each in requests if each.startswith("delete")]
+
+
+@pytest.mark.parametrize("lookups", range(8))
+def test_a_config_that_comes_while_a_manifest_is_judged_counts(document: Any, lookups: int) -> None:
+    hub = Hub()
+    world = hub.world(document)
+    left = lookups
+
+    def look(*_: Any) -> Any:
+        nonlocal left
+        hub.config = LARGE if left <= 0 else None
+        left -= 1
+        return hub.config
+
+    world.context = PlanningContext(
+        world.context.catalogue, look, pending=lambda *_: hub.pending and left > 0 and hub.config is None
+    )
+    _, requests = world.reconcile()
+    assert "apply Deployment" not in requests, "pods that cannot fit hold no accelerator"
