@@ -8,6 +8,7 @@
     │   ├── DownloadError           the hub cannot be reached, or the disk is full
     │   ├── OutOfMemoryError        it does not fit
     │   └── WeightsError            missing, unused or misshapen tensors
+    ├── AdapterError        a LoRA adapter cannot be found, read or served       HTTP 400
     └── RequestError        one request is wrong; only it is answered so HTTP 400
         ├── NotFoundError   no such model                                HTTP 404
         ├── RequestFailedError  this request broke in the engine; others go on   HTTP 500
@@ -68,6 +69,10 @@ class OutOfMemoryError(ModelError):
 
 class WeightsError(ModelError):
     """The weight files do not match the model description."""
+
+
+class AdapterError(StokerError):
+    """A LoRA adapter cannot be found, read or served with this model; the model and other adapters are served on."""
 
 
 class RequestError(StokerError):

@@ -94,6 +94,19 @@ class EngineArgs:
         False,
     )
 
+    enable_lora: bool = flag("serve LoRA adapters beside the model", False, group="LoRA")
+    max_loras: int = flag("most adapters in one step", 8)
+    max_cpu_loras: int | None = flag(
+        "most adapters kept in memory, those of the step included; others are read again when they are needed; "
+        "default: --max-loras",
+        None,
+    )
+    max_lora_rank: int = flag("largest rank of an adapter", 16)
+    lora_dtype: names.Dtype = flag("adapters' matrices; auto: the model's", "auto", choices=names.DTYPES)
+    lora_target_modules: tuple[str, ...] = flag(
+        "the modules that adapters may change, by the last part of their names (q_proj …); default: all", ()
+    )
+
     enforce_eager: bool = flag(
         "launch a GPU's kernels one by one: without CUDA graphs, which decodes are replayed by", False
     )
@@ -124,6 +137,14 @@ class EngineArgs:
         ):
             if getattr(self, name) < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")
+        for name in ("max_loras", "max_lora_rank"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ArgumentError(
+                "--max-cpu-loras",
+                f"must be at least --max-loras ({self.max_loras}), whose adapters it includes, got {self.max_cpu_loras}",
+            )
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -148,6 +169,7 @@ class EngineArgs:
                 )
         for name, allowed in (
             ("dtype", names.DTYPES),
+            ("lora_dtype", names.DTYPES),
             ("kv_cache_dtype", names.KV_CACHE_DTYPES),
             ("device", names.DEVICES),
             ("attention_backend", names.ATTENTION_BACKENDS),
@@ -170,6 +192,13 @@ class EngineArgs:
         if self.block_size & (self.block_size - 1):
             raise ArgumentError("--block-size", f"must be a power of two, got {self.block_size}")
         self._check_nodes()
+
+    @property
+    def num_resident_adapters(self) -> int:
+        """Most adapters in memory; 0: none are served."""
+        if not self.enable_lora:
+            return 0
+        return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
     def offline(self) -> EngineArgs:
         """These arguments for a caller that does not stream: unless they bound prompts themselves, prompts get all

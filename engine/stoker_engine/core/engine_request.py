@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from stoker_common.block_hash import NO_KEYS, CacheKeys
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import RequestParams
 
@@ -22,7 +23,8 @@ class EngineRequest:
         grammar: what the output must spell; None: anything.
         priority: lower is served earlier under ``--scheduling-policy priority``.
         cache_keys: prefix-cache blocks are shared only where these agree, as far as a block depends on them.
-        adapter: index of the adapter that its tokens are computed with, among those that the runner has; -1: none.
+        adapter: number of the adapter that its tokens are computed with (`AdapterSource`); `NO_ADAPTER`: none.
+            Whoever sets it also sets `cache_keys.root_key`.
         arrival_time: seconds on the monotonic clock, which all processes of a machine share.
         http_request_id: the id of the HTTP request that it is a part of, for log lines; None: it came by none.
     """
@@ -37,7 +39,7 @@ class EngineRequest:
     grammar: Grammar | None = None
     priority: int = 0
     cache_keys: CacheKeys = NO_KEYS
-    adapter: int = -1
+    adapter: int = NO_ADAPTER
     arrival_time: float = field(default_factory=time.monotonic)
     http_request_id: str | None = None
 

@@ -4,7 +4,8 @@ Who runs the model keeps *rows* (`exec.input_batch`): of each running sequence t
 samples. A sequence comes whole once, when it gets its row; from then on only changes come. So a step of many decodes
 is a few numbers a sequence, however long they are.
 
-    forks      rows that begin as copies of others          ┐
+    adapters   what slots hold from now on                  ┐
+    forks      rows that begin as copies of others          │
     new        rows that begin from nothing                 │ in this order,
     written    tokens that only the scheduler decides       │ before anything is computed
     known      tokens that another stage has sampled        │
@@ -22,6 +23,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.logprobs import TokenLogprobs
 
@@ -42,6 +44,7 @@ class NewSequence:
         blocks: for each group of layers, its block table.
         num_candidates: of a beam: how many likeliest next tokens it offers.
         num_prompt_logprobs: prompt tokens whose log-probabilities are known already.
+        adapter_slot: the slot of its adapter; `NO_ADAPTER`: it has none.
     """
 
     row: int
@@ -51,6 +54,7 @@ class NewSequence:
     blocks: list[list[int]]
     num_candidates: int = 0
     num_prompt_logprobs: int = 0
+    adapter_slot: int = NO_ADAPTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Step:
 
     Attributes:
         number: counts steps.
+        adapters: (slot, number of the adapter that it holds from this step on).
         written: (row, position of the first, tokens).
         tables: entries of `TABLE_ENTRY` numbers.
         known: entries of `KNOWN_ENTRY` numbers, in the order of positions; of the stages of a pipeline.
@@ -102,6 +107,7 @@ class Step:
     num_samples: array[int]
     num_decodes: int
     num_tokens: int
+    adapters: list[tuple[int, int]] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
     written: list[tuple[int, int, list[int]]] = field(default_factory=list)

@@ -170,7 +170,7 @@ class InputBatch:
         prompt, output = spec.prompt_token_ids, new.output_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.token_ids[row, len(prompt) : len(prompt) + len(output)] = output
-        self.values[ADAPTER, row], self.values[POSITION_DELTA, row] = spec.adapter, 0
+        self.values[ADAPTER, row], self.values[POSITION_DELTA, row] = new.adapter_slot, 0
         self._clear(row, max(map(len, new.blocks), default=0))
         for group, table in enumerate(new.blocks):
             self.tables[group, row, : len(table)] = table
