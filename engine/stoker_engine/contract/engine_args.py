@@ -143,7 +143,8 @@ class EngineArgs:
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ArgumentError(
                 "--max-cpu-loras",
-                f"must be at least --max-loras ({self.max_loras}), whose adapters it includes, got {self.max_cpu_loras}",
+                f"must be at least --max-loras ({self.max_loras}), whose adapters it includes; "
+                f"got {self.max_cpu_loras}",
             )
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
             value = getattr(self, name)

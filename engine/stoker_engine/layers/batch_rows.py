@@ -34,11 +34,14 @@ class BatchRows:
     """The rows of the input batch, by row space.
 
     Attributes:
-        adapters: int64, for each row of the batch the index of its request's adapter, -1 for none; at `PADDING` too.
+        adapters: int64, for each row of the batch the slot of its request's adapter, -1 for none; at `PADDING` too.
+        extends_experts: whether operations of experts may depend on the request in this step. Where they do not, a
+            kernel may compute all experts at once.
     """
 
     def __init__(self) -> None:
         self.adapters = torch.full((1,), -1)
+        self.extends_experts = True
         self._tensors: dict[RowSpace, torch.Tensor] = {}
         self._selected: dict[RowSpace, tuple[RowSpace, torch.Tensor]] = {}
 

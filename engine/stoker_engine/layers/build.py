@@ -11,7 +11,7 @@ from stoker_common.errors import ModelError
 from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.kernels.bundle import Kernels, Operation
 from stoker_engine.layers.batch_rows import BatchRows, RowSpace
-from stoker_engine.layers.linear_site import ExtendedLinear, ExtendLinear, LinearSite
+from stoker_engine.layers.linear_site import ExtendedLinear, ExtendLinear, LinearSite, SiteForm
 from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.quant.unquantized import UNQUANTIZED
@@ -56,12 +56,17 @@ class Build:
     has_head: bool = True
 
     def extended(
-        self, linear: Operation, outputs: Mapping[str, Shard], inputs: Shard, space: RowSpace = RowSpace.TOKENS
+        self,
+        linear: Operation,
+        outputs: Mapping[str, Shard],
+        inputs: Shard,
+        space: RowSpace = RowSpace.TOKENS,
+        form: SiteForm = SiteForm.LINEAR,
     ) -> Operation:
         """A linear operation as it is computed in this model; for the arguments see `LinearSite`."""
         if self.extend is None:
             return linear
-        return ExtendedLinear(self.extend, linear, LinearSite(outputs, inputs, space), self.rows)
+        return ExtendedLinear(self.extend, linear, LinearSite(outputs, inputs, space, form), self.rows)
 
     def share(self, size: int, multiple: int = 1) -> Shard:
         """This rank's share of what can be divided into any parts: columns of an MLP, rows of a vocabulary. Those of

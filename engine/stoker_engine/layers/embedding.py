@@ -7,6 +7,7 @@ from torch import nn
 
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
+from stoker_engine.layers.linear_site import SiteForm
 from stoker_engine.quant.method import Matrix
 from stoker_engine.quant.weight_target import Shard, WeightTarget
 
@@ -26,7 +27,7 @@ class Embedding(nn.Module):
         self.rows = build.share(vocab_size)
         method = build.linear([self._param_name])
         self.matrix: Matrix = method.create(self.rows.size, width, build.dtype, build.kernels)
-        self._embed = build.extended(self._found, {name: Shard.whole(width)}, Shard.whole(vocab_size))
+        self._embed = build.extended(self._found, {name: Shard.whole(width)}, Shard.whole(vocab_size), form=SiteForm.EMBEDDING)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] int64 → [tokens, width]."""

@@ -3,13 +3,14 @@
 A model is built with `Build.extend`, which gets each linear operation with its `LinearSite`, the embedding and the head
 among them, and returns what is computed instead. Extensions belong there rather than around a `LinearMethod`: a
 method does not know the rows, nor what ranks share, and a CPU's call of whole layers must find the operation as its
-own (`kernels.cpu.matrix.CpuLinear.extended`). The two matrices that latent attention absorbs are not extended.
+own (`kernels.cpu.matrix.CpuLinear.extended`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import torch
 
@@ -19,21 +20,36 @@ from stoker_engine.quant.prepack import resolve_prepack
 from stoker_engine.quant.weight_target import Shard
 
 
+class SiteForm(Enum):
+    """What an operation does with its matrices."""
+
+    #: x [rows, inputs] → [rows, outputs].
+    LINEAR = auto()
+    #: Token ids [rows] → [rows, outputs].
+    EMBEDDING = auto()
+    #: Queries [rows, heads, keys] → [rows, heads, latent], by the matrix that makes each head's keys of latents.
+    ABSORBED_KEYS = auto()
+    #: Latents [rows, heads, latent] → [rows, heads, values], by the matrix that makes each head's values of them.
+    ABSORBED_VALUES = auto()
+
+
 @dataclass(frozen=True)
 class LinearSite:
     """Where in the model a linear operation is.
 
     Attributes:
         outputs: for each matrix merged into it, by its parameter's name, the outputs that this rank computes; their
-            results lie side by side.
+            results lie side by side. Of a matrix that is absorbed, the heads.
         inputs: the columns that this rank has; where that is not all of them, the ranks' results are summed up behind
             it.
-        space: what the rows of its argument are. The embedding's argument is token ids.
+        space: what the rows of its argument are.
+        form: what it does with its matrices.
     """
 
     outputs: Mapping[str, Shard]
     inputs: Shard
     space: RowSpace
+    form: SiteForm = SiteForm.LINEAR
 
 
 #: (the operation, its site, the rows of the batch) → the operation computed instead. It may be called again for a site,

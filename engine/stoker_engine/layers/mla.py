@@ -28,6 +28,7 @@ from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCac
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
+from stoker_engine.layers.linear_site import SiteForm
 from stoker_engine.layers.norm import RMSNorm
 from stoker_engine.layers.rotary import Rotation
 from stoker_engine.quant.method import Matrix
@@ -73,7 +74,19 @@ class LatentAttention(nn.Module):
         self.query = MergedLinear(build, prefix, hidden if rank is None else Shard.whole(rank), queries, False)
         self._absorb = self._per_head(build, "k_b", latent, config.qk_nope_head_dim)  # W_UKᵀ
         self._make_value = self._per_head(build, "v_b", config.v_head_dim, latent)  # W_UV
-        self.absorb, self.make_value = self._absorb.batched_linear(), self._make_value.batched_linear()
+        self.absorb = build.extended(
+            self._absorb.batched_linear(),
+            {f"{prefix}.k_b": heads},
+            Shard.whole(config.qk_nope_head_dim),
+            form=SiteForm.ABSORBED_KEYS,
+        )
+        self.make_value = build.extended(
+            self._make_value.batched_linear(),
+            {f"{prefix}.v_b": heads},
+            Shard.whole(latent),
+            out_space,
+            SiteForm.ABSORBED_VALUES,
+        )
         self.out = MergedLinear(build, prefix, heads.times(config.v_head_dim), {"o": hidden}, bias, space=out_space)
 
     def _per_head(self, build: Build, name: str, outputs: int, inner: int) -> Matrix:

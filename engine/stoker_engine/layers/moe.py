@@ -82,10 +82,9 @@ class MoE(nn.Module):
             self.down_bias = _empty(count, hidden_size, dtype=build.dtype)
             has_results = build.whole_experts or build.ranks.rank == 0
             biases = self.gate_up_bias.data, self.down_bias.data if has_results else None
-        if build.extend is None:
-            self._experts = self.gate_up.experts(self.down, act, *biases)
-        else:
-            self._experts = self._extended_experts(build, act, *biases)
+        self._experts = self.gate_up.experts(self.down, act, *biases)
+        self._extended = None if build.extend is None else self._extended_experts(build, act, *biases)
+        self._rows = build.rows
         self.shared_gate_up = self.shared_down = self.shared_gate = None
         if config.shared_intermediate_size:
             multiple = build.linear([f"{prefix}.shared.down.weight"]).column_multiple
@@ -125,7 +124,8 @@ class MoE(nn.Module):
         weights, chosen = self._route(self._router(x))
         if not self._ours.is_whole:  # from 0 on those that are here, then those of other ranks
             chosen = (chosen - self._ours.start) % self._ours.full
-        routed = self._experts(x, weights, chosen)
+        one_by_one = self._extended if self._rows.extends_experts else None
+        routed = (one_by_one or self._experts)(x, weights, chosen)
         return self._ranks.all_reduce(routed if self.shared_gate_up is None else routed + self._shared(x))
 
     __call__ = forward

@@ -16,7 +16,7 @@ import torch
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.cpu.matrix import ADD_TO_LINEAR, CpuLinear
 from stoker_engine.layers.batch_rows import BatchRows, RowSpace
-from stoker_engine.layers.linear_site import LinearSite
+from stoker_engine.layers.linear_site import LinearSite, SiteForm
 
 
 @dataclass
@@ -41,6 +41,8 @@ class RowTables:
 
     def __call__(self, linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
         """See `ExtendLinear`."""
+        if site.form in (SiteForm.ABSORBED_KEYS, SiteForm.ABSORBED_VALUES):
+            return linear  # its results are by head
         table = torch.cat([self._table(name, site) for name in site.outputs], dim=1)
 
         def added() -> torch.Tensor:

@@ -1,0 +1,203 @@
+// What LoRA adapters add to a linear operation: y += (x Aᵀ) Bᵀ, each row of x by its own adapter (kernels/cpu/lora.py).
+//
+//   rows of x by adapter   3: 0 1   0: 2 5 7        those without one take no part
+//   shrink                 t [rows][ranks] = x Aᵀ   pieces of all adapters' rows and ranks, in one call of the threads
+//   expand                 y += t Bᵀ                the same, of their rows and outputs
+//
+// A row's result depends on nothing but the row and its adapter.
+#include <algorithm>
+#include <vector>
+
+#include "common/memory.h"
+#include "common/rows.h"
+#include "common/threads.h"
+#include "gemm/amx_panels.h"
+#include "gemm/gemm.h"
+#include "gemm/matrix.h"
+#include "gemm/panels.h"
+
+namespace {
+
+// [outputs][inner] without gaps; in panels (gemm/panels.h) `outputs` is a multiple of 16 and `inner` is even.
+struct LoraMatrix {
+  const void* w;
+  long outputs, inner, is_panels;
+};
+
+// What an adapter adds to one of the matrices that an operation merges: B reads the ranks from `first_rank` on.
+struct LoraPart {
+  LoraMatrix b;
+  long first_rank, first_output, outputs;
+};
+
+struct LoraFactors {
+  LoraMatrix a;  // of all parts, below each other
+  long num_parts;
+  const LoraPart* parts;
+};
+
+struct LoraTable {
+  const int64_t* slots;  // [rows + 1], of each row of the input batch; −1: none. The last is padding's.
+  long num_rows, num_slots;
+};
+
+struct LoraSite {
+  const LoraTable* table;
+  const LoraFactors* const* factors;  // by slot; null where the adapter changes nothing here
+};
+
+constexpr long ROWS = 96, WIDTH = 64;  // of a piece that is multiplied at once
+constexpr long RUN = 4 * WIDTH;        // outputs that a thread takes at once
+
+// Rows of x with one adapter.
+struct Group {
+  const LoraFactors* factors;
+  const long* rows;
+  long count, first_t;  // where its part of t begins
+  bool follow;          // the rows follow each other
+};
+
+struct Piece {
+  const Group* group;
+  const LoraPart* part;
+  long m, n;
+};
+
+struct Unit {
+#if defined(STOKER_AMX)
+  TileUnit tiles;
+#endif
+};
+
+// The groups of a batch. They are valid until this thread's next call.
+std::vector<Group>& grouped(const LoraSite& site, const LinearArgs& args) {
+  static thread_local std::vector<Group> groups;
+  static thread_local std::vector<long> row_slots, rows, starts;
+  groups.clear();
+  const LoraTable& table = *site.table;
+  row_slots.resize(args.rows);
+  starts.assign(table.num_slots + 1, 0);
+  bool any = false;
+  for (long m = 0; m < args.rows; m++) {
+    const long row = args.batch_rows[m], slot = table.slots[row < 0 ? table.num_rows : row];
+    row_slots[m] = slot >= 0 && site.factors[slot] ? slot : -1;
+    if (row_slots[m] >= 0) any = true, starts[row_slots[m] + 1]++;
+  }
+  if (!any) return groups;
+  for (long slot = 0; slot < table.num_slots; slot++) starts[slot + 1] += starts[slot];
+  rows.resize(args.rows);
+  static thread_local std::vector<long> next;
+  next.assign(starts.begin(), starts.end() - 1);
+  for (long m = 0; m < args.rows; m++)
+    if (row_slots[m] >= 0) rows[next[row_slots[m]]++] = m;
+  long first_t = 0;
+  for (long slot = 0; slot < table.num_slots; slot++) {
+    const long count = starts[slot + 1] - starts[slot];
+    if (!count) continue;
+    const long* of = rows.data() + starts[slot];
+    groups.push_back({site.factors[slot], of, count, first_t, of[count - 1] - of[0] == count - 1});
+    first_t += count * site.factors[slot]->a.outputs;
+  }
+  return groups;
+}
+
+// `rows` rows of x by outputs `first` … `first + count` of a matrix.
+template <class T>
+void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, long rows, long first, long count, T* y,
+              long y_stride) {
+  const T* w = (const T*)matrix.w + first * matrix.inner;
+#if defined(STOKER_PANELS)
+  if constexpr (sizeof(T) == sizeof(bf16))
+    if (matrix.is_panels) {
+      const panels::Bf16Panels by_panels{x, x_stride, w, nullptr, y, y_stride, matrix.inner};
+#if defined(STOKER_AMX)
+      if (matrix.inner % panels::AmxBf16Panels::STEP == 0)
+        return panels::AmxBf16Panels{by_panels}.multiply(unit.tiles, 0, count / PANEL, 0, rows, {});
+#endif
+      panels::NoUnit none;
+      return by_panels.multiply(none, 0, count / PANEL, 0, rows, {});
+    }
+#endif
+  block(Gemm<T, Plain<T>>{x, x_stride, {w, matrix.inner}, nullptr, y, y_stride, rows, count, matrix.inner}, 0, rows, 0, count,
+        Bytes{});
+}
+
+template <class T>
+void shrink(const std::vector<Group>& groups, const LinearArgs& args, T* t) {
+  static thread_local std::vector<Piece> pieces;
+  // Of few rows memory is waited for, and each thread should read.
+  const long width = args.rows <= ROWS ? 16 : WIDTH;
+  pieces.clear();
+  for (const Group& group : groups)
+    for (long m = 0; m < group.count; m += ROWS)
+      for (long n = 0; n < group.factors->a.outputs; n += width) pieces.push_back({&group, nullptr, m, n});
+  const Piece* const all = pieces.data();
+  parallel((long)pieces.size(), [&](Pieces& taken) {
+    static thread_local Memory memory;
+    Unit unit;
+    for (long i; taken.take(i);) {
+      const Group& group = *all[i].group;
+      const LoraMatrix& a = group.factors->a;
+      const long m = all[i].m, n = all[i].n, count = std::min(ROWS, group.count - m);
+      const T* x = (const T*)args.x + group.rows[m] * args.x_stride;
+      long stride = args.x_stride;
+      if (!group.follow && count > 1) {
+        T* const gathered = (T*)memory.of(count * a.inner * sizeof(T));
+        for (long j = 0; j < count; j++)
+          memcpy((void*)(gathered + j * a.inner), (const T*)args.x + group.rows[m + j] * args.x_stride, a.inner * sizeof(T));
+        x = gathered, stride = a.inner;
+      }
+      T* const to = t + group.first_t + m * a.outputs + n;
+      multiply(unit, a, x, stride, count, n, std::min(width, a.outputs - n), to, a.outputs);
+    }
+  });
+}
+
+template <class T>
+void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t) {
+  static thread_local std::vector<Piece> pieces;
+  pieces.clear();
+  for (const Group& group : groups)
+    for (long m = 0; m < group.count; m += ROWS)
+      for (long p = 0; p < group.factors->num_parts; p++)
+        for (long n = 0; n < group.factors->parts[p].outputs; n += RUN)
+          pieces.push_back({&group, &group.factors->parts[p], m, n});
+  const Piece* const all = pieces.data();
+  parallel((long)pieces.size(), [&](Pieces& taken) {
+    alignas(64) T added[ROWS * WIDTH];
+    Unit unit;
+    for (long i; taken.take(i);) {
+      const Group& group = *all[i].group;
+      const LoraPart& part = *all[i].part;
+      const long m = all[i].m, count = std::min(ROWS, group.count - m), ranks = group.factors->a.outputs;
+      const T* from = t + group.first_t + m * ranks + part.first_rank;
+      for (long n = all[i].n; n < std::min(all[i].n + RUN, part.outputs); n += WIDTH) {
+        const long width = std::min(WIDTH, part.outputs - n);
+        multiply(unit, part.b, from, ranks, count, n, std::min(WIDTH, part.b.outputs - n), added, WIDTH);
+        for (long j = 0; j < count; j++) {
+          T* to = (T*)args.y + group.rows[m + j] * args.y_stride + part.first_output + n;
+          for (long d = 0; d < width; d += LANES)
+            store_up_to(to + d, load_up_to(to + d, width - d) + load_up_to(added + j * WIDTH + d, width - d), width - d);
+        }
+      }
+    }
+  });
+}
+
+template <class T>
+void add(const LoraSite& site, const LinearArgs& args) {
+  const std::vector<Group>& groups = grouped(site, args);
+  if (groups.empty()) return;
+  static thread_local Memory memory;
+  const Group& last = groups.back();
+  T* const t = (T*)memory.of((last.first_t + last.count * last.factors->a.outputs) * sizeof(T));
+  shrink(groups, args, t);
+  expand(groups, args, t);
+}
+
+}  // namespace
+
+// See matrix.h's Extension.
+extern "C" void stoker_add_lora(const void* site, int is_bf16, const LinearArgs* args) {
+  is_bf16 ? add<bf16>(*(const LoraSite*)site, *args) : add<float>(*(const LoraSite*)site, *args);
+}

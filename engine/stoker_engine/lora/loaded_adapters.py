@@ -1,0 +1,95 @@
+"""The adapters that one rank has in memory, and which of them is in which slot.
+
+    load       reads and checks an adapter's files, and cuts this rank's part: in a thread, beside steps
+    activate   has a slot hold a loaded adapter: between two steps
+    drop       forgets an adapter; a slot that holds it goes on with it
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from stoker_common.errors import AdapterError
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
+from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.cpu.lora import CpuLoraTable
+from stoker_engine.layers.batch_rows import BatchRows, RowSpace
+from stoker_engine.layers.linear_site import LinearSite
+from stoker_engine.lora.adapter_reader import AdapterReader
+from stoker_engine.lora.extension import AdaptedSite, SiteFactors
+
+#: What a site is known by: its parameters' names.
+_SiteKey = tuple[str, ...]
+
+
+class LoadedAdapters:
+    """The adapters of one rank.
+
+    Args:
+        reader: reads them from files.
+        num_slots: how many a step has at most.
+        library: of the CPU's kernels, where these compute the model.
+    """
+
+    def __init__(self, reader: AdapterReader, num_slots: int, library: ctypes.CDLL | None) -> None:
+        self._reader, self._library = reader, library
+        self._table = CpuLoraTable(num_slots) if library is not None else None
+        self._sites: dict[_SiteKey, AdaptedSite] = {}
+        self._loaded: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
+        self._active: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
+        self._rows: BatchRows | None = None
+        self._loading = threading.Lock()
+
+    def extend(self, linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
+        """See `ExtendLinear`."""
+        key = tuple(site.outputs)
+        if key not in self._sites:
+            self._sites[key] = AdaptedSite(site, rows, self._table, self._library)
+        return self._sites[key].extended(linear)
+
+    def settle(self, rows: BatchRows) -> None:
+        """Prepares for steps, once the model is loaded and `rows` has the slots of the batch's rows."""
+        self._rows = rows
+        rows.extends_experts = False
+        if self._table is not None:
+            self._table.read_from(rows.adapters)
+        for site in self._sites.values():
+            site.settle()
+
+    def load(self, source: AdapterSource) -> LoadedAdapter:
+        """Loads an adapter; steps go on meanwhile.
+
+        Raises:
+            AdapterError: it cannot be read, does not fit the model, or is not the one that `source` names.
+        """
+        started = time.monotonic()
+        with self._loading, torch.inference_mode():
+            adapter = self._reader.read(Path(source.path))
+            if source.digest not in ("", adapter.digest):
+                raise AdapterError(f"the files in {source.path} have changed since adapter {source.name} was loaded")
+            cut = {key: factors for key, site in self._sites.items() if (factors := site.cut(adapter)) is not None}
+            self._loaded[source.number] = cut
+        num_bytes = sum(factors.num_bytes for factors in cut.values())
+        return LoadedAdapter(adapter.digest, adapter.rank, num_bytes, time.monotonic() - started)
+
+    def drop(self, number: int) -> None:
+        """Forgets an adapter; unknown ones are ignored."""
+        self._loaded.pop(number, None)
+
+    def activate(self, slot: int, number: int) -> None:
+        """Has `slot` hold the adapter from the next step on. It must be loaded."""
+        assert self._rows is not None
+        before, now = self._active.get(slot, {}), self._loaded[number]
+        for key in before.keys() | now.keys():
+            self._sites[key].set(slot, now.get(key))
+        self._active[slot] = now
+        self._rows.extends_experts = any(self._is_of_experts(key) for each in self._active.values() for key in each)
+
+    def _is_of_experts(self, key: _SiteKey) -> bool:
+        return self._sites[key].site.space is RowSpace.EXPERTS
