@@ -15,7 +15,9 @@ from stoker_engine.kernels.cpu.block_panels import block_panels
 from stoker_engine.kernels.cpu.isa import usable_isas
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear
+from stoker_engine.kernels.cpu.lora import CpuLoraFactors, CpuLoraSite, CpuLoraTable
 from stoker_engine.kernels.cpu.panels import panels
+from stoker_engine.kernels.lora import LoraPart, add_lora
 
 from ..attention.conftest import Sequences, run
 from ..attention.test_windows import SHAPE
@@ -82,6 +84,30 @@ def test_blocks_by_tiles(kernels: ctypes.CDLL, stored: StoredFormat) -> None:
     for count in (16, 17, 31, 33, 50):
         assert torch.equal(multiply(x[:count]), few[:count])
     assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_adapters_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
+    """Ranks that tiles multiply beside those that vectors do; a row has the same bits alone."""
+    dice, numbers, table = random.Random(seed), Numbers(seed, torch.bfloat16), CpuLoraTable(2)
+    count, inner, outputs = dice.choice([1, 17, 33, 100]), 32 * dice.randrange(1, 12), dice.randrange(1, 140)
+    slots = torch.tensor([dice.randrange(-1, 2) for _ in range(count)] + [-1])
+    table.read_from(slots)
+    site, adapters = CpuLoraSite(kernels, table), {}
+    for slot, rank in enumerate((32, dice.choice([5, 64]))):
+        adapters[slot] = [LoraPart(numbers(rank, inner), numbers(outputs, rank), 0)]
+        site.set(slot, CpuLoraFactors(kernels, adapters[slot]))
+    x, plain = numbers.rows_of_wider(count, inner, dice.randrange(9)), linear(kernels, numbers(outputs, inner))
+    rows, before = torch.arange(count), kernels.amx_model_products()
+    got, exact = site.extended(plain, lambda: rows)(x), plain(x).double()
+    assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
+    add_lora(exact, x.double(), slots[:-1], {
+        slot: [LoraPart(a.double(), b.double(), first) for a, b, first in parts] for slot, parts in adapters.items()
+    })  # fmt: skip
+    close(got, exact)
+    for row in {0, count // 2, count - 1}:
+        alone = rows[row : row + 1].clone()
+        assert torch.equal(site.extended(plain, lambda alone=alone: alone)(x[row : row + 1]), got[row : row + 1])
 
 
 def test_attention_by_tiles(kernels: ctypes.CDLL) -> None:

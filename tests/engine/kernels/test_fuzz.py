@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 from functools import partial
 
 import pytest
@@ -32,9 +33,11 @@ from stoker_engine.kernels.cpu.blocks import rows as plain_rows
 from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear
+from stoker_engine.kernels.cpu.lora import CpuLoraFactors, CpuLoraSite, CpuLoraTable
 from stoker_engine.kernels.cpu.panels import panels
 from stoker_engine.kernels.cpu.rms_norm import rms_norm
 from stoker_engine.kernels.int8_activations import block_of, int8_activations
+from stoker_engine.kernels.lora import LoraPart, add_lora
 from stoker_engine.kernels.panels import PANEL
 
 from ...support.engine.gguf_random import random_blocks
@@ -125,6 +128,55 @@ def test_panels(kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more
     operations.pack(in_panels)
     assert torch.equal(operations.rows(in_panels, torch.arange(outputs)), weight)
     close(operations.linear(in_panels, bias)(x), exact)
+
+
+@drawn
+@given(
+    st.one_of(rows, st.sampled_from([95, 96, 97, 193])), widths,
+    st.lists(st.integers(1, 300), min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 9), st.booleans(), dtypes,
+    seeds,
+)  # fmt: skip
+def test_lora(
+    kernels: ctypes.CDLL,
+    count: int,
+    inner: int,
+    outputs: list[int],
+    num_slots: int,
+    more: int,
+    shares: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Adapters of any ranks in any slots; rows without one have the bits of the operation alone, and each row those
+    that it has alone."""
+    numbers, dice = Numbers(seed, dtype), random.Random(seed)
+    table, slots = CpuLoraTable(num_slots), torch.tensor([dice.randrange(-1, num_slots) for _ in range(count)] + [-1])
+    table.read_from(slots)
+    site, adapters = CpuLoraSite(kernels, table), {}
+    for slot in range(num_slots):
+        parts, first, shared = [], 0, numbers(dice.randrange(1, 70), inner)
+        for width in outputs:
+            if dice.random() < 0.8:
+                a = shared if shares else numbers(dice.choice([1, 2, 5, 16, 31, 64]), inner)
+                parts.append(LoraPart(a, numbers(width, len(a)) / len(a) ** 0.5, first))
+            first += width
+        if parts:
+            adapters[slot] = parts
+            site.set(slot, CpuLoraFactors(kernels, parts))
+    x, weight = numbers.rows_of_wider(count, inner, more), numbers(sum(outputs), inner)
+    batch_rows = torch.tensor([dice.randrange(-1, count) for _ in range(count)])
+    plain = linear(kernels, weight)
+    got = site.extended(plain, lambda: batch_rows)(x)
+    exact = plain(x).double()
+    add_lora(exact, x.double(), slots[batch_rows], {
+        slot: [LoraPart(a.double(), b.double(), first) for a, b, first in parts] for slot, parts in adapters.items()
+    })  # fmt: skip
+    close(got, exact)
+    without = torch.tensor([slot not in adapters for slot in slots[batch_rows].tolist()])
+    assert torch.equal(got[without], plain(x)[without])
+    for row in {0, count // 2, count - 1}:
+        alone = batch_rows[row : row + 1].clone()
+        assert torch.equal(site.extended(plain, lambda alone=alone: alone)(x[row : row + 1]), got[row : row + 1])
 
 
 @drawn

@@ -21,7 +21,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ct
 _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
     "stoker_linear": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER),
-    "stoker_add_lora": (_POINTER, _INT, _POINTER),
+    "stoker_address_of_add_lora": (),
     "stoker_has_panels": (),
     "stoker_pack_panels": (_POINTER, _LONG, _LONG),
     "stoker_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
@@ -109,10 +109,16 @@ def load(isa: Isa) -> ctypes.CDLL:
         raise BuildError("the system does not allow this process to use its registers")
     for name, types in _ARGUMENTS.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = types, _INT if name.startswith("stoker_has_") else None
+        function.argtypes, function.restype = types, _result(name)
     loaded.stoker_use_threads(torch.get_num_threads())
     logger.info("CPU kernels: %s, %d threads (%.1f s)", isa.name, torch.get_num_threads(), time.monotonic() - started)
     return loaded
+
+
+def _result(name: str) -> type[ctypes.c_int] | type[ctypes.c_void_p] | None:
+    if name.startswith("stoker_address_of_"):
+        return _POINTER
+    return _INT if name.startswith("stoker_has_") else None
 
 
 def cpu_library(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:

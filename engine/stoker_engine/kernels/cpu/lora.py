@@ -117,7 +117,7 @@ class CpuLoraSite:
         self._held: list[CpuLoraFactors | None] = [None] * table.num_slots
         self._pointers = (_POINTER * table.num_slots)()
         self._site = _Site(ctypes.pointer(table.table), ctypes.addressof(self._pointers))
-        self._add = ctypes.cast(library.stoker_add_lora, ADD_TO_LINEAR)
+        self._add = ctypes.cast(library.stoker_address_of_add_lora(), ADD_TO_LINEAR)
 
     def set(self, slot: int, factors: CpuLoraFactors | None) -> None:
         """Has a slot add `factors` from now on; None: nothing. No step may run meanwhile."""

@@ -195,9 +195,11 @@ void add(const LoraSite& site, const LinearArgs& args) {
   expand(groups, args, t);
 }
 
-}  // namespace
-
 // See matrix.h's Extension.
-extern "C" void stoker_add_lora(const void* site, int is_bf16, const LinearArgs* args) {
+void add_lora(const void* site, int is_bf16, const LinearArgs* args) {
   is_bf16 ? add<bf16>(*(const LoraSite*)site, *args) : add<float>(*(const LoraSite*)site, *args);
 }
+
+}  // namespace
+
+extern "C" const void* stoker_address_of_add_lora() { return (const void*)add_lora; }

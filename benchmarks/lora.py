@@ -1,0 +1,198 @@
+"""What adapters (LoRA) cost a step on this processor: engines with and without them take turns in one run.
+
+    python benchmarks/lora.py [--models gemma B] [--ranks 16 64] [--rounds 5]
+
+For each model and rank, with adapters on all linear operations of the layers:
+
+    base        LoRA off
+    unused      LoRA on, requests without adapters: what everybody pays
+    adapters    eight adapters, dealt to the requests in turns
+    bound       the base's step and the time to read the adapters' bytes once, at the speed of a memory read
+
+``decode-N``: N streams, a step of one token each. ``prompts``: eight prompts of 1,024 tokens. Figures are medians over
+the rounds; in each, engines take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from machine import Machine
+from random_models import random_model
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+
+from stoker_common.block_hash import CacheKeys
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.engine import Engine
+from stoker_engine.models.checkpoint import find_checkpoint
+
+ADAPTERS = 8
+PROMPT, DECODED = 1024, 48
+MODELS = {"gemma": "demo://gemma-3-270m", "A": "A", "B": "B"}
+
+
+def save_adapter(folder: Path, model: str, rank: int, seed: int) -> Path:
+    """An adapter on all linear operations of a model's layers, as PEFT writes it, in bfloat16."""
+    config = find_checkpoint(EngineArgs(model)).config
+    generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
+    hidden = config.hidden_size
+    for index, layer in enumerate(config.layers):
+        attention, inner = layer.attention, layer.mlp.size
+        width, kv_width = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+        sizes = {
+            "self_attn.q_proj": (hidden, width),
+            "self_attn.k_proj": (hidden, kv_width),
+            "self_attn.v_proj": (hidden, kv_width),
+            "self_attn.o_proj": (width, hidden),
+            "mlp.gate_proj": (hidden, inner),
+            "mlp.up_proj": (hidden, inner),
+            "mlp.down_proj": (inner, hidden),
+        }
+        for name, (inputs, outputs) in sizes.items():
+            prefix = f"base_model.model.model.layers.{index}.{name}"
+            for half, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                numbers = torch.randn(shape, generator=generator) * 0.02
+                tensors[f"{prefix}.lora_{half}.weight"] = numbers.to(torch.bfloat16)
+    folder.mkdir(parents=True)
+    modules = sorted({name.split(".")[1] for name in sizes})
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def engine_of(model: str, lora: bool, rank: int) -> Engine:
+    """An engine; the prefix cache is off, so that every round computes the same."""
+    return Engine.from_args(
+        EngineArgs(
+            model,
+            device="cpu",
+            dtype="bfloat16",
+            max_model_len=PROMPT + DECODED + 1,
+            max_num_seqs=32,
+            enable_prefix_caching=False,
+            long_prefill_token_threshold=0,
+            enable_lora=lora,
+            max_loras=ADAPTERS,
+            max_lora_rank=rank,
+        )
+    )
+
+
+def step_seconds(engine: Engine, streams: int, length: int, tokens: int, adapters: int) -> float:
+    """Median seconds of steps in which `streams` requests decode; of one token each, of all prompts together.
+
+    Args:
+        adapters: how many the requests use, in turns.
+    """
+    rng = random.Random(streams)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    for index in range(streams):
+        prompt = [rng.randrange(1000, 40000) for _ in range(length)]
+        adapter = index % adapters if adapters else NO_ADAPTER
+        keys = CacheKeys(root_key=b"%d" % adapter) if adapters else CacheKeys()
+        engine.add(EngineRequest(f"{index}", prompt, params, tokens, cache_keys=keys, adapter=adapter))
+    started, decodes, prompts = time.perf_counter(), list[float](), 0.0
+    while engine.has_work:
+        before = time.perf_counter()
+        report = engine.step().report
+        seconds = time.perf_counter() - before
+        if (
+            report is not None
+            and report.num_tokens == report.num_new_tokens == streams
+            and not report.num_prompt_tokens
+        ):
+            decodes.append(seconds)
+        elif report is not None and report.num_prompt_tokens:
+            prompts = time.perf_counter() - started
+    return statistics.median(decodes) if decodes else prompts
+
+
+@dataclass
+class Figures:
+    """Of one workload, in seconds, a figure a round."""
+
+    base: list[float]
+    unused: list[float]
+    adapters: list[float]
+
+    def ratios(self, extra: float) -> tuple[float, float]:
+        """Of the unused and of the adapters to what they are compared with, as medians over the rounds.
+
+        Args:
+            extra: seconds that reading the adapters takes.
+        """
+        unused = statistics.median(u / b for u, b in zip(self.unused, self.base, strict=True))
+        adapters = statistics.median(a / (b + extra) for a, b in zip(self.adapters, self.base, strict=True))
+        return unused, adapters
+
+
+WORKLOADS = {
+    "decode-8": (8, 16, DECODED),
+    "decode-32": (32, 16, DECODED),
+    "prompts": (8, PROMPT, 1),
+}
+
+
+def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, folder: Path) -> None:
+    """Adds the rows of one model and rank."""
+    source = MODELS[model] if model == "gemma" else str(random_model(model))
+    base, lora = engine_of(source, False, rank), engine_of(source, True, rank)
+    num_bytes = 0
+    for number in range(ADAPTERS):
+        path = save_adapter(folder / f"{model}-{rank}-{number}", source, rank, number)
+        num_bytes += lora.load_adapter(AdapterSource(number, f"adapter-{number}", str(path))).result().num_bytes
+    extra = num_bytes / machine.read_bytes
+    for name, workload in WORKLOADS.items():
+        figures = Figures([], [], [])
+        turns = [(figures.base, base, 0), (figures.unused, lora, 0), (figures.adapters, lora, ADAPTERS)]
+        for index in range(rounds + 1):
+            for seconds, engine, adapters in turns if index % 2 else reversed(turns):
+                seconds.append(step_seconds(engine, *workload, adapters))
+            if index == 0:  # a warm-up
+                for seconds, _, _ in turns:
+                    seconds.clear()
+        unused, adapters = figures.ratios(extra)
+        medians = (statistics.median(each) * 1e3 for each in (figures.base, figures.unused, figures.adapters))
+        table.add_row(
+            model, f"{rank}", name, *(f"{each:.2f}" for each in medians), f"{extra * 1e3:.2f}", f"{unused:.3f}",
+            f"{adapters:.3f}",
+        )  # fmt: skip
+    base.shutdown()
+    lora.shutdown()
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=["gemma", "B"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[16, 64])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    machine = Machine.measure()
+    table = Table(
+        "model", "rank", "workload", "base ms", "unused ms", "adapters ms", "reading them ms", "unused / base",
+        "adapters / bound", title=f"{machine.name}, {machine.read_bytes / 1e9:.1f} GB/s",
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        for model in options.models:
+            for rank in options.ranks:
+                measure(model, rank, options.rounds, machine, table, Path(folder))
+                Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
