@@ -26,9 +26,7 @@ class LoraPart(NamedTuple):
     first_output: int
 
 
-def add_lora(
-    y: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, adapters: Mapping[int, Sequence[LoraPart]]
-) -> None:
+def add_lora(y: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, adapters: Mapping[int, Sequence[LoraPart]]) -> None:
     """Adds to each row of y what its adapter makes of the row of x. The host waits for the device.
 
     Args:

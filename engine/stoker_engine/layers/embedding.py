@@ -27,7 +27,9 @@ class Embedding(nn.Module):
         self.rows = build.share(vocab_size)
         method = build.linear([self._param_name])
         self.matrix: Matrix = method.create(self.rows.size, width, build.dtype, build.kernels)
-        self._embed = build.extended(self._found, {name: Shard.whole(width)}, Shard.whole(vocab_size), form=SiteForm.EMBEDDING)
+        self._embed = build.extended(
+            self._found, {name: Shard.whole(width)}, Shard.whole(vocab_size), form=SiteForm.EMBEDDING
+        )
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] int64 → [tokens, width]."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.cpu.lora import CpuLoraFactors, CpuLoraSite, CpuLoraTable
+from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraFactors, CpuLoraSite, CpuLoraTable
 from stoker_engine.kernels.cpu.matrix import CpuLinear
 from stoker_engine.kernels.lora import LoraPart, add_lora
 from stoker_engine.layers.batch_rows import BatchRows
@@ -44,18 +45,21 @@ class AdaptedSite:
         self._library = library
         self._operations: list[_AdaptedOperation] = []
 
-    def cut(self, adapter: Adapter) -> SiteFactors | None:
-        """What an adapter adds here, of this rank's part of the matrix; None: nothing."""
+    def cut(self, adapter: Adapter, memory: AdapterMemory) -> SiteFactors | None:
+        """What an adapter adds here, of this rank's part of the matrix, in `memory`; None: nothing."""
         parts, first, cut_rows = list[LoraPart](), 0, dict[int, torch.Tensor]()
         for name, outputs in self.site.outputs.items():
             factors = adapter.factors.get(name)
             if factors is not None:
-                a = cut_rows.setdefault(id(factors.a), _cut(factors, self.site))
-                parts.append(LoraPart(a, factors.b[outputs.positions].contiguous(), first))
+                if id(factors.a) not in cut_rows:
+                    cut_rows[id(factors.a)] = _cut(factors, self.site)
+                parts.append(LoraPart(cut_rows[id(factors.a)], factors.b[outputs.positions].contiguous(), first))
             first += outputs.size
         if not parts:
             return None
-        return SiteFactors(parts, None if self._native is None else self._library)
+        if self._native is None:
+            return SiteFactors(parts)
+        return SiteFactors((), CpuLoraFactors(self._library, parts, memory.empty))
 
     def set(self, slot: int, factors: SiteFactors | None) -> None:
         """Has a slot add `factors` from the next step on; None: nothing."""
@@ -95,19 +99,18 @@ class AdaptedSite:
                 y[rows] += _FORMS[self.site.form](x[rows], a, b).to(y.dtype)
 
 
+@dataclass(frozen=True, eq=False)
 class SiteFactors:
     """What an adapter adds to one operation on this rank.
 
     Attributes:
         parts: of the matrices merged into the operation; of forms but LINEAR, one, with `Factors`' own shapes (the
             embedding's A is [vocabulary, rank]).
-        native: as the CPU's kernel reads it; None: torch's operators compute.
+        native: the same in the order of the CPU's kernel, instead; None: torch's operators compute.
     """
 
-    def __init__(self, parts: Sequence[LoraPart], library: ctypes.CDLL | None) -> None:
-        self.native = None if library is None else CpuLoraFactors(library, parts)
-        # What the kernel has in its own order is not kept twice.
-        self.parts = parts if self.native is None else ()
+    parts: Sequence[LoraPart]
+    native: CpuLoraFactors | None = None
 
     @property
     def num_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """The adapters that one rank has in memory, and which of them is in which slot.
 
-    load       reads and checks an adapter's files, and cuts this rank's part: in a thread, beside steps
-    activate   has a slot hold a loaded adapter: between two steps
-    drop       forgets an adapter; a slot that holds it goes on with it
+load       reads and checks an adapter's files, and cuts this rank's part: in a thread, beside steps
+activate   has a slot hold a loaded adapter: between two steps
+drop       forgets an adapter; a slot that holds it goes on with it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from stoker_common.errors import AdapterError
 from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.cpu.lora import CpuLoraTable
+from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraTable
 from stoker_engine.layers.batch_rows import BatchRows, RowSpace
 from stoker_engine.layers.linear_site import LinearSite
 from stoker_engine.lora.adapter_reader import AdapterReader
@@ -33,12 +33,13 @@ class LoadedAdapters:
 
     Args:
         reader: reads them from files.
+        dtype: of the adapters' matrices, and of what they are added to.
         num_slots: how many a step has at most.
         library: of the CPU's kernels, where these compute the model.
     """
 
-    def __init__(self, reader: AdapterReader, num_slots: int, library: ctypes.CDLL | None) -> None:
-        self._reader, self._library = reader, library
+    def __init__(self, reader: AdapterReader, dtype: torch.dtype, num_slots: int, library: ctypes.CDLL | None) -> None:
+        self._reader, self._dtype, self._library = reader, dtype, library
         self._table = CpuLoraTable(num_slots) if library is not None else None
         self._sites: dict[_SiteKey, AdaptedSite] = {}
         self._loaded: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
@@ -73,7 +74,10 @@ class LoadedAdapters:
             adapter = self._reader.read(Path(source.path))
             if source.digest not in ("", adapter.digest):
                 raise AdapterError(f"the files in {source.path} have changed since adapter {source.name} was loaded")
-            cut = {key: factors for key, site in self._sites.items() if (factors := site.cut(adapter)) is not None}
+            memory, cut = AdapterMemory(self._dtype), dict[_SiteKey, SiteFactors]()
+            for key, site in self._sites.items():
+                if (factors := site.cut(adapter, memory)) is not None:
+                    cut[key] = factors
             self._loaded[source.number] = cut
         num_bytes = sum(factors.num_bytes for factors in cut.values())
         return LoadedAdapter(adapter.digest, adapter.rank, num_bytes, time.monotonic() - started)

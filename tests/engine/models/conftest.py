@@ -21,6 +21,7 @@ from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.batch_rows import BatchRows, RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import settle
@@ -33,7 +34,7 @@ from ...support.engine.served import served
 _BLOCK = 8
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """One sequence's tokens, and the logits of each position computed so far."""
 
@@ -44,7 +45,11 @@ class Sequence:
 
 @dataclass
 class PagedRun:
-    """Runs `model` greedily on several prompts at once; afterwards `sequences` hold tokens and logits."""
+    """Runs `model` greedily on several prompts at once; afterwards `sequences` hold tokens and logits.
+
+    Attributes:
+        rows: the model's rows of the batch, where operations depend on them: sequence i has row i.
+    """
 
     model: Model
     prompts: list[list[int]]
@@ -52,6 +57,7 @@ class PagedRun:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     chunks: tuple[int, ...] = (1, 5, 17)
+    rows: BatchRows = field(default_factory=BatchRows)
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -78,11 +84,13 @@ class PagedRun:
     def _step(self, parts: list[tuple[Sequence, int]]) -> None:
         parts = sorted(parts, key=lambda part: part[1] > 1)  # decodes first
         tokens, positions, slots, starts = list[int](), list[int](), list[int](), [0]
+        batch_rows = list[int]()
         for sequence, count in parts:
             first = len(sequence.logits)
             span = range(first, first + count)
             tokens += sequence.tokens[first : first + count]
             positions += span
+            batch_rows += [self.sequences.index(sequence)] * count
             slots += [sequence.blocks[p // _BLOCK] * _BLOCK + p % _BLOCK for p in span]
             starts.append(starts[-1] + count)
         query_starts = torch.tensor(starts, dtype=torch.int32)
@@ -99,11 +107,17 @@ class PagedRun:
         )
         plan = self.model.backend.prepare(metadata)
         inputs = StepInputs(torch.tensor(tokens), torch.tensor(positions), plan, self.caches)
+        token_rows = torch.tensor(batch_rows)
+        self.rows.begin(token_rows)
         hidden = self.model.forward(inputs)
         if not any(len(s.logits) for s in self.sequences):  # once: the same again, of some rows alone
             for rows in (tokens[:0], range(len(tokens) - 1, len(tokens)), range(0, len(tokens), 3)):
-                alone = self.model.forward(replace(inputs, rows=torch.tensor(rows, dtype=torch.int64)))
+                kept = torch.tensor(rows, dtype=torch.int64)
+                self.rows.begin(token_rows, kept)
+                alone = self.model.forward(replace(inputs, rows=kept))
                 torch.testing.assert_close(alone, hidden[list(rows)], rtol=1e-3, atol=1e-4)
+        self.rows.begin(token_rows)
+        self.rows.select(RowSpace.LOGITS, RowSpace.KEPT, torch.arange(len(token_rows)))
         logits = self.model.logits(hidden).float()
         for (sequence, _), first, last in zip(parts, starts[:-1], starts[1:], strict=True):
             sequence.logits += logits[first:last]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -14,6 +15,10 @@ from stoker_engine.kernels.lora import LoraPart
 from stoker_engine.kernels.panels import PANEL, packed
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+
+#: Bytes: what an adapter's memory grows by, and where its tensors begin.
+_CHUNK: Final = 1 << 20
+_ALIGNED: Final = 64
 
 
 class _Matrix(ctypes.Structure):
@@ -46,6 +51,26 @@ class _Site(ctypes.Structure):
     _fields_ = (("table", ctypes.POINTER(_Table)), ("factors", _POINTER))
 
 
+class AdapterMemory:
+    """The memory of one adapter: pages that the system gets back once its tensors are gone, whatever else is in use.
+
+    Args:
+        dtype: of its tensors.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype, self._free = dtype, torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: torch.Size) -> torch.Tensor:
+        """A tensor of any content."""
+        num_bytes = shape.numel() * self._dtype.itemsize
+        taken = -(-num_bytes // _ALIGNED) * _ALIGNED
+        if taken > len(self._free):
+            self._free = torch.frombuffer(mmap.mmap(-1, max(taken, _CHUNK)), dtype=torch.uint8)
+        memory, self._free = self._free[:num_bytes], self._free[taken:]
+        return memory.view(self._dtype).view(shape)
+
+
 class CpuLoraTable:
     """Which slot each row of the input batch has, for all operations of a model.
 
@@ -70,9 +95,15 @@ class CpuLoraFactors:
 
     Args:
         parts: of the matrices merged into the operation, those that it changes.
+        empty: makes a tensor of this shape, for the matrices; None: torch does.
+
+    Attributes:
+        num_bytes: of the matrices.
     """
 
-    def __init__(self, library: ctypes.CDLL, parts: Sequence[LoraPart]) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, parts: Sequence[LoraPart], empty: Callable[[torch.Size], torch.Tensor] | None = None
+    ) -> None:
         dtype = parts[0].a.dtype
         in_panels = dtype == torch.bfloat16 and bool(library.stoker_has_panels())
         first_ranks, rows, num_ranks = dict[int, int](), list[torch.Tensor](), 0
@@ -81,7 +112,7 @@ class CpuLoraFactors:
                 first_ranks[id(part.a)] = num_ranks
                 rows.append(pad(part.a, (0, 0, 0, len(part.a) % 2)))
                 num_ranks += len(rows[-1])
-        self._tensors = list[torch.Tensor]()
+        self._tensors, self._empty = list[torch.Tensor](), empty
         each = (_Part * len(parts))(
             *(
                 _Part(
@@ -95,16 +126,14 @@ class CpuLoraFactors:
         )
         self.factors = _Factors(self._matrix(torch.cat(rows), in_panels), len(parts), each)
         self._parts = each
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the matrices."""
-        return sum(tensor.nbytes for tensor in self._tensors)
+        self.num_bytes = sum(tensor.nbytes for tensor in self._tensors)
 
     def _matrix(self, weight: torch.Tensor, in_panels: bool) -> _Matrix:
         outputs, inner = weight.shape
         in_panels = in_panels and inner % 2 == 0
         weight = packed(pad(weight, (0, 0, 0, -outputs % PANEL))) if in_panels else weight.contiguous()
+        if self._empty is not None:
+            weight = self._empty(weight.shape).copy_(weight)
         self._tensors.append(weight)
         return _Matrix(weight.data_ptr(), len(weight), inner, in_panels)
 
