@@ -6,6 +6,7 @@
 //
 // A row's result depends on nothing but the row and its adapter.
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "common/memory.h"
@@ -57,11 +58,33 @@ struct Group {
   bool follow;          // the rows follow each other
 };
 
+// Rows of a group from m on, by outputs n … n_end of a matrix.
 struct Piece {
   const Group* group;
   const LoraPart* part;
-  long m, n;
+  const LoraMatrix* matrix;
+  long m, n, n_end;
+
+  template <class T>
+  Bytes bytes() const {
+    const T* w = (const T*)matrix->w;
+    return {(const char*)(w + n * matrix->inner), (const char*)(w + n_end * matrix->inner)};
+  }
 };
+
+// Calls body(piece, next) for each piece, in the threads that take part; `next` is what this thread reads after it.
+template <class T, class Body>
+void each_piece(const std::vector<Piece>& pieces, Body body) {
+  const Piece* const all = pieces.data();
+  parallel((long)pieces.size(), [&](Pieces& taken) {
+    auto work = body();
+    long i, next;
+    for (bool more = taken.take(i); more; i = next) {
+      more = taken.take(next);
+      work(all[i], more ? all[next].bytes<T>() : Bytes{});
+    }
+  });
+}
 
 struct Unit {
 #if defined(STOKER_AMX)
@@ -101,10 +124,10 @@ std::vector<Group>& grouped(const LoraSite& site, const LinearArgs& args) {
   return groups;
 }
 
-// `rows` rows of x by outputs `first` … `first + count` of a matrix.
+// `rows` rows of x by outputs `first` … `first + count` of a matrix; fetches `next` meanwhile.
 template <class T>
 void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, long rows, long first, long count, T* y,
-              long y_stride) {
+              long y_stride, Bytes next) {
   const T* w = (const T*)matrix.w + first * matrix.inner;
 #if defined(STOKER_PANELS)
   if constexpr (sizeof(T) == sizeof(bf16))
@@ -112,14 +135,14 @@ void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, l
       const panels::Bf16Panels by_panels{x, x_stride, w, nullptr, y, y_stride, matrix.inner};
 #if defined(STOKER_AMX)
       if (matrix.inner % panels::AmxBf16Panels::STEP == 0)
-        return panels::AmxBf16Panels{by_panels}.multiply(unit.tiles, 0, count / PANEL, 0, rows, {});
+        return panels::AmxBf16Panels{by_panels}.multiply(unit.tiles, 0, count / PANEL, 0, rows, next);
 #endif
       panels::NoUnit none;
-      return by_panels.multiply(none, 0, count / PANEL, 0, rows, {});
+      return by_panels.multiply(none, 0, count / PANEL, 0, rows, next);
     }
 #endif
   block(Gemm<T, Plain<T>>{x, x_stride, {w, matrix.inner}, nullptr, y, y_stride, rows, count, matrix.inner}, 0, rows, 0, count,
-        Bytes{});
+        next);
 }
 
 template <class T>
@@ -128,28 +151,31 @@ void shrink(const std::vector<Group>& groups, const LinearArgs& args, T* t) {
   // Of few rows memory is waited for, and each thread should read.
   const long width = args.rows <= ROWS ? 16 : WIDTH;
   pieces.clear();
-  for (const Group& group : groups)
+  for (const Group& group : groups) {
+    const LoraMatrix& a = group.factors->a;
     for (long m = 0; m < group.count; m += ROWS)
-      for (long n = 0; n < group.factors->a.outputs; n += width) pieces.push_back({&group, nullptr, m, n});
-  const Piece* const all = pieces.data();
-  parallel((long)pieces.size(), [&](Pieces& taken) {
-    static thread_local Memory memory;
-    Unit unit;
-    for (long i; taken.take(i);) {
-      const Group& group = *all[i].group;
-      const LoraMatrix& a = group.factors->a;
-      const long m = all[i].m, n = all[i].n, count = std::min(ROWS, group.count - m);
-      const T* x = (const T*)args.x + group.rows[m] * args.x_stride;
+      for (long n = 0; n < a.outputs; n += width)
+        pieces.push_back({&group, nullptr, &a, m, n, std::min(n + width, a.outputs)});
+  }
+  each_piece<T>(pieces, [&] {
+    return [&, unit = std::make_unique<Unit>()](const Piece& piece, Bytes next) {
+      static thread_local Memory memory;
+      const Group& group = *piece.group;
+      const LoraMatrix& a = *piece.matrix;
+      const long count = std::min(ROWS, group.count - piece.m);
+      const T* x = (const T*)args.x + group.rows[piece.m] * args.x_stride;
       long stride = args.x_stride;
       if (!group.follow && count > 1) {
         T* const gathered = (T*)memory.of(count * a.inner * sizeof(T));
-        for (long j = 0; j < count; j++)
-          memcpy((void*)(gathered + j * a.inner), (const T*)args.x + group.rows[m + j] * args.x_stride, a.inner * sizeof(T));
+        for (long j = 0; j < count; j++) {
+          const T* from = (const T*)args.x + group.rows[piece.m + j] * args.x_stride;
+          memcpy((void*)(gathered + j * a.inner), from, a.inner * sizeof(T));
+        }
         x = gathered, stride = a.inner;
       }
-      T* const to = t + group.first_t + m * a.outputs + n;
-      multiply(unit, a, x, stride, count, n, std::min(width, a.outputs - n), to, a.outputs);
-    }
+      T* const to = t + group.first_t + piece.m * a.outputs + piece.n;
+      multiply(*unit, a, x, stride, count, piece.n, piece.n_end - piece.n, to, a.outputs, next);
+    };
   });
 }
 
@@ -159,28 +185,29 @@ void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t
   pieces.clear();
   for (const Group& group : groups)
     for (long m = 0; m < group.count; m += ROWS)
-      for (long p = 0; p < group.factors->num_parts; p++)
-        for (long n = 0; n < group.factors->parts[p].outputs; n += RUN)
-          pieces.push_back({&group, &group.factors->parts[p], m, n});
-  const Piece* const all = pieces.data();
-  parallel((long)pieces.size(), [&](Pieces& taken) {
-    alignas(64) T added[ROWS * WIDTH];
-    Unit unit;
-    for (long i; taken.take(i);) {
-      const Group& group = *all[i].group;
-      const LoraPart& part = *all[i].part;
-      const long m = all[i].m, count = std::min(ROWS, group.count - m), ranks = group.factors->a.outputs;
-      const T* from = t + group.first_t + m * ranks + part.first_rank;
-      for (long n = all[i].n; n < std::min(all[i].n + RUN, part.outputs); n += WIDTH) {
-        const long width = std::min(WIDTH, part.outputs - n);
-        multiply(unit, part.b, from, ranks, count, n, std::min(WIDTH, part.b.outputs - n), added, WIDTH);
+      for (long p = 0; p < group.factors->num_parts; p++) {
+        const LoraPart& part = group.factors->parts[p];
+        for (long n = 0; n < part.b.outputs; n += RUN)
+          pieces.push_back({&group, &part, &part.b, m, n, std::min(n + RUN, part.b.outputs)});
+      }
+  each_piece<T>(pieces, [&] {
+    return [&, unit = std::make_unique<Unit>()](const Piece& piece, Bytes next) {
+      alignas(64) T added[ROWS * WIDTH];
+      const Group& group = *piece.group;
+      const LoraPart& part = *piece.part;
+      const long count = std::min(ROWS, group.count - piece.m), ranks = group.factors->a.outputs;
+      const T* from = t + group.first_t + piece.m * ranks + part.first_rank;
+      for (long n = piece.n; n < piece.n_end; n += WIDTH) {
+        const long end = std::min(n + WIDTH, piece.n_end), width = std::min(end, part.outputs) - n;
+        const Piece after{&group, &part, &part.b, piece.m, end, std::min(end + WIDTH, piece.n_end)};
+        multiply(*unit, part.b, from, ranks, count, n, end - n, added, WIDTH, end < piece.n_end ? after.bytes<T>() : next);
         for (long j = 0; j < count; j++) {
-          T* to = (T*)args.y + group.rows[m + j] * args.y_stride + part.first_output + n;
+          T* to = (T*)args.y + group.rows[piece.m + j] * args.y_stride + part.first_output + n;
           for (long d = 0; d < width; d += LANES)
             store_up_to(to + d, load_up_to(to + d, width - d) + load_up_to(added + j * WIDTH + d, width - d), width - d);
         }
       }
-    }
+    };
   });
 }
 
