@@ -40,8 +40,13 @@ class AdapterLoads:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to wait for, to begin, or to report."""
-        return self._table.is_loading or self._table.has_news or bool(self._registering)
+        """Whether there is something to wait for, to begin, to drop, or to report."""
+        return self.is_loading or self.has_news or self._table.has_removed or bool(self._registering)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load goes on, or is to begin."""
+        return self._table.is_loading
 
     @property
     def has_news(self) -> bool:

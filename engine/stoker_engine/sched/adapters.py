@@ -130,6 +130,7 @@ class AdapterTable:
         self._drops: list[int] = []
         self._num_loads = self._num_evictions = self._num_failures = 0
         self._load_seconds: list[float] = []
+        self._has_news = False
 
     # --- registration
 
@@ -276,10 +277,16 @@ class AdapterTable:
     @property
     def has_news(self) -> bool:
         """Whether loads have ended that `stats` has not reported."""
-        return bool(self._load_seconds)
+        return self._has_news
+
+    @property
+    def has_removed(self) -> bool:
+        """Whether adapters are still here that were removed."""
+        return self._num_removed > 0
 
     def stats(self) -> AdapterStats:
         """A snapshot for the metrics, which reports each load's seconds once."""
+        self._has_news = False
         seconds, self._load_seconds = self._load_seconds, []
         return AdapterStats(
             running=tuple(sorted(slot.adapter.source.name for slot in self._slots if slot.adapter and slot.running)),
@@ -411,6 +418,7 @@ class AdapterTable:
     def _ended(self, number: int) -> _Adapter:
         adapter = self._adapters[number]
         assert adapter.memory is _Memory.LOADING
+        self._has_news = True
         adapter.memory = _Memory.ABSENT
         self._in_memory.discard(adapter)
         if adapter.is_checking:
