@@ -15,9 +15,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Final
 
+from stoker_common.errors import AdapterError
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
@@ -25,6 +29,7 @@ from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.request_timelines import RequestTimelines
 from stoker_engine.core.step_report import SchedulerStats, StepTimes
+from stoker_engine.exec.adapters import LORA_IS_OFF
 from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.exec.check_sharding import refuse_indivisible
 from stoker_engine.exec.dtypes import stored_as
@@ -38,11 +43,16 @@ from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults
 from stoker_engine.nodes.head import Head
 from stoker_engine.parallel.layout import RankLayout
+from stoker_engine.sched.adapter_loads import AdapterLoads
+from stoker_engine.sched.commit import fail
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+#: Why a request ends whose adapter was removed before it came.
+NO_SUCH_ADAPTER: Final = "the LoRA adapter of this request is not loaded; it may have been removed meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,8 @@ class Engine:
             None if args.max_itl_ms is None else args.max_itl_ms / 1e3,
             proposer,
             num_batches=max_in_flight if stages > 1 else 1,
+            max_loras=args.max_loras if args.enable_lora else 0,
+            num_resident_adapters=args.num_resident_adapters,
         )
         stored = stored_as(args, checkpoint, "cpu" if self.executor.on_cpu else "cuda")
         self.info = EngineInfo(
@@ -114,6 +126,11 @@ class Engine:
         )
         self._timelines = RequestTimelines()
         self._grammar_queue = GrammarQueue()
+        self._adapter_loads: AdapterLoads | None = None  # LoRA is off
+        if self.scheduler.adapters is not None:
+            load, drop = self.executor.load_adapter, self.executor.drop_adapter
+            self._adapter_loads = AdapterLoads(self.scheduler.adapters, load, drop)
+        self._refused: list[TokenDelta] = []  # not reported yet
         self._max_in_flight = max_in_flight
         self._in_flight: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step was
@@ -160,16 +177,47 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
-        return self.scheduler.has_work or self._timelines.has_news or self._grammar_queue.has_work
+        return (
+            self.scheduler.has_work
+            or self._timelines.has_news
+            or self._grammar_queue.has_work
+            or bool(self._refused)
+            or (self._adapter_loads is not None and self._adapter_loads.has_work)
+        )
 
     def set_token_table(self, table: TokenTable) -> None:
         """The vocabulary as bytes, before the first request with a grammar."""
         self.executor.set_token_table(table)
 
+    def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
+        """Registers a LoRA adapter, and loads it, while `step` is called. Later loads must find the same content.
+
+        Returns:
+            What its files hold. It raises `AdapterError` where they cannot be served; the adapter is unknown then.
+
+        Raises:
+            AdapterError: LoRA is off.
+        """
+        if self._adapter_loads is None:
+            raise AdapterError(LORA_IS_OFF)
+        return self._adapter_loads.register(source)
+
+    def remove_adapter(self, number: int) -> None:
+        """Takes no new requests with an adapter, and frees its memory once those that are here have ended; unknown ones
+        are ignored."""
+        if self.scheduler.adapters is not None:
+            self.scheduler.adapters.remove(number)
+
     def add(self, request: EngineRequest) -> None:
         """Takes in a request, checked by `tokens.input_processor`. One with a grammar is scheduled once that is
-        compiled."""
-        if request.grammar is not None:
+        compiled. One with an adapter that is unknown, or removed, ends with an error."""
+        adapters = self.scheduler.adapters
+        if adapters is not None and request.adapter != NO_ADAPTER and not adapters.takes(request.adapter):
+            self._refused += [
+                TokenDelta(request.id, index, [], FinishReason.ERROR, error=NO_SUCH_ADAPTER)
+                for index in range(request.num_sequences)
+            ]
+        elif request.grammar is not None:
             self._grammar_queue.add(request, self.executor.prepare(request.grammar))
         else:
             self._timelines.arrived(self.scheduler.add(request))
@@ -177,6 +225,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Ends a request whose result nobody wants any more; unknown ids are ignored."""
         self._grammar_queue.abort(request_id)
+        self._refused = [delta for delta in self._refused if delta.request_id != request_id]
         request = self.scheduler.finish(request_id, FinishReason.ABORT)
         if request is not None:
             self._timelines.ended(request, time.monotonic())
@@ -200,6 +249,12 @@ class Engine:
         self.executor.shutdown()
 
     def _step(self) -> StepOutputs:
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return StepOutputs(refused, None)
+        if self._adapter_loads is not None and (failed := self._collect_adapters(self._adapter_loads)):
+            report = self._timelines.report(0, 0, failed, self._stats(), StepTimes(), time.monotonic())
+            return StepOutputs(failed, report)
         if len(self._grammar_queue):
             if not self.scheduler.has_work:
                 self._grammar_queue.wait()
@@ -213,6 +268,9 @@ class Engine:
         while len(self._in_flight) < self._max_in_flight and self._launch():
             pass
         if not self._in_flight:
+            if self._adapter_loads is not None and self._adapter_loads.is_loading and not self._has_news:
+                self._adapter_loads.wait()
+                return StepOutputs([], None)
             report = self._timelines.report(0, 0, [], self._stats(), StepTimes(), time.monotonic())
             return StepOutputs([], report)
         launched = self._in_flight.popleft()
@@ -226,6 +284,26 @@ class Engine:
         num_tokens, num_prompt_tokens = scheduled.step.num_tokens, scheduled.num_prompt_tokens
         report = self._timelines.report(num_tokens, num_prompt_tokens, deltas, self._stats(), times, now)
         return StepOutputs(deltas, report)
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether there is something to report, though no step ran."""
+        loads = self._adapter_loads
+        return self._timelines.has_news or self._grammar_queue.has_news or (loads is not None and loads.has_news)
+
+    def _collect_adapters(self, loads: AdapterLoads) -> list[TokenDelta]:
+        """Takes in the loads that have ended. Returns the ends of the requests whose adapters cannot be loaded."""
+        if not loads.has_work:
+            return []
+        deltas: list[TokenDelta] = []
+        for number, error in loads.collect(self._uses_adapter).items():
+            for request in [each for each in self.scheduler.requests.values() if each.spec.adapter == number]:
+                deltas += fail(self.scheduler, request, error)
+        return deltas
+
+    def _uses_adapter(self, number: int) -> bool:
+        requests = self.scheduler.requests.values()
+        return any(request.spec.adapter == number for request in requests) or self._grammar_queue.uses(number)
 
     def _add_prepared(self, request: EngineRequest) -> list[TokenDelta]:
         """Hands a request on to the scheduler; the ends of its sequences, where that cannot be."""
@@ -246,6 +324,8 @@ class Engine:
         """Launches a step; False: there is none now."""
         started = time.monotonic()
         scheduled = self.scheduler.schedule()
+        if self._adapter_loads is not None:
+            self._adapter_loads.start()
         if scheduled is None:
             return False
         now = time.monotonic()

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
@@ -49,6 +50,7 @@ class Sequence:
             `NULL_BLOCK` stands where a window has left one.
         candidates: a beam's offer for the next step, while it waits for the other beams'.
         is_blocked: it cannot be scheduled before the step in flight is committed, which decides how it goes on.
+        adapter_slot: the slot of its adapter while it runs.
     """
 
     request: Request
@@ -67,6 +69,7 @@ class Sequence:
     stop_reason: int | None = None
     candidates: list[tuple[int, float]] | None = None
     is_blocked: bool = False
+    adapter_slot: int = NO_ADAPTER
 
     @property
     def num_output_tokens(self) -> int:

@@ -10,8 +10,10 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
+from stoker_engine.exec.adapters import load_adapter
 from stoker_engine.exec.kv_cache import KVCachePlan
 from stoker_engine.exec.runner import Runner
 from stoker_engine.grammar.token_table import TokenTable
@@ -53,6 +55,15 @@ class Executor(Protocol):
         `GrammarError` where that cannot be."""
         ...
 
+    def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
+        """Begins to load a LoRA adapter on all ranks, beside the steps. The future raises `AdapterError` where one of
+        them cannot, and then none has it."""
+        ...
+
+    def drop_adapter(self, number: int) -> None:
+        """Frees the memory of a loaded adapter once the steps that are launched have run; no later one uses it."""
+        ...
+
     def shutdown(self) -> None:
         """Ends; nothing is launched or collected after."""
         ...
@@ -71,6 +82,8 @@ class LocalExecutor:
         self.on_cpu = runner.device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, "steps") if overlap else None
         self._launched: deque[Future[StepResult]] = deque()
+        self._loader = ThreadPoolExecutor(1, "adapters")  # it begins with the first load
+        self._last_drop: Future[None] | None = None
 
     def launch(self, step: Step) -> None:
         """See `Executor`."""
@@ -101,7 +114,26 @@ class LocalExecutor:
         """See `Executor`."""
         return self.runner.grammars.prepare(grammar)
 
+    def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
+        """See `Executor`."""
+        return self._loader.submit(self._load_adapter, source, self._last_drop)
+
+    def drop_adapter(self, number: int) -> None:
+        """See `Executor`."""
+        adapters = self.runner.adapters
+        assert adapters is not None, "it is not loaded"
+        if self._thread is None:
+            adapters.drop(number)
+        else:  # behind the steps that are launched, which may use it
+            self._last_drop = self._thread.submit(adapters.drop, number)
+
+    def _load_adapter(self, source: AdapterSource, after: Future[None] | None) -> LoadedAdapter:
+        if after is not None:
+            after.result()  # it needs the memory
+        return load_adapter(self.runner.adapters, source)
+
     def shutdown(self) -> None:
         """See `Executor`."""
         if self._thread is not None:
             self._thread.shutdown()
+        self._loader.shutdown(wait=False, cancel_futures=True)

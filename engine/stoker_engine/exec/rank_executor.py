@@ -35,6 +35,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker_common.errors import (
+    AdapterError,
     ArgumentError,
     EngineDeadError,
     EngineStuckError,
@@ -43,10 +44,20 @@ from stoker_common.errors import (
 )
 from stoker_common.subprocesses.lifeline import wait_for_last_words
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.exec.rank import Rank
-from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Prepare, Prepared, Progress
+from stoker_engine.exec.rank_messages import (
+    AdapterLoaded,
+    AllLoaded,
+    DropAdapter,
+    LoadAdapter,
+    Loaded,
+    Prepare,
+    Prepared,
+    Progress,
+)
 from stoker_engine.exec.rank_process import PROGRAM
 from stoker_engine.exec.start_ranks import start_ranks
 from stoker_engine.exec.supervision import Supervision
@@ -118,6 +129,7 @@ class RankExecutor:
         self._patience_s = _EXECUTOR_WAITS * supervision.step_timeout
         self._stopped_s = min(_STOPPED_S, self._ranks_wait_s)
         self._lock = threading.RLock()  # held by whoever ends ranks
+        self._sending = threading.Lock()
         self._error: StokerError | None = None
         self._num_launched = 0
         self._is_closing = False
@@ -125,6 +137,7 @@ class RankExecutor:
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
         self._pending_grammars: dict[int, Future[object]] = {}
         self._grammar_ids = itertools.count()
+        self._adapter_loads: dict[int, _AdapterLoad] = {}
         with ExitStack() as undo:
             undo.callback(self._close)
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
@@ -194,6 +207,16 @@ class RankExecutor:
         self._send(Prepare(grammar_id, grammar), [self._answering])
         return ready
 
+    def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
+        """See `Executor`. Where ranks end it raises what ended them."""
+        load = self._adapter_loads[source.number] = _AdapterLoad(source)
+        self._send(LoadAdapter(source))
+        return load.ready
+
+    def drop_adapter(self, number: int) -> None:
+        """See `Executor`."""
+        self._send(DropAdapter(number))
+
     def shutdown(self) -> None:
         """See `Executor`."""
         if self._head is not None:
@@ -225,16 +248,20 @@ class RankExecutor:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         if self._error is not None:
             raise self._error
-        for rank in self._ranks if to is None else to:
-            try:
-                rank.send(data)
-            except BlockingIOError:
-                raise self._end(EngineStuckError(f"{rank.name} did not read for {self._ranks_wait_s:.0f} s")) from None
-            except OSError:
-                raise self._end() from None
-            except BaseException:  # Ctrl-C: some ranks have the message, or half of it
-                self._end(EngineDeadError("its ranks were interrupted"))
-                raise
+        with self._sending:
+            for rank in self._ranks if to is None else to:
+                self._send_to(rank, data)
+
+    def _send_to(self, rank: Rank, data: bytes) -> None:
+        try:
+            rank.send(data)
+        except BlockingIOError:
+            raise self._end(EngineStuckError(f"{rank.name} did not read for {self._ranks_wait_s:.0f} s")) from None
+        except OSError:
+            raise self._end() from None
+        except BaseException:  # Ctrl-C: some ranks have the message, or half of it
+            self._end(EngineDeadError("its ranks were interrupted"))
+            raise
 
     def _receive(self, rank: Rank) -> Any:
         if self._error is not None:
@@ -308,22 +335,29 @@ class RankExecutor:
         return found[0].plan, found[0].on_cpu
 
     def _read(self) -> None:
-        """Takes what the rank that answers sends, until it ends."""
+        """Takes what ranks send, until one ends: results and grammars from the one that answers, adapters from all."""
         poll = select.poll()
-        poll.register(self._answering.connection.fileno(), select.POLLIN)
+        ranks = {rank.connection.fileno(): rank for rank in self._ranks}
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLIN)
         try:
             while True:
-                poll.poll()
-                message = self._receive(self._answering)
-                if isinstance(message, Prepared):
-                    self._resolve_prepared(message)
-                else:
-                    assert isinstance(message, StepResult), message
-                    self._results.put(message)
+                for descriptor, _ in poll.poll():
+                    self._take(ranks[descriptor])
         except StokerError:
             logger.debug("no more results come")  # which whoever waits for one raises
         finally:
             self._results.put(None)
+
+    def _take(self, rank: Rank) -> None:
+        message = self._receive(rank)
+        if isinstance(message, Prepared):
+            self._resolve_prepared(message)
+        elif isinstance(message, AdapterLoaded):
+            self._resolve_adapter(rank, message)
+        else:
+            assert isinstance(message, StepResult), message
+            self._results.put(message)
 
     def _resolve_prepared(self, prepared: Prepared) -> None:
         ready = self._pending_grammars.pop(prepared.number, None)
@@ -333,7 +367,25 @@ class RankExecutor:
             else:
                 ready.set_exception(GrammarError(prepared.error))
 
+    def _resolve_adapter(self, rank: Rank, answer: AdapterLoaded) -> None:
+        """What a rank says of an adapter. Once all have answered, either all have it or none."""
+        load = self._adapter_loads.get(answer.number)
+        if load is None:
+            return  # all ranks end
+        load.answers[rank] = answer
+        if len(load.answers) < len(self._ranks):
+            return
+        error = load.error()
+        if error is not None:
+            self._send(DropAdapter(answer.number), [each for each, found in load.answers.items() if found.loaded])
+        if self._adapter_loads.pop(answer.number, None) is not None:
+            load.end(error)
+
     def _fail_preparing(self, error: StokerError | None) -> None:
+        while self._adapter_loads:
+            with suppress(KeyError):  # ended meanwhile
+                _, load = self._adapter_loads.popitem()
+                load.end(error)
         while self._pending_grammars:
             with suppress(KeyError):  # resolved meanwhile
                 _, ready = self._pending_grammars.popitem()
@@ -393,6 +445,44 @@ class RankExecutor:
                 f"{_names(silent)} did not come to an operation of all ranks within {self._ranks_wait_s:.0f} s"
             )
         return EngineDeadError("; ".join(rank.lost.message for rank in self._ranks if rank.lost is not None))
+
+
+class _AdapterLoad:
+    """An adapter that ranks load: all of them, or none.
+
+    Attributes:
+        ready: what all of them have found.
+        answers: of the ranks that have answered.
+    """
+
+    def __init__(self, source: AdapterSource) -> None:
+        self.source = source
+        self.ready = Future[LoadedAdapter]()
+        self.answers: dict[Rank, AdapterLoaded] = {}
+
+    def error(self) -> AdapterError | None:
+        """Why not all have it, once all have answered."""
+        errors = {rank.name: answer.error for rank, answer in self.answers.items() if answer.error is not None}
+        if errors:
+            name, error = next(iter(errors.items()))
+            everywhere = len(errors) == len(self.answers) and len(set(errors.values())) == 1
+            return AdapterError(error if everywhere else f"{name}: {error}")
+        digests = {rank.name: answer.loaded.digest for rank, answer in self.answers.items() if answer.loaded}
+        if len(set(digests.values())) == 1:
+            return None
+        found = ", ".join(f"{name}: {digest[:12]}" for name, digest in digests.items())
+        return AdapterError(
+            f"the files of LoRA adapter {self.source.name} in {self.source.path} differ between nodes ({found}); "
+            "each node needs the same files"
+        )
+
+    def end(self, error: StokerError | None) -> None:
+        """Gives `ready` its result, or `error`."""
+        if error is not None:
+            self.ready.set_exception(error)
+            return
+        found = [answer.loaded for answer in self.answers.values() if answer.loaded is not None]
+        self.ready.set_result(max(found, key=lambda loaded: loaded.seconds))
 
 
 def _ran(since: float) -> float:

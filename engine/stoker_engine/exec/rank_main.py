@@ -16,22 +16,35 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker_common.errors import StokerError
+from stoker_common.errors import AdapterError, StokerError
 from stoker_common.subprocesses.death import Died
 from stoker_common.subprocesses.lifeline import die_with, wait_for_hangup
 from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine import logs
-from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Lost, Prepare, Prepared, Progress, Setup
+from stoker_engine.exec.adapters import load_adapter
+from stoker_engine.exec.rank_messages import (
+    AdapterLoaded,
+    AllLoaded,
+    DropAdapter,
+    LoadAdapter,
+    Loaded,
+    Lost,
+    Prepare,
+    Prepared,
+    Progress,
+    Setup,
+)
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.parallel.processors import ProcessorShare, take_share
 
 if TYPE_CHECKING:
     from stoker_engine.contract.engine_args import EngineArgs
+    from stoker_engine.core.adapter import AdapterSource
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.loading.load_progress import OnProgress
     from stoker_engine.parallel.join import Joined
@@ -43,7 +56,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between two signs of progress.
 _PROGRESS_S: Final = 0.2
 
-#: Grammars are compiled in threads of their own, which share the pipe with the steps.
+#: Grammars are compiled, and adapters loaded, in threads of their own, which share the pipe with the steps.
 _sending: Final = threading.Lock()
 
 
@@ -128,6 +141,7 @@ def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) 
     # Steps are taken in while one runs: else a large one and a large result could wait for each other in the pipe.
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
+    loader = ThreadPoolExecutor(1, "adapters")  # it begins with the first load
     while (data := inbox.get()) is not None:
         message = pickle.loads(data)
         if isinstance(message, AllLoaded):
@@ -137,6 +151,11 @@ def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) 
         elif isinstance(message, Prepare):
             prepared = runner.grammars.prepare(message.grammar)
             prepared.add_done_callback(partial(_report_prepared, connection, message.number))
+        elif isinstance(message, LoadAdapter):
+            loader.submit(_load_adapter, connection, runner, message.source)
+        elif isinstance(message, DropAdapter):
+            assert runner.adapters is not None, "it is not loaded"
+            runner.adapters.drop(message.number)
         else:
             result = runner.run(message)
             if answers:
@@ -147,6 +166,18 @@ def _report_prepared(connection: Connection, grammar_id: int, prepared: Future[o
     """In the thread that has compiled a grammar."""
     error = prepared.exception()
     _send(connection, Prepared(grammar_id, None if error is None else str(error)))
+
+
+def _load_adapter(connection: Connection, runner: Runner, source: AdapterSource) -> None:
+    """In the loader's thread. An error of ours is this adapter's alone, too."""
+    try:
+        answer = AdapterLoaded(source.number, load_adapter(runner.adapters, source))
+    except AdapterError as error:
+        answer = AdapterLoaded(source.number, None, str(error))
+    except Exception:
+        logger.exception("LoRA adapter %s cannot be loaded", source.name)
+        answer = AdapterLoaded(source.number, None, f"LoRA adapter {source.name} cannot be loaded; see the log")
+    _send(connection, answer)
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[bytes | None]) -> None:

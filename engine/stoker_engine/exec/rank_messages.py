@@ -1,9 +1,10 @@
 """What the executor of ranks and its ranks send each other, pickled.
 
 To a rank: `Setup` first, and `EngineArgs`; `AllLoaded`; then a `Step` at a time. To the one that answers, before the
-first grammar, a `TokenTable`; then a `Prepare` for each.
-From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; from the one that answers a `StepResult` for each
-step, and a `Prepared` for each grammar; last `Lost` or `Died`, if it can still be said.
+first grammar, a `TokenTable`; then a `Prepare` for each. Between steps `LoadAdapter` and `DropAdapter`.
+From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; an `AdapterLoaded` for each adapter; from the one
+that answers a `StepResult` for each step, and a `Prepared` for each grammar; last `Lost` or `Died`, if it can still be
+said.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.parallel.layout import RankLayout
 
@@ -96,6 +98,33 @@ class Prepared:
 
     number: int
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadAdapter:
+    """Load a LoRA adapter, beside the steps."""
+
+    source: AdapterSource
+
+
+@dataclass(frozen=True)
+class AdapterLoaded:
+    """An adapter is loaded, or cannot be.
+
+    Attributes:
+        error: why not; None: it is.
+    """
+
+    number: int
+    loaded: LoadedAdapter | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class DropAdapter:
+    """Free an adapter's memory: no step that comes later uses it."""
+
+    number: int
 
 
 @dataclass(frozen=True)

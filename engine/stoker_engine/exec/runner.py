@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker_engine.core.step import Step, StepResult
+from stoker_engine.exec.adapters import Adapters
 from stoker_engine.exec.finish.finish import Finish, StepFinish
 from stoker_engine.exec.graphs import StepGraph, StepGraphs
 from stoker_engine.exec.input_batch import InputBatch
@@ -54,6 +55,7 @@ class Runner:
         grammars: those that outputs may be constrained by.
         pipeline: the stages before and behind.
         graphs: steps that were captured; None: there are none.
+        adapters: that rows may use; None: LoRA is off.
         num_torch_threads: that torch's operators use; None: as many as they do anyway.
     """
 
@@ -69,6 +71,7 @@ class Runner:
     grammars: Grammars
     pipeline: Pipeline
     graphs: StepGraphs | None = None
+    adapters: Adapters | None = None
     num_torch_threads: int | None = None
 
     def run(self, step: Step) -> StepResult:
@@ -85,6 +88,9 @@ class Runner:
             return StepResult(result.sampled, result.prompt_logprobs, *times, result.pooled)
 
     def _prepare(self, step: Step) -> _Prepared:
+        if self.adapters is not None:
+            for slot, number in step.adapters:
+                self.adapters.activate(slot, number)
         self.batch.apply(step)
         for draft in step.drafts:
             end = step.starts[draft.batch_index] + step.lengths[draft.batch_index]

@@ -52,6 +52,10 @@ class GrammarQueue:
         if (known := self._requests.pop(request_id, None)) is not None:
             known[1].cancel()
 
+    def uses(self, adapter: int) -> bool:
+        """Whether there is a request with this adapter."""
+        return any(request.adapter == adapter for request, _ in self._requests.values())
+
     def wait(self) -> None:
         """Waits for the first, a moment at most."""
         wait([ready for _, ready in self._requests.values()], _WAIT_S, FIRST_COMPLETED)

@@ -93,5 +93,5 @@ def _new(row: int, sequence: Sequence) -> NewSequence:
         blocks=[list(table) for table in sequence.blocks],
         num_candidates=request.beams.num_candidates if request.beams else 0,
         num_prompt_logprobs=len(request.prompt_logprobs),
-        adapter_slot=request.spec.adapter,
+        adapter_slot=sequence.adapter_slot,
     )

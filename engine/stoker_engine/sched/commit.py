@@ -49,7 +49,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
             continue
         if drawn.error is not None:
             logger.error("request %s: %s", sequence.request.id, drawn.error, extra=sequence.request.spec.log_fields)
-            deltas += _fail(queues, sequence.request, drawn.error)
+            deltas += fail(queues, sequence.request, drawn.error)
             continue
         if sequence.request.beams is not None:
             sequence.candidates = drawn.candidates
@@ -138,7 +138,7 @@ def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepRe
     for request in corrupted:
         logger.error("request %s: %s", request.id, CORRUPTED, extra=request.spec.log_fields)
         queues.num_corrupted += 1
-        deltas += _fail(queues, request, CORRUPTED)
+        deltas += fail(queues, request, CORRUPTED)
     # Who has ended meanwhile may have been one of them, or have shared what they computed.
     cache = queues.kv.prefix_cache
     wrong |= cache.forget_pending(lambda owner: isinstance(owner, Sequence) and owner.row == NO_ROW)
@@ -149,7 +149,7 @@ def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepRe
     return deltas
 
 
-def _fail(queues: SequenceQueues, request: Request, error: str) -> list[TokenDelta]:
+def fail(queues: SequenceQueues, request: Request, error: str) -> list[TokenDelta]:
     """Ends a request that cannot go on."""
     unfinished = [sequence.index for sequence in request.live]
     if request.beams is not None:

@@ -21,6 +21,8 @@ either, nor an abort or a request whose numbers are none: each sequence has an *
 of an earlier one are discarded.
 
 When blocks run out, the last in line gives its blocks back and waits (`preemption`), once nothing is in flight.
+
+A sequence that waits for its LoRA adapter (`adapters`) is passed over.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class Scheduler(SequenceQueues):
         max_itl: seconds between two tokens of a stream, to which steps with prompts keep; see `step_budget`.
         proposer: proposes drafts for sequences that decode.
         num_batches: more than one: so many steps are in flight in a pipeline, each for other sequences.
+        max_loras, num_resident_adapters: see `SequenceQueues`.
 
     Attributes:
         num_in_flight: steps scheduled and not yet committed.
@@ -74,8 +77,10 @@ class Scheduler(SequenceQueues):
         max_itl: float | None = None,
         proposer: Proposer | None = None,
         num_batches: int = 1,
+        max_loras: int = 0,
+        num_resident_adapters: int = 0,
     ) -> None:
-        super().__init__(kv, max_num_seqs, policy, tells_sampled=num_batches > 1)
+        super().__init__(kv, max_num_seqs, policy, num_batches > 1, max_loras, num_resident_adapters)
         self._num_batches = num_batches
         self.max_num_batched_tokens = max_num_batched_tokens
         self.num_in_flight = 0
@@ -95,6 +100,8 @@ class Scheduler(SequenceQueues):
         if self._must_commit and self.num_in_flight:
             return None
         self._must_commit = False
+        if self.adapters is not None:
+            self.adapters.begin_pass()
         self.running.sort(key=lambda sequence: sequence.sort_key)  # forks join at the end
         budget = StepBudget(
             self.running,
@@ -135,12 +142,12 @@ class Scheduler(SequenceQueues):
         while len(self.waiting) and budget.prompts > 0 and (has_room or not (shares or self.num_in_flight)):
             if self._admit(budget, shares, admitted, len(self.running)):
                 continue
-            if shares or not self.running or self.num_in_flight:
+            if shares or not self.running or self.num_in_flight or self._first_waiting() is None:
                 break
             preempt_last(self)  # beams that wait for one which waits for their blocks
 
         if not shares:
-            assert self.num_in_flight or not self.requests, "nothing to run, and yet there is work"
+            assert self.num_in_flight or not self.requests or self._is_loading, "nothing to run, and yet there is work"
             return None
         return self._scheduled(shares, admitted, budget.tokens)
 
@@ -167,6 +174,8 @@ class Scheduler(SequenceQueues):
             self.requeue(sequence)
         self.kv.pop_copies()
         self.kv.pop_table_changes()
+        if self.adapters is not None:
+            self.adapters.discard_slots()
 
     def _scheduled(self, shares: dict[Sequence, int], admitted: list[Request], tokens_left: int) -> Scheduled:
         """The step of `shares`: what each sequence computes. From here on it is in flight."""
@@ -215,6 +224,7 @@ class Scheduler(SequenceQueues):
             tables=self.kv.pop_table_changes(),
             copies=self.kv.pop_copies(),
             drafts=of_drafts,
+            adapters=self.adapters.pop_changes() if self.adapters is not None else [],
             **self.rows.pop(),
         )
         work = StepWork(work_tokens, num_pairs, step.num_tokens - work_tokens)
@@ -240,14 +250,27 @@ class Scheduler(SequenceQueues):
 
     def _is_overtaken(self, sequence: Sequence) -> bool:
         """Whether somebody who waits is before this prompt in line, and so is computed first."""
-        return len(self.waiting) > 0 and self.waiting.first().sort_key < sequence.sort_key
+        waiting = self._first_waiting()
+        return waiting is not None and waiting.sort_key < sequence.sort_key
+
+    def _first_waiting(self) -> Sequence | None:
+        """The first who waits, and not for an adapter."""
+        if self.adapters is not None:
+            return self.adapters.first_waiting()
+        return self.waiting.first() if len(self.waiting) else None
+
+    @property
+    def _is_loading(self) -> bool:
+        return self.adapters is not None and self.adapters.is_loading
 
     def _admit(
         self, budget: StepBudget, shares: dict[Sequence, int], admitted: list[Request], batch_index: int
     ) -> bool:
-        """Lets in the first who waits, as number `batch_index` of the running ones. False: there is no room."""
-        sequence = self.waiting.first()
-        if len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
+        """Lets in the first who waits, and not for an adapter, as number `batch_index` of the running ones. False:
+        there is no room."""
+        if len(self.running) >= self.max_num_seqs or (sequence := self._first_waiting()) is None:
+            return False
+        if not self.kv.admit(sequence):
             return False
         num_uncomputed = sequence.num_uncomputed
         num_tokens = budget.share(num_uncomputed, sequence.num_launched)

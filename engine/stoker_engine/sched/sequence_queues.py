@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from stoker_engine.contract.names import SchedulingPolicy
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.request import NO_ROW, Request, Sequence
 from stoker_engine.core.step_report import SchedulerStats
+from stoker_engine.sched.adapters import AdapterTable
 from stoker_engine.sched.batch_changes import BatchChanges
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.policy import WaitingQueue, arrival_key
@@ -20,6 +22,8 @@ class SequenceQueues:
         max_num_seqs: most sequences that run.
         policy: who is served first.
         tells_sampled: see `BatchChanges`.
+        max_loras: most adapters in a step; 0: adapters have the slots of their numbers, whatever these are.
+        num_resident_adapters: most adapters in memory.
 
     Attributes:
         running: sequences that hold blocks, in line.
@@ -27,12 +31,19 @@ class SequenceQueues:
         blocked_beams: preempted beams that wait for the others of their search, and need no blocks until then.
         requests: by id.
         rows: the running sequences' places in the runner's tables.
+        adapters: the LoRA adapters; None: LoRA is off.
         num_preemptions: how often blocks were taken from a sequence that ran.
         num_corrupted: requests that ended because their logits were no numbers.
     """
 
     def __init__(
-        self, kv: KVManager, max_num_seqs: int, policy: SchedulingPolicy = "fcfs", tells_sampled: bool = False
+        self,
+        kv: KVManager,
+        max_num_seqs: int,
+        policy: SchedulingPolicy = "fcfs",
+        tells_sampled: bool = False,
+        max_loras: int = 0,
+        num_resident_adapters: int = 0,
     ) -> None:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
@@ -41,6 +52,7 @@ class SequenceQueues:
         self.blocked_beams: list[Sequence] = []
         self.requests: dict[str, Request] = {}
         self.rows = BatchChanges(max_num_seqs, tells_sampled)
+        self.adapters = AdapterTable(max_loras, num_resident_adapters, self.waiting) if max_loras else None
         self.num_preemptions = 0
         self.num_corrupted = 0
         self._policy = policy
@@ -82,6 +94,7 @@ class SequenceQueues:
             prefix_cache_hits=self.kv.hits,
             num_preemptions=self.num_preemptions,
             num_corrupted=self.num_corrupted,
+            adapters=None if self.adapters is None else self.adapters.stats(),
         )
 
     def check(self) -> None:
@@ -91,10 +104,14 @@ class SequenceQueues:
         assert all(request.live for request in self.requests.values())
         assert all(sequence.row == NO_ROW or sequence in self.running for sequence in live)
         self.rows.check(self.running)
+        if self.adapters is not None:
+            self.adapters.check(self.running)
         self.kv.check(live)
 
     def start(self, sequence: Sequence, batch_index: int) -> None:
         """Lets `sequence`, which waits and has been given blocks, run as number `batch_index`."""
+        if sequence.request.spec.adapter != NO_ADAPTER:
+            self._enter_slot(sequence)
         self.waiting.remove(sequence)
         self.running.insert(batch_index, sequence)
         self.rows.begin(sequence)
@@ -106,6 +123,8 @@ class SequenceQueues:
         if parent.blocks and len(self.running) < self.max_num_seqs:
             self.kv.fork(parent, child)
             self.rows.fork(parent, child)
+            if parent.adapter_slot != NO_ADAPTER:
+                self._enter_slot(child, parent)
             self.running.append(child)
         else:
             self.waiting.add(child)
@@ -139,7 +158,23 @@ class SequenceQueues:
         """Takes row and blocks, and drops what is in flight."""
         self.kv.free(sequence)
         self.rows.release(sequence)
+        if sequence.adapter_slot != NO_ADAPTER:
+            self._leave_slot(sequence)
         sequence.epoch += 1
         sequence.num_inflight_tokens = 0
         sequence.is_blocked = False
         sequence.request.num_forking = 0  # while sequences are forking off this one, it is the only one
+
+    def _enter_slot(self, sequence: Sequence, parent: Sequence | None = None) -> None:
+        if self.adapters is None:
+            sequence.adapter_slot = sequence.request.spec.adapter
+        elif parent is None:
+            self.adapters.enter(sequence)
+        else:
+            self.adapters.fork(parent, sequence)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        if self.adapters is None:
+            sequence.adapter_slot = NO_ADAPTER
+        else:
+            self.adapters.leave(sequence)

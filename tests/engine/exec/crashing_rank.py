@@ -13,6 +13,9 @@ there:
                                                   half         with half of a message in the pipe
                                                   unpicklable, junk   with a result that cannot be sent, or read
 
+An adapter's files are a folder of DEATHS: ``content`` is its digest, ``content-RANK`` that of one rank, and
+``wrong-RANK`` what is wrong with it there; loads wait until one exists. ``dropped-RANK`` lists what was dropped.
+
 A rank with a file ``late-RANK`` begins so many seconds later. A grammar is compiled once DEATHS has a file of its
 source's name, whose text is what is wrong with it.
 """
@@ -30,7 +33,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stoker_common.errors import ArgumentError, WeightsError
+from stoker_common.errors import AdapterError, ArgumentError, WeightsError
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.parallel.layout import RankLayout
@@ -122,6 +126,34 @@ class Grammars:
             raise ValueError(words)
 
 
+class Adapters:
+    """Adapters whose content is what files say."""
+
+    def __init__(self) -> None:
+        self.active: dict[int, int] = {}
+        self._loaded: set[int] = set()
+
+    def load(self, source: AdapterSource) -> LoadedAdapter:
+        folder = DEATHS / source.path
+        while True:
+            if (wrong := folder / f"wrong-{RANK}").exists():
+                raise AdapterError(wrong.read_text())
+            for file in (folder / f"content-{RANK}", folder / "content"):
+                if file.exists():
+                    self._loaded.add(source.number)
+                    return LoadedAdapter(file.read_text(), 8, 100, float(RANK))
+            time.sleep(0.001)  # sleeps: reading until a test lets it end
+
+    def drop(self, number: int) -> None:
+        self._loaded.remove(number)
+        with (DEATHS / f"dropped-{RANK}").open("a") as file:
+            file.write(f"{number} ")
+
+    def activate(self, slot: int, number: int) -> None:
+        assert number in self._loaded
+        self.active[slot] = number
+
+
 class Runner:
     """Answers with the numbers of the steps so far, and the threads it was given."""
 
@@ -129,6 +161,7 @@ class Runner:
         self._ranks, self._steps = ranks, list[int]()
         self.device = types.SimpleNamespace(type="cpu")
         self.grammars = Grammars()
+        self.adapters = Adapters()
         for done in range(4):
             time.sleep(0.1)  # sleeps: reading weights takes its time
             on_progress(done * 10**RANK, 3 * 10**RANK)
@@ -137,6 +170,8 @@ class Runner:
 
     def run(self, step: Step) -> StepResult:
         self._steps.append(step.number)
+        for slot, number in step.adapters:
+            self.adapters.activate(slot, number)
         how = come_to("step") if len(self._steps) == 3 else None
         self._ranks.meet()
         if len(self._steps) == 3:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
@@ -66,6 +67,11 @@ class Row:
     token_ids: list[int]
     blocks: list[list[int]]
     num_candidates: int = 0
+    adapter_slot: int = NO_ADAPTER
+
+    def key(self, token_ids: Sequence[int]) -> int:
+        """What the cache holds of the last of these tokens: it depends on all of them, and on the adapter."""
+        return hash((self.spec.adapter, *token_ids))
 
     @property
     def seed(self) -> int:
@@ -133,6 +139,7 @@ class FakeModel:
         self._is_pipeline = int(str(options.get("num_batches", 1))) > 1
         self._in_flight: deque[Scheduled] = deque()
         self._rows: dict[int, Row] = {}
+        self._adapter_in: dict[int, int] = {}  # by slot
         self._cache: dict[tuple[int, int], object] = {}
 
     def add(self, request: EngineRequest) -> None:
@@ -162,6 +169,7 @@ class FakeModel:
         """No step in flight is run, and the rows are lost."""
         self._in_flight.clear()
         self._rows.clear()
+        self._adapter_in.clear()
         self.scheduler.discard_in_flight()
         self.scheduler.check()
 
@@ -186,6 +194,8 @@ class FakeModel:
         assert list(step.lengths[: step.num_decodes]) == [1] * step.num_decodes
         drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
         batch = [self._rows[row] for row in step.rows]
+        if self.scheduler.adapters is not None:
+            assert all(self._adapter_in.get(row.adapter_slot, NO_ADAPTER) == row.spec.adapter for row in batch)
         known = []  # of each, up to the last token that it computes
         shares = []
         for batch_index, (row, start, length) in enumerate(zip(batch, step.starts, step.lengths, strict=True)):
@@ -247,16 +257,18 @@ class FakeModel:
         return Sampled([held])
 
     def _apply(self, step: Step) -> None:
+        self._adapter_in.update(step.adapters)
         for fork in step.forks:
             parent = self._rows[fork.parent]
             tokens = parent.token_ids[: fork.num_tokens]
             blocks = [table[:count] for table, count in zip(parent.blocks, fork.num_blocks, strict=True)]
             assert len(tokens) == fork.num_tokens
-            self._rows[fork.row] = Row(parent.spec, fork.index, tokens, blocks, parent.num_candidates)
+            row = Row(parent.spec, fork.index, tokens, blocks, parent.num_candidates, parent.adapter_slot)
+            self._rows[fork.row] = row
         for new in step.new:
             tokens = [*new.spec.prompt_token_ids, *new.output_token_ids]
             blocks = [list(table) for table in new.blocks]
-            self._rows[new.row] = Row(new.spec, new.index, tokens, blocks, new.num_candidates)
+            self._rows[new.row] = Row(new.spec, new.index, tokens, blocks, new.num_candidates, new.adapter_slot)
         for row, position, token_ids in step.written:
             self._rows[row].token_ids[position:] = token_ids
             assert len(self._rows[row].token_ids) == position + len(token_ids)
@@ -275,15 +287,15 @@ class FakeModel:
             if self._groups[group].kind == "state":
                 assert len(table) == self._groups[group].blocks_per_sequence and NULL_BLOCK not in table
                 before = {self._cache.get((block, 0)) for block in table}
-                assert not start or before == {POISON} or before == {(group, hash(tuple(known[:start])))}
+                assert not start or before == {POISON} or before == {(group, row.key(known[:start]))}
                 spoiled = spoiled or (start > 0 and POISON in before)
                 for block in table:
-                    self._cache[block, 0] = POISON if spoiled else (group, hash(tuple(known)))
+                    self._cache[block, 0] = POISON if spoiled else (group, row.key(known))
                 continue
             for position in range(start, len(known)):
                 block = table[position // BLOCK]
                 assert block != NULL_BLOCK
-                held = POISON if spoiled else (group, hash(tuple(known[: position + 1])))
+                held = POISON if spoiled else (group, row.key(known[: position + 1]))
                 self._cache[block, position % BLOCK] = held
 
     def _reads_poison(self, row: Row, start: int, known: list[int]) -> bool:
@@ -297,7 +309,7 @@ class FakeModel:
                 held = self._cache[table[position // BLOCK], position % BLOCK]
                 if held == POISON:
                     return True
-                assert held == (group, hash(tuple(known[: position + 1])))
+                assert held == (group, row.key(known[: position + 1]))
         return False
 
 

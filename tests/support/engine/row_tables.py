@@ -27,6 +27,7 @@ class RowTables:
         num_adapters: tables have so many rows, and zeros for requests without an adapter.
         only: every row gets this one's, whatever the batch says: what a request is compared with.
         scale: of what is added.
+        numbers: of each slot the adapter that it holds; None: slots are adapters.
         seen: the row spaces of the operations that ran.
         library: of the CPU's kernels, where whole layers are to find the operations; None: they run one by one.
     """
@@ -35,6 +36,7 @@ class RowTables:
     only: int | None = None
     scale: float = 0.3
     library: ctypes.CDLL | None = None
+    numbers: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.seen: set[RowSpace] = set()
@@ -47,12 +49,15 @@ class RowTables:
 
         def added() -> torch.Tensor:
             self.seen.add(site.space)
-            adapters = rows.adapters_of(site.space)
+            adapters = self._in_slots(rows.adapters_of(site.space))
             return table[adapters if self.only is None else torch.full_like(adapters, self.only)]
 
         if isinstance(linear, CpuLinear) and self.library is not None:
             return self._native(linear, site, rows, table)
         return lambda x: (y := linear(x)) + added().to(y.dtype)
+
+    def _in_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots if self.numbers is None else self.numbers[slots]
 
     def _table(self, name: str, site: LinearSite) -> torch.Tensor:
         """[adapters + 1, this rank's outputs]; the last row is zeros."""
@@ -75,7 +80,7 @@ class RowTables:
             self.seen.add(site.space)
             args = arguments.contents
             batch_rows = torch.tensor((ctypes.c_int64 * args.rows).from_address(args.batch_rows), dtype=torch.int64)
-            adapters = rows.adapters[batch_rows]
+            adapters = self._in_slots(rows.adapters[batch_rows])
             if self.only is not None:
                 adapters = torch.full_like(adapters, self.only)
             elements = (args.rows - 1) * args.y_stride + outputs

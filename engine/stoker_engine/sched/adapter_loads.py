@@ -1,0 +1,128 @@
+"""Has loads and drops of adapters carried out, as `adapters.AdapterTable` decides them, beside the steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Final
+
+from stoker_common.errors import AdapterError, EngineDeadError
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
+from stoker_engine.sched.adapters import AdapterTable
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that are waited for a load where there is nothing else to do; requests and aborts may come meanwhile.
+_WAIT_S: Final = 0.01
+
+#: Why a load has no result that nothing waits for any more.
+_REMOVED: Final = "LoRA adapter {name} was removed before it was loaded"
+
+
+class AdapterLoads:
+    """The loads that are in flight.
+
+    Args:
+        load: begins to read an adapter's files, on all ranks. Its future raises `AdapterError` where that fails.
+        drop: frees an adapter's memory, once the steps that are launched have run.
+    """
+
+    def __init__(
+        self,
+        table: AdapterTable,
+        load: Callable[[AdapterSource], Future[LoadedAdapter]],
+        drop: Callable[[int], None],
+    ) -> None:
+        self._table, self._load, self._drop = table, load, drop
+        self._in_flight: dict[int, Future[LoadedAdapter]] = {}
+        self._registering: dict[int, tuple[AdapterSource, Future[LoadedAdapter]]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to wait for, to begin, to drop, or to report."""
+        return self.is_loading or self.has_news or self._table.has_removed or bool(self._registering)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load goes on, or is to begin."""
+        return self._table.is_loading
+
+    @property
+    def has_news(self) -> bool:
+        """Whether loads have ended that no report has named."""
+        return self._table.has_news
+
+    def register(self, source: AdapterSource) -> Future[LoadedAdapter]:
+        """Takes in an adapter, and loads it.
+
+        Returns:
+            What its files hold. It raises `AdapterError` where they cannot be served; the adapter is forgotten then.
+        """
+        ready = Future[LoadedAdapter]()
+        self._table.register(source)
+        self._registering[source.number] = source, ready
+        self.start()
+        return ready
+
+    def start(self) -> None:
+        """Begins what the table has decided on. Before the next step is launched: steps and drops run in order."""
+        drops, loads = self._table.pop_decisions()
+        for number in drops:
+            self._drop(number)
+        for source in loads:
+            self._in_flight[source.number] = self._load(source)
+
+    def wait(self) -> None:
+        """Waits for the first load to end, a moment at most."""
+        if self._in_flight:
+            wait(self._in_flight.values(), _WAIT_S, FIRST_COMPLETED)
+
+    def collect(self, is_used: Callable[[int], bool]) -> dict[int, str]:
+        """Takes in what has ended, and begins what follows.
+
+        Args:
+            is_used: whether a request uses an adapter, so that it stays though it is removed.
+
+        Returns:
+            For each adapter that could not be loaded the reason: requests that wait for it end with it.
+
+        Raises:
+            EngineDeadError: what was to load it has died.
+        """
+        failed: dict[int, str] = {}
+        for number, load in [(number, load) for number, load in self._in_flight.items() if load.done()]:
+            del self._in_flight[number]
+            if (error := self._ended(number, load)) is not None:
+                failed[number] = error
+        self._table.drop_removed(is_used)
+        for number, (source, ready) in list(self._registering.items()):
+            if not self._table.has(number):
+                del self._registering[number]
+                ready.set_exception(AdapterError(failed.get(number) or _REMOVED.format(name=source.name)))
+        self.start()
+        return failed
+
+    def _ended(self, number: int, load: Future[LoadedAdapter]) -> str | None:
+        """Takes in a load that has ended. Returns why it failed."""
+        source = self._table.source_of(number)
+        error = load.exception()
+        if isinstance(error, EngineDeadError):
+            raise error
+        if error is None and source.digest in ("", load.result().digest):
+            self._table.loaded(number, load.result())
+            _, ready = self._registering.pop(number, (source, None))
+            if ready is not None:
+                ready.set_result(load.result())
+            return None
+        if error is None:
+            self._drop(number)
+            sentence = f"the files of LoRA adapter {source.name} in {source.path} have changed since it was loaded"
+        elif isinstance(error, AdapterError):
+            sentence = str(error)
+        else:  # ours: one adapter never hurts another
+            logger.error("LoRA adapter %s cannot be loaded", source.name, exc_info=error)
+            sentence = f"LoRA adapter {source.name} cannot be loaded; see the log"
+        self._table.failed(number)
+        logger.error("LoRA adapter %s: %s", source.name, sentence)
+        return sentence

@@ -1,0 +1,441 @@
+"""LoRA adapters as the scheduler sees them: which are in memory, and which of those a step may use.
+
+    registered   its files were read once; any number of them
+    resident     in memory: `num_resident` at most; another one takes the memory of the least recently used
+    in a slot    steps can use it: `num_slots` at most; another one takes the slot of the least recently used
+
+An adapter that running sequences use keeps its memory and its slot. So a waiting sequence may have to wait for its
+adapter: for a load, which goes on beside the steps, or for a slot. It holds up nothing meanwhile: sequences behind it
+in line are admitted. That alone would let it wait forever, so slots are *reserved*:
+
+    slot 1, of adapter a     ── a1 ──┐ ended           ┌ b1 starts
+                                ── a3 (after b1) ──────┤          a4 waits for a slot, behind b1
+    line                     b1 (adapter b), a4        │
+                                     └ reserved for b ─┘
+
+Once all sequences of a slot are behind a blocked one in line, the slot is reserved for the adapter of the blocked one:
+requests behind that are not admitted to it, and it changes hands when it is empty. Other sequences of a request that
+runs there are admitted in any case, since beams wait for each other.
+
+The table decides; `adapter_loads` has the decisions carried out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Final
+
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
+from stoker_engine.core.request import Sequence
+from stoker_engine.core.step_report import AdapterStats
+from stoker_engine.sched.policy import WaitingQueue
+
+#: Most loads for requests at a time: one that runs and one that is next. What is loaded after them is decided then.
+MAX_LOADS: Final = 2
+
+
+class _Memory(Enum):
+    """Whether an adapter is in memory."""
+
+    ABSENT = auto()
+    LOADING = auto()
+    RESIDENT = auto()
+
+
+@dataclass(eq=False, slots=True)
+class _Adapter:
+    """A registered adapter.
+
+    Attributes:
+        slot: which it has; None: none.
+        reserved: the slot that is reserved for it.
+        last_used: when a sequence began or ended to run with it, or it was loaded; counts uses of all adapters.
+        is_checked: it was loaded before.
+        is_checking: the load that goes on is not for a request.
+        is_passing: nor is there memory for it to stay in.
+        is_removed: it goes when its last request has ended.
+    """
+
+    source: AdapterSource
+    memory: _Memory = _Memory.ABSENT
+    slot: _Slot | None = None
+    reserved: _Slot | None = None
+    last_used: int = 0
+    is_checked: bool = False
+    is_checking: bool = False
+    is_passing: bool = False
+    is_removed: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """A slot of the steps.
+
+    Attributes:
+        adapter: which it holds.
+        running: the sequences that run with it.
+        reserved_for: which adapter it goes to when it is empty.
+        reserved_from: the place in line behind which requests are not admitted to it then.
+    """
+
+    index: int
+    adapter: _Adapter | None = None
+    running: set[Sequence] = field(default_factory=set)
+    reserved_for: _Adapter | None = None
+    reserved_from: tuple[int, ...] = ()
+
+    def is_closed_to(self, sequence: Sequence) -> bool:
+        """Whether it is reserved for a sequence that is before this one in line."""
+        if self.reserved_for is None or self.reserved_from >= sequence.sort_key:
+            return False
+        return all(running.request is not sequence.request for running in self.running)
+
+    def cancel_reservation(self) -> None:
+        """Opens the slot to all."""
+        if self.reserved_for is not None:
+            self.reserved_for.reserved = None
+            self.reserved_for = None
+
+
+class AdapterTable:
+    """The adapters of an engine. A *pass* is one call of `Scheduler.schedule`, which goes through the line of waiting
+    sequences once.
+
+    Args:
+        num_slots: most adapters in a step.
+        num_resident: most adapters in memory, those in slots included.
+        waiting: the line.
+    """
+
+    def __init__(self, num_slots: int, num_resident: int, waiting: WaitingQueue) -> None:
+        assert 0 < num_slots <= num_resident
+        self._num_resident = num_resident
+        self._waiting = waiting
+        self._adapters: dict[int, _Adapter] = {}
+        self._slots = [_Slot(index) for index in range(num_slots)]
+        self._in_memory: set[_Adapter] = set()
+        self._to_check: deque[_Adapter] = deque()
+        self._num_loading = 0  # for requests
+        self._is_checking = False
+        self._num_removed = 0
+        self._uses = 0
+        self._passed: set[int] = set()  # adapters whose sequences were blocked in this pass
+        self._num_passed = 0  # sequences at the front of the line that were
+        self._is_full = False  # no adapter can be evicted in this pass
+        self._changes: list[tuple[int, int]] = []
+        self._loads: list[AdapterSource] = []
+        self._drops: list[int] = []
+        self._num_loads = self._num_evictions = self._num_failures = 0
+        self._load_seconds: list[float] = []
+        self._has_news = False
+
+    # --- registration
+
+    def register(self, source: AdapterSource) -> None:
+        """Takes in an adapter, which is loaded at once, to be checked."""
+        assert source.number not in self._adapters, f"adapter {source.number} is registered"
+        adapter = self._adapters[source.number] = _Adapter(source)
+        self._to_check.append(adapter)
+
+    def remove(self, number: int) -> None:
+        """Takes no new requests with an adapter, which goes once its last request has ended; see `drop_removed`."""
+        adapter = self._adapters.get(number)
+        if adapter is not None and not adapter.is_removed:
+            adapter.is_removed = True
+            self._num_removed += 1
+
+    def takes(self, number: int) -> bool:
+        """Whether new requests may use this adapter."""
+        adapter = self._adapters.get(number)
+        return adapter is not None and not adapter.is_removed
+
+    def has(self, number: int) -> bool:
+        """Whether an adapter is registered, or removed and still used."""
+        return number in self._adapters
+
+    def drop_removed(self, is_used: Callable[[int], bool]) -> None:
+        """Forgets removed adapters that no request uses."""
+        if not self._num_removed:
+            return
+        for number, adapter in list(self._adapters.items()):
+            if adapter.is_removed and adapter.memory is not _Memory.LOADING and not is_used(number):
+                self._forget(adapter)
+
+    # --- the scheduler's pass
+
+    def begin_pass(self) -> None:
+        """The line is gone through from its beginning."""
+        self._restart_pass()
+        for slot in self._slots:
+            if slot.reserved_for is not None and not self._waiting.num_of(slot.reserved_for.source.number):
+                slot.cancel_reservation()
+
+    def first_waiting(self) -> Sequence | None:
+        """The first in line that does not have to wait for its adapter."""
+        while self._num_passed < len(self._waiting):
+            sequence = self._waiting[self._num_passed]
+            if sequence.request.spec.adapter == NO_ADAPTER or self._find(sequence) is not None:
+                return sequence
+            self._num_passed += 1
+        return None
+
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence that `first_waiting` has returned is admitted: its adapter has a slot from now on."""
+        slot = self._find(sequence)
+        assert slot is not None, "admitted without a slot"
+        adapter = self._adapters[sequence.request.spec.adapter]
+        if slot.adapter is not adapter:
+            if slot.adapter is not None:
+                slot.adapter.slot = None
+            slot.adapter, adapter.slot = adapter, slot
+            self._changes.append((slot.index, adapter.source.number))
+            slot.cancel_reservation()
+            if adapter.reserved is not None:
+                adapter.reserved.cancel_reservation()
+        self._run(sequence, slot)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """A sequence begins to run as a fork of another one, which runs."""
+        self._run(child, self._slots[parent.adapter_slot])
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence no longer runs. Another one may have its slot in a later step, also while a step with it is in
+        flight: steps run in order."""
+        slot = self._slots[sequence.adapter_slot]
+        slot.running.remove(sequence)
+        sequence.adapter_slot = NO_ADAPTER
+        assert slot.adapter is not None
+        self._use(slot.adapter)
+        self._restart_pass()
+
+    def pop_changes(self) -> list[tuple[int, int]]:
+        """(slot, adapter) of slots that have changed hands since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def discard_slots(self) -> None:
+        """No sequence runs, and what the runner has in its slots is not known."""
+        for slot in self._slots:
+            assert not slot.running
+            if slot.adapter is not None:
+                slot.adapter.slot = slot.adapter = None
+        self._changes.clear()
+
+    # --- loads
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load goes on, or is to begin."""
+        return self._num_loading > 0 or self._is_checking or bool(self._to_check)
+
+    def pop_decisions(self) -> tuple[list[int], list[AdapterSource]]:
+        """The numbers of adapters that are to leave memory, and then what is to be loaded. `loaded` or `failed` follows
+        for each load."""
+        while self._to_check and not self._is_checking:
+            adapter = self._to_check.popleft()
+            if adapter.memory is _Memory.ABSENT and self._adapters.get(adapter.source.number) is adapter:
+                self._is_checking = adapter.is_checking = True
+                adapter.is_passing = not self._make_room(lambda resident: self._num_waiting(resident) == 0)
+                self._begin_load(adapter)
+        drops, loads = self._drops, self._loads
+        self._drops, self._loads = [], []
+        return drops, loads
+
+    def source_of(self, number: int) -> AdapterSource:
+        """A registered adapter, with the content that it had when it was first loaded."""
+        return self._adapters[number].source
+
+    def loaded(self, number: int, loaded: LoadedAdapter) -> None:
+        """A load has ended."""
+        adapter = self._ended(number)
+        adapter.is_checked = True
+        adapter.source = replace(adapter.source, digest=loaded.digest)
+        self._num_loads += 1
+        self._load_seconds.append(loaded.seconds)
+        if adapter.is_passing:
+            adapter.is_passing = False
+            self._drops.append(number)
+            return
+        self._in_memory.add(adapter)
+        adapter.memory = _Memory.RESIDENT
+        self._use(adapter)
+
+    def failed(self, number: int) -> None:
+        """A load has failed, and the requests that wait for it end. An adapter that was never loaded is forgotten;
+        others are read again for the next request."""
+        adapter = self._ended(number)
+        adapter.is_passing = False
+        self._num_failures += 1
+        if not adapter.is_checked:
+            self._forget(adapter)
+
+    # --- what others ask
+
+    @property
+    def has_news(self) -> bool:
+        """Whether loads have ended that `stats` has not reported."""
+        return self._has_news
+
+    @property
+    def has_removed(self) -> bool:
+        """Whether adapters are still here that were removed."""
+        return self._num_removed > 0
+
+    def stats(self) -> AdapterStats:
+        """A snapshot for the metrics, which reports each load's seconds once."""
+        self._has_news = False
+        seconds, self._load_seconds = self._load_seconds, []
+        return AdapterStats(
+            running=tuple(sorted(slot.adapter.source.name for slot in self._slots if slot.adapter and slot.running)),
+            waiting=tuple(sorted(self._adapters[number].source.name for number in self._waiting.adapters)),
+            loads=self._num_loads,
+            evictions=self._num_evictions,
+            failures=self._num_failures,
+            load_seconds=tuple(seconds),
+        )
+
+    def check(self, running: list[Sequence]) -> None:
+        """Asserts that slots, memory and the running sequences agree."""
+        assert len(self._in_memory) <= self._num_resident
+        adapters = self._adapters.values()
+        assert self._in_memory == {a for a in adapters if a.memory is not _Memory.ABSENT and not a.is_passing}
+        assert self._num_loading + self._is_checking == sum(a.memory is _Memory.LOADING for a in adapters)
+        assert self._num_loading <= MAX_LOADS
+        for slot in self._slots:
+            assert slot.running == {sequence for sequence in running if sequence.adapter_slot == slot.index}
+            assert all(slot.adapter is self._adapters[sequence.request.spec.adapter] for sequence in slot.running)
+            assert slot.adapter is None or slot.adapter.slot is slot
+            assert slot.reserved_for is None or slot.reserved_for.reserved is slot
+        for adapter in adapters:
+            assert adapter.slot is None or adapter.memory is _Memory.RESIDENT
+            assert adapter.slot is None or adapter.slot.adapter is adapter
+        with_adapter = [sequence for sequence in running if sequence.request.spec.adapter != NO_ADAPTER]
+        assert sum(len(slot.running) for slot in self._slots) == len(with_adapter)
+
+    # --- within
+
+    def _restart_pass(self) -> None:
+        self._passed.clear()
+        self._num_passed = 0
+        self._is_full = False
+
+    def _find(self, sequence: Sequence) -> _Slot | None:
+        """The slot that a waiting sequence may run in; None: it is blocked, and what it waits for has been arranged."""
+        number = sequence.request.spec.adapter
+        adapter = self._adapters[number]
+        if adapter.slot is not None:
+            if not adapter.slot.is_closed_to(sequence):
+                return adapter.slot
+        elif number not in self._passed:  # else another one of its adapter is before it in line
+            if adapter.memory is _Memory.RESIDENT:
+                if (slot := self._takable(adapter, sequence)) is not None:
+                    return slot
+                self._reserve(adapter, sequence)
+            elif adapter.memory is _Memory.ABSENT and not self._load(adapter):
+                self._reserve(adapter, sequence)
+        self._passed.add(number)
+        return None
+
+    def _takable(self, adapter: _Adapter, sequence: Sequence) -> _Slot | None:
+        """The slot that `adapter` may take: one that is reserved for it, else the least recently used one."""
+        if adapter.reserved is not None and not adapter.reserved.running:
+            return adapter.reserved
+        slots = [slot for slot in self._slots if not slot.running and not slot.is_closed_to(sequence)]
+        return min(slots, key=lambda slot: slot.adapter.last_used if slot.adapter else -1, default=None)
+
+    def _reserve(self, adapter: _Adapter, sequence: Sequence) -> None:
+        """Reserves a slot for `adapter`, if there is one in which all are behind `sequence` in line."""
+        key = sequence.sort_key
+        if adapter.reserved is None:
+            free = [slot for slot in self._slots if slot.reserved_for is None]
+            overtaken = [slot for slot in free if all(key < running.sort_key for running in slot.running)]
+            if not overtaken:
+                return
+            adapter.reserved = min(overtaken, key=lambda slot: len(slot.running))
+            adapter.reserved.reserved_for = adapter
+        adapter.reserved.reserved_from = key
+
+    def _load(self, adapter: _Adapter) -> bool:
+        """Begins a load, now or soon. False: all that is in memory is in use."""
+        if self._num_loading >= MAX_LOADS:
+            return True
+        if self._is_full or not self._make_room(lambda resident: resident.source.number not in self._passed):
+            self._is_full = True
+            return False
+        if adapter.reserved is not None:
+            adapter.reserved.cancel_reservation()  # it need not stand empty while files are read
+        self._num_loading += 1
+        self._begin_load(adapter)
+        return True
+
+    def _begin_load(self, adapter: _Adapter) -> None:
+        adapter.memory = _Memory.LOADING
+        if not adapter.is_passing:
+            self._in_memory.add(adapter)
+        self._loads.append(adapter.source)
+
+    def _make_room(self, may_go: Callable[[_Adapter], bool]) -> bool:
+        """Evicts an adapter where memory is full: the least recently used one that no sequence waits for, else the
+        least recently used. False: all are in use.
+
+        Args:
+            may_go: which may be evicted; those that run and those that are being loaded stay in any case. A request's
+                load leaves those that requests before it in line wait for: else they would evict each other's.
+        """
+        if len(self._in_memory) < self._num_resident:
+            return True
+        victims = [adapter for adapter in self._in_memory if not self._is_pinned(adapter) and may_go(adapter)]
+        if not victims:
+            return False
+        victim = min(victims, key=lambda adapter: (self._num_waiting(adapter) > 0, adapter.last_used))
+        self._num_evictions += 1
+        self._evict(victim)
+        return True
+
+    def _is_pinned(self, adapter: _Adapter) -> bool:
+        return adapter.memory is _Memory.LOADING or (adapter.slot is not None and bool(adapter.slot.running))
+
+    def _evict(self, adapter: _Adapter) -> None:
+        if adapter.slot is not None:
+            adapter.slot.adapter = adapter.slot = None
+        if adapter.reserved is not None:
+            adapter.reserved.cancel_reservation()
+        adapter.memory = _Memory.ABSENT
+        self._in_memory.remove(adapter)
+        self._drops.append(adapter.source.number)
+
+    def _forget(self, adapter: _Adapter) -> None:
+        if adapter.memory is _Memory.RESIDENT:
+            self._evict(adapter)
+        if adapter.reserved is not None:
+            adapter.reserved.cancel_reservation()
+        self._num_removed -= adapter.is_removed
+        del self._adapters[adapter.source.number]
+
+    def _ended(self, number: int) -> _Adapter:
+        adapter = self._adapters[number]
+        assert adapter.memory is _Memory.LOADING
+        self._has_news = True
+        adapter.memory = _Memory.ABSENT
+        self._in_memory.discard(adapter)
+        if adapter.is_checking:
+            self._is_checking = adapter.is_checking = False
+        else:
+            self._num_loading -= 1
+        return adapter
+
+    def _run(self, sequence: Sequence, slot: _Slot) -> None:
+        assert slot.adapter is not None
+        slot.running.add(sequence)
+        sequence.adapter_slot = slot.index
+        self._use(slot.adapter)
+
+    def _use(self, adapter: _Adapter) -> None:
+        self._uses += 1
+        adapter.last_used = self._uses
+
+    def _num_waiting(self, adapter: _Adapter) -> int:
+        return self._waiting.num_of(adapter.source.number)
