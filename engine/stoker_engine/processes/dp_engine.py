@@ -257,7 +257,8 @@ class DPEngine:
         """
         if self._dead_of is not None or self._closed:
             raise EngineDeadError(DEAD)
-        ready = self._adapter_loads[source.number] = self._loop.create_future()
+        ready: asyncio.Future[LoadedAdapter] = self._loop.create_future()
+        self._adapter_loads[source.number] = ready
         try:
             self.process.send(LoadAdapter(source))
             self.watchdog.watch(self.process, self._death)
