@@ -94,7 +94,7 @@ class AdapterModel(FakeModel):
 
 
 def keys(adapter: int) -> CacheKeys:
-    return NO_KEYS if adapter == NO_ADAPTER else CacheKeys(root_key=bytes([adapter]))
+    return NO_KEYS if adapter == NO_ADAPTER else CacheKeys(root_key=f"adapter {adapter}".encode())
 
 
 def request(name: str, adapter: int, max_tokens: int = 4, **options: object) -> EngineRequest:
