@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stoker_engine.core.lora_request import LoRARequest
     from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
     from stoker_engine.core.structured_outputs import StructuredOutputs, StructuredOutputsParams
     from stoker_engine.llm import LLM
 
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams"]
+__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from stoker_engine.llm import LLM
 
         return LLM
+    if name == "LoRARequest":
+        from stoker_engine.core.lora_request import LoRARequest
+
+        return LoRARequest
     if name in ("BeamSearchParams", "SamplingParams"):
         from stoker_engine.core import sampling_params
 

@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from stoker_common.errors import EngineDeadError, RequestError, StokerError
+from stoker_common.errors import AdapterError, EngineDeadError, RequestError, RequestFailedError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
@@ -41,6 +43,24 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens, prompt_tokens
 from stoker_engine.tokens.tokenizer import read_chat_template
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class RegisteredAdapter:
+    """A LoRA adapter that engines have.
+
+    Attributes:
+        source: with the content that all of them must find.
+        loaded_by: engine → its process that has loaded it.
+        errors: engine → why its process has not.
+    """
+
+    source: AdapterSource
+    loaded: LoadedAdapter
+    loaded_by: dict[int, EngineProcess]
+    errors: dict[int, str]
+
 
 class AsyncLLM:
     """One engine in its own process, or several, for one event loop. Used by the server, through its
@@ -59,6 +79,7 @@ class AsyncLLM:
         on_step: called in the event loop with what each step did.
         args: the engine's arguments.
         engines: of the model; ``--data-parallel-size`` of them.
+        adapters: the LoRA adapters, by number.
     """
 
     def __init__(
@@ -75,6 +96,7 @@ class AsyncLLM:
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None
         self.engines: list[DPEngine] = []
+        self.adapters: dict[int, RegisteredAdapter] = {}
         self._chat_template = chat_template
         self._log_format = log_format
         self._args: asyncio.Future[EngineArgs] | None = None  # those that the engines get
@@ -144,6 +166,7 @@ class AsyncLLM:
             death = EngineDeadError(f"it cannot be loaded: {error}")
             engine.die(death)
             raise death from error
+        await self._reload_adapters(engine)
         if self._closed:
             raise EngineDeadError(DEAD)
         if self._router is None:
@@ -249,6 +272,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: int = NO_ADAPTER,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Yields what is added to the request's sequences, until all of them have their finish reason.
 
@@ -264,7 +288,7 @@ class AsyncLLM:
         prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.num_wanted, self.info)
         stream = OutputStream()
         unfinished = await self.add_request(
-            stream, request_id, prompt, params, priority=priority, cache_salt=cache_salt
+            stream, request_id, prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter
         )
         try:
             while unfinished:
@@ -283,8 +307,12 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: int = NO_ADAPTER,
     ) -> int:
         """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
+
+        Args:
+            adapter: the number of the adapter that it uses.
 
         Returns:
             How many sequences there will be, each of which ends with a finish reason.
@@ -300,6 +328,8 @@ class AsyncLLM:
         self._check_serving()  # it may have died meanwhile
         if self.has(request_id):
             raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
+        if adapter != NO_ADAPTER and adapter not in self.adapters:
+            raise RequestError("the LoRA adapter of this request is not loaded", "model")
         request = self._inputs.of_prompt(
             request_id,
             prompt,
@@ -308,6 +338,8 @@ class AsyncLLM:
             cache_salt=cache_salt,
             bad_words=bad_word_tokens,
             grammar=grammar,
+            adapter=adapter,
+            adapter_digest=self.adapters[adapter].source.digest if adapter != NO_ADAPTER else "",
         )
         engine = self._route(request)
         try:
@@ -317,8 +349,99 @@ class AsyncLLM:
             raise
         return request.num_sequences
 
+    async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
+        """Loads an adapter into all engines that serve; requests may name its number then. An engine that is loaded
+        again loads it, too.
+
+        Raises:
+            AdapterError: it cannot be loaded; no engine has it then.
+            EngineDeadError: the engine is dead, or died meanwhile.
+        """
+        adapter: RegisteredAdapter | None = None
+        try:
+            while True:  # an engine may come back meanwhile
+                self._check_serving()
+                loaded_by = {} if adapter is None else adapter.loaded_by
+                missing = [e for e in self.engines if e.takes_requests and loaded_by.get(e.number) is not e.process]
+                if adapter is not None and not missing:
+                    self.adapters[source.number] = adapter
+                    return adapter.loaded
+                adapter = await self._load_into(missing, adapter, source)
+        except BaseException:  # also where nobody waits for it any more
+            for engine in self.engines:
+                engine.remove_adapter(source.number)
+            raise
+
+    async def _load_into(
+        self, engines: Sequence[DPEngine], adapter: RegisteredAdapter | None, source: AdapterSource
+    ) -> RegisteredAdapter:
+        """Loads an adapter into some engines; those that die meanwhile load it when they are back.
+
+        Args:
+            adapter: as others have loaded it; None: these are the first.
+        """
+        processes = [engine.process for engine in engines]
+        expected = source if adapter is None else adapter.source
+        loads = [engine.load_adapter(expected) for engine in engines]
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException) and not isinstance(error, EngineDeadError):
+                raise error
+        for engine, process, loaded in zip(engines, processes, results, strict=True):
+            if isinstance(loaded, BaseException):
+                continue
+            if adapter is None:
+                adapter = RegisteredAdapter(dataclasses.replace(source, digest=loaded.digest), loaded, {}, {})
+            elif loaded.digest != adapter.source.digest:
+                raise AdapterError(
+                    f"the files of LoRA adapter {source.name} in {source.path} changed while it was loaded"
+                )
+            adapter.loaded_by[engine.number] = process
+        if adapter is None:  # they all died
+            raise next(error for error in results if isinstance(error, EngineDeadError))
+        return adapter
+
+    async def _reload_adapters(self, engine: DPEngine) -> None:
+        """Loads all adapters into an engine that is to serve again.
+
+        Raises:
+            EngineDeadError: it died meanwhile.
+        """
+        for adapter in self.adapters.values():
+            adapter.errors.pop(engine.number, None)
+
+        async def load(adapter: RegisteredAdapter) -> None:
+            try:
+                await engine.load_adapter(adapter.source)
+            except AdapterError as error:
+                adapter.errors[engine.number] = str(error)
+                name = engine.name or "the engine"
+                logger.error("%s was loaded again, and not LoRA adapter %s: %s", name, adapter.source.name, error)
+            adapter.loaded_by[engine.number] = engine.process
+
+        while missing := [a for a in self.adapters.values() if a.loaded_by.get(engine.number) is not engine.process]:
+            await asyncio.gather(*map(load, missing))
+
+    def remove_adapter(self, number: int) -> None:
+        """Has all engines drop an adapter once their requests with it have ended; new ones are refused. Unknown numbers
+        are ignored."""
+        if self.adapters.pop(number, None) is not None:
+            for engine in self.engines:
+                engine.remove_adapter(number)
+
+    def adapter_error(self, number: int) -> str | None:
+        """Why an adapter that was loaded cannot be used any more: an engine that was loaded again did not find it as it
+        was. Any thread may ask."""
+        adapter = self.adapters.get(number)
+        if adapter is None or not adapter.errors:
+            return None
+        errors = [adapter.errors.get(engine.number) for engine in self.engines if engine.takes_requests]
+        return errors[0] if errors and None not in errors else None
+
     def _route(self, request: EngineRequest) -> DPEngine:
         """The engine that gets a request."""
+        if (error := self.adapter_error(request.adapter)) is not None:
+            raise RequestFailedError(error)
         if len(self.engines) == 1:
             return self.engines[0]
         able = [n for n, engine in enumerate(self.engines) if engine.is_ready]
@@ -326,6 +449,8 @@ class AsyncLLM:
         able = able or [n for n, engine in enumerate(self.engines) if engine.takes_requests]
         for engine in self.engines:
             engine.watch_if_stopped()
+        if request.adapter != NO_ADAPTER:
+            able = [n for n in able if n not in self.adapters[request.adapter].errors]
         if not able:
             raise EngineDeadError(DEAD)
         assert self._router is not None

@@ -9,10 +9,12 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from stoker_common.errors import RequestError
+from stoker_common.errors import AdapterError, RequestError
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.lora_request import LoRARequest
 from stoker_engine.core.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -71,6 +73,9 @@ class LLM:
         )
         self._has_token_table = False  # the engine has
         self._compiled: tuple[StructuredOutputs | None, Grammar | None] = None, None
+        self._serves_lora = args.enable_lora
+        self._adapters: dict[int, tuple[LoRARequest, int, str]] = {}  # by id; their numbers, their contents' digests
+        self._adapter_numbers = itertools.count()
 
     def close(self) -> None:
         """Ends the engine, and its processes where it has some. They end with the script, too."""
@@ -96,6 +101,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts, given as text or token ids, batched together.
 
@@ -103,6 +109,7 @@ class LLM:
             prompts: one or many. A flat list of integers is one prompt.
             sampling_params: one for all, or one each; None: `get_default_sampling_params`.
             priority: one each, for ``scheduling_policy="priority"``; the lowest is served first.
+            lora_request: the LoRA adapter, one for all or one each; None: the model itself. Needs ``enable_lora=True``.
 
         Returns:
             One output a prompt, in order. Those that the engine failed at have the finish reason ``error``, for which
@@ -110,42 +117,55 @@ class LLM:
 
         Raises:
             RequestError: a prompt or its parameters are invalid; then none is run.
+            AdapterError: an adapter cannot be served, or its id stands for another one; then none is run.
         """
         texts, encoded = self._encode(_as_prompts(prompts))
-        return self._run(encoded, texts, self._params(sampling_params, len(encoded)), use_tqdm, priority)
+        params = self._params(sampling_params, len(encoded))
+        return self._run(encoded, texts, params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
         messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or many; see `generate`.
 
         Args:
+            lora_request: see `generate`.
             template: how the chat template is rendered; see `Tokenizer.render_chat`.
 
         Raises:
             RequestError: the model has no chat template, or it refuses the messages.
+            AdapterError: see `generate`.
         """
         many: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         encoded = [self.tokenizer.render_chat(list(conversation), **template) for conversation in many]
-        return self._run(encoded, [None] * len(encoded), self._params(sampling_params, len(encoded)), use_tqdm)
+        params = self._params(sampling_params, len(encoded))
+        return self._run(encoded, [None] * len(encoded), params, use_tqdm, lora_request=lora_request)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of prompts.
+
+        Args:
+            lora_request: see `generate`.
 
         Returns:
             For each prompt its `beam_width` beams, best first.
 
         Raises:
-            RequestError: see `generate`.
+            RequestError, AdapterError: see `generate`.
         """
         texts, encoded = self._encode(_as_prompts(prompts))
-        outputs = self._run(encoded, texts, [params] * len(encoded), use_tqdm)
+        outputs = self._run(encoded, texts, [params] * len(encoded), use_tqdm, lora_request=lora_request)
         return [
             BeamSearchOutput(
                 [
@@ -189,15 +209,25 @@ class LLM:
         params: Sequence[RequestParams],
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         priorities = priority or [0] * len(prompts)
         if len(priorities) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(priorities)} priorities; give one each")
+        adapters = self._adapters_of(lora_request, len(prompts))
         requests = [
             self._inputs.request(
-                next(self._ids), prompt, prompt_params, priority=request_priority, grammar=self._grammar(prompt_params)
+                next(self._ids),
+                prompt,
+                prompt_params,
+                priority=request_priority,
+                grammar=self._grammar(prompt_params),
+                adapter=adapter,
+                adapter_digest=digest,
             )
-            for prompt, prompt_params, request_priority in zip(prompts, params, priorities, strict=True)
+            for prompt, prompt_params, request_priority, (adapter, digest) in zip(
+                prompts, params, priorities, adapters, strict=True
+            )
         ]
         outputs = {r.id: _empty(r, text) for r, text in zip(requests, texts, strict=True)}
         for request in requests:
@@ -217,6 +247,42 @@ class LLM:
                 self._outputs.forget(request.id)
                 self.engine.abort(request.id)
         return list(outputs.values())
+
+    def _adapters_of(
+        self, lora_request: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+    ) -> list[tuple[int, str]]:
+        """For each prompt the number of its adapter and the digest of that one's content."""
+        if lora_request is None or isinstance(lora_request, LoRARequest):
+            lora_request = [lora_request] * count
+        if len(lora_request) != count:
+            raise RequestError(f"{count} prompts but {len(lora_request)} lora_requests; give one for all or one each")
+        return [(NO_ADAPTER, "") if each is None else self._adapter(each) for each in lora_request]
+
+    def _adapter(self, request: LoRARequest) -> tuple[int, str]:
+        """The number of an adapter and the digest of its content; it is loaded now if it was not before."""
+        if not self._serves_lora:
+            raise AdapterError("LoRA is off; make the LLM with enable_lora=True")
+        if (known := self._adapters.get(request.lora_int_id)) is None:
+            number = next(self._adapter_numbers)
+            self._adapters[request.lora_int_id] = request, number, self._load_adapter(request, number)
+        elif known[0] != request:
+            raise AdapterError(
+                f"lora_int_id {request.lora_int_id} stands for {known[0].lora_name} in {known[0].lora_path}, not for "
+                f"{request.lora_name} in {request.lora_path}; choose another id"
+            )
+        _, number, digest = self._adapters[request.lora_int_id]
+        return number, digest
+
+    def _load_adapter(self, request: LoRARequest, number: int) -> str:
+        """Returns the digest of its content."""
+        ready = self.engine.load_adapter(AdapterSource(number, request.lora_name, request.lora_path))
+        try:
+            while not ready.done():
+                self.engine.step()
+        except BaseException:  # Ctrl-C, say
+            self.engine.remove_adapter(number)
+            raise
+        return ready.result().digest
 
     def _grammar(self, params: RequestParams) -> Grammar | None:
         """The grammar that `params` ask for, compiled."""

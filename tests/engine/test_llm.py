@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_common.errors import ArgumentError, ModelError, RequestError
-from stoker_engine import LLM, BeamSearchParams, SamplingParams
+from stoker_common.errors import AdapterError, ArgumentError, ModelError, RequestError
+from stoker_engine import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.request import FinishReason
+from stoker_engine.exec.build_runner import build_runner
+from stoker_engine.exec.runner import Runner
+
+from ..support.engine.row_tables import RowTables
 
 
 @pytest.fixture(scope="module")
@@ -360,3 +365,72 @@ def test_logits_of_many_streams_are_searched_in_parts(tiny_llama: Path, monkeypa
     got = llm.generate(prompts, params, use_tqdm=False)
     assert [output.outputs for output in got] == [output.outputs for output in expected]
     assert 11 in sizes and 3 in sizes and sizes.count(1) > 1
+
+
+class _SlotAdapters(RowTables):
+    """Adapters of `RowTables` that are loaded from folders with a file ``number``."""
+
+    def load(self, source: AdapterSource) -> LoadedAdapter:
+        if not (file := Path(source.path, "number")).exists():
+            raise AdapterError(f"{source.path} has no adapter")
+        self.loaded[source.number] = int(file.read_text())
+        return LoadedAdapter(file.read_text(), 8, 100, 0.0)
+
+    def drop(self, number: int) -> None:
+        del self.loaded[number]
+
+    def activate(self, slot: int, number: int) -> None:
+        assert self.numbers is not None
+        self.numbers[slot] = self.loaded[number]
+
+
+@pytest.fixture
+def lora_llm(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """An LLM whose adapters are vectors, and folders of three of them."""
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "number").write_text(str(number))
+    extend = _SlotAdapters(3, numbers=torch.full((2,), -1))
+    extend.loaded = {}  # type: ignore[attr-defined]
+
+    def build(*args: Any) -> Runner:
+        runner = build_runner(*args, adapt=lambda build: dataclasses.replace(build, extend=extend))
+        runner.adapters = extend
+        return runner
+
+    monkeypatch.setattr("stoker_engine.engine.build_runner", build)
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "num_gpu_blocks_override": 64}
+    return LLM(str(tiny_llama), enable_lora=True, max_loras=1, **options)
+
+
+def test_lora_requests(lora_llm: LLM, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    requests = [LoRARequest(f"adapter {number}", number + 1, str(tmp_path / str(number))) for number in range(3)]
+
+    def generate(prompts: Any, **options: Any) -> list[list[int]]:
+        return [list(o.outputs[0].token_ids) for o in lora_llm.generate(prompts, params, use_tqdm=False, **options)]
+
+    [base] = generate([[5, 6, 7]])
+    each = [generate([[5, 6, 7]], lora_request=request)[0] for request in requests]
+    assert len({tuple(tokens) for tokens in (base, *each)}) == 4
+    assert generate([[5, 6, 7]] * 4, lora_request=[requests[2], None, *requests[:2]]) == [each[2], base, *each[:2]]
+    assert generate([[5, 6, 7]] * 2, lora_request=requests[1]) == [each[1]] * 2
+    found = lora_llm.beam_search([[5, 6, 7]], BeamSearchParams(1, 8, ignore_eos=True), lora_request=requests[0])
+    assert found[0].sequences[0].tokens[3:] == each[0]
+
+
+def test_lora_requests_that_are_refused(lora_llm: LLM, tmp_path: Path, llm: LLM) -> None:
+    request = LoRARequest("a", 1, str(tmp_path / "0"))
+    lora_llm.generate([[5]], SamplingParams(max_tokens=1), use_tqdm=False, lora_request=request)
+    for other in (LoRARequest("b", 1, str(tmp_path / "0")), LoRARequest("a", 1, str(tmp_path / "1"))):
+        with pytest.raises(AdapterError, match=r"lora_int_id 1 stands for a in .*; choose another id"):
+            lora_llm.generate([[5]], use_tqdm=False, lora_request=other)
+    with pytest.raises(AdapterError, match="has no adapter"):
+        lora_llm.generate([[5]], use_tqdm=False, lora_request=LoRARequest("c", 3, str(tmp_path / "7")))
+    with pytest.raises(RequestError, match="2 prompts but 1 lora_requests"):
+        lora_llm.generate([[5], [6]], use_tqdm=False, lora_request=[request])
+    with pytest.raises(AdapterError, match="enable_lora=True"):
+        llm.generate([[5]], use_tqdm=False, lora_request=request)
+    for number, path in ((0, "x"), (1, "")):
+        with pytest.raises(ValueError, match="lora_"):
+            LoRARequest("a", number, path)

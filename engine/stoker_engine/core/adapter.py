@@ -46,3 +46,13 @@ class LoadedAdapter:
     rank: int
     num_bytes: int
     seconds: float
+
+
+def root_key(number: int, digest: str) -> bytes:
+    """What separates the prefix-cache blocks of an adapter from those of others, and of itself before it was loaded
+    again (`CacheKeys.root_key`).
+
+    Args:
+        digest: of its content, hexadecimal.
+    """
+    return digest.encode() + number.to_bytes(8, "big")

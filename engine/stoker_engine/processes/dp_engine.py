@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from stoker_common.errors import EngineDeadError
+from stoker_common.errors import AdapterError, EngineDeadError
 from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
@@ -25,7 +26,15 @@ from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.engine_process import EngineProcess
 from stoker_engine.processes.heartbeat import PHASE_LABELS
-from stoker_engine.processes.messages import Abort, MissingRanks, Stop, WaitingForNodes
+from stoker_engine.processes.messages import (
+    Abort,
+    AdapterReply,
+    LoadAdapter,
+    MissingRanks,
+    RemoveAdapter,
+    Stop,
+    WaitingForNodes,
+)
 from stoker_engine.processes.watchdog import Watchdog
 from stoker_engine.tokens.output_processor import OutputProcessor, TokenTexts
 from stoker_engine.tokens.output_stream import OutputStream
@@ -70,13 +79,14 @@ class DPEngine:
         self.outputs: OutputProcessor | None = None
         self._start = start
         self._on_step = on_step
-        self._serving = False
+        self._serving = self._is_loaded = False
         self._missing = tuple(range(ranks))
         self._info: EngineInfo | None = None
         self._token_table_sent_to: EngineProcess | None = None  # which process has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
         self._died_of: EngineDeadError | None = None  # the one before, until this one serves
         self._waiting = ""  # for whom, while it loads
+        self._adapter_loads: dict[int, asyncio.Future[LoadedAdapter]] = {}
         self._closed = False
 
     async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
@@ -108,6 +118,7 @@ class DPEngine:
         if not self._loaded.done():  # else it has died
             process.send(args.result())
         self._info = await self._loaded
+        self._is_loaded = True
         return self._info
 
     def serve(self, vocabulary: TokenTexts) -> None:
@@ -237,6 +248,30 @@ class DPEngine:
         if self.outputs.forget(request_id):
             self.process.send(Abort(request_id))
 
+    async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
+        """Loads a LoRA adapter, once the engine is loaded; it may not serve yet.
+
+        Raises:
+            AdapterError: it cannot be served.
+            EngineDeadError: the engine is dead, or died meanwhile.
+        """
+        if self._dead_of is not None or self._closed:
+            raise EngineDeadError(DEAD)
+        ready: asyncio.Future[LoadedAdapter] = self._loop.create_future()
+        self._adapter_loads[source.number] = ready
+        try:
+            self.process.send(LoadAdapter(source))
+            self.watchdog.watch(self.process, self._death)
+            return await ready
+        finally:
+            self._adapter_loads.pop(source.number, None)
+
+    def remove_adapter(self, number: int) -> None:
+        """Takes no new requests with an adapter; those that are there are served. A process that has not loaded has no
+        adapters."""
+        if self._is_loaded:
+            self.process.send(RemoveAdapter(number))
+
     @property
     def knows_vocabulary(self) -> bool:
         """Whether the process has the vocabulary as bytes, as it must before the first request with a grammar."""
@@ -260,6 +295,8 @@ class DPEngine:
             return  # it was given up, though it cannot be killed
         if isinstance(message, StepOutputs):
             self._call(self._on_outputs, self._put(process, message.deltas), message)
+        elif isinstance(message, AdapterReply):
+            self._call(self._resolve_adapter, process, message)
         elif isinstance(message, WaitingForNodes):
             self._call(self._wait_for, process, message.reason)
         elif isinstance(message, MissingRanks):
@@ -311,11 +348,16 @@ class DPEngine:
         if process is self.process:
             resolve(self._loaded, result)
 
+    def _resolve_adapter(self, process: EngineProcess, reply: AdapterReply) -> None:
+        if process is not self.process or (ready := self._adapter_loads.get(reply.number)) is None:
+            return
+        resolve(ready, AdapterError(reply.error or "") if reply.loaded is None else reply.loaded)
+
     def _die(self, process: EngineProcess, cause: EngineDeadError) -> None:
         if self._closed or self._dead_of is not None or process is not self.process:
             return
         self._dead_of = cause
-        self._serving = False
+        self._serving = self._is_loaded = False
         self._missing = tuple(range(self.ranks))
         logger.error("%s died: %s", self.name or "the engine", cause)
         resolve(self._loaded, type(cause)(f"the engine died while it loaded: {cause}"))
@@ -330,9 +372,11 @@ class DPEngine:
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.fail(kind(message))
+        for ready in self._adapter_loads.values():
+            resolve(ready, kind(message))
 
     def _has_waiters(self) -> bool:
-        return not self._serving or bool(self.streams) or self.process.is_stopped
+        return not self._serving or bool(self.streams) or bool(self._adapter_loads) or self.process.is_stopped
 
     @property
     def _standstill(self) -> str | None:

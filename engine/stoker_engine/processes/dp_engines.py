@@ -10,13 +10,15 @@ import queue
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from stoker_common.errors import EngineDeadError
+from stoker_common.errors import AdapterError, EngineDeadError
 from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
@@ -24,7 +26,15 @@ from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.memory_check import check_memory
-from stoker_engine.processes.messages import Abort, MissingRanks, Stop, WaitingForNodes
+from stoker_engine.processes.messages import (
+    Abort,
+    AdapterReply,
+    LoadAdapter,
+    MissingRanks,
+    RemoveAdapter,
+    Stop,
+    WaitingForNodes,
+)
 from stoker_engine.processes.watchdog import INTERVAL_S, StuckDetector
 
 #: Seconds after which a step, or loading that does not get on, counts as stuck.
@@ -55,6 +65,7 @@ class DPEngines:
         self._news: _News = queue.SimpleQueue()
         self._processes: list[EngineProcess] = []
         self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their engine, and which sequences run
+        self._adapter_loads: dict[int, _AdapterLoad] = {}
         self._dead_of: EngineDeadError | None = None
         self._detectors: dict[int, StuckDetector] = {}  # at engines that are waited for
         self._next_check = 0.0
@@ -113,12 +124,28 @@ class DPEngines:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to wait for."""
-        return bool(self._unfinished)
+        return bool(self._unfinished or self._adapter_loads)
 
     def set_token_table(self, table: TokenTable) -> None:
         """The vocabulary as bytes, before the first request with a grammar."""
         for process in self._processes:
             process.send(table)
+
+    def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
+        """Loads a LoRA adapter into all engines, while `step` is called.
+
+        Returns:
+            What its files hold. It raises `AdapterError` where they cannot be served; no engine has it then.
+        """
+        load = self._adapter_loads[source.number] = _AdapterLoad(source)
+        for process in self._processes:
+            process.send(LoadAdapter(source))
+        return load.ready
+
+    def remove_adapter(self, number: int) -> None:
+        """Takes no new requests with an adapter; those that are there are served. Unknown ones are ignored."""
+        for process in self._processes:
+            process.send(RemoveAdapter(number))
 
     def add(self, request: EngineRequest) -> None:
         """Takes in a request, checked by `tokens.input_processor`.
@@ -159,12 +186,18 @@ class DPEngines:
             EngineDeadError: an engine died, or stood still and was killed; there is no more work then, for nobody knows
                 what it had done.
         """
-        engine, message = self._next(lambda: {engine for engine, _ in self._unfinished.values()})
+        engine, message = self._next(self._engines_at_work)
         if isinstance(message, EngineDeadError):
             self._dead_of = type(message)(f"engine {engine} (of {len(self._processes)}) died: {message}")
             self._unfinished.clear()
+            for load in self._adapter_loads.values():
+                load.ready.set_exception(self._dead_of)
+            self._adapter_loads.clear()
             self._end()
             raise self._dead_of
+        if isinstance(message, AdapterReply):
+            self._take_adapter(message)
+            return StepOutputs([], None)
         assert isinstance(message, StepOutputs), message
         return StepOutputs([delta for delta in message.deltas if self._is_wanted(delta)], message.report)
 
@@ -173,6 +206,25 @@ class DPEngines:
         self._dead_of = self._dead_of or EngineDeadError("the engine is shut down")
         self._unfinished.clear()
         self._end()
+
+    def _engines_at_work(self) -> set[int]:
+        if self._adapter_loads:
+            return set(range(len(self._processes)))
+        return {engine for engine, _ in self._unfinished.values()}
+
+    def _take_adapter(self, reply: AdapterReply) -> None:
+        """What an engine says of an adapter. Once all have answered, either all have it or none."""
+        load = self._adapter_loads[reply.number]
+        load.replies.append(reply)
+        if len(load.replies) < len(self._processes):
+            return
+        del self._adapter_loads[reply.number]
+        if (error := load.error()) is None:
+            load.ready.set_result(load.found[0])
+            return
+        for process in self._processes:
+            process.send(RemoveAdapter(reply.number))
+        load.ready.set_exception(error)
 
     def _is_wanted(self, delta: TokenDelta) -> bool:
         """Whether somebody waits for a delta; takes down what it says of its request."""
@@ -189,6 +241,35 @@ class DPEngines:
         if not running:
             del self._unfinished[request_id]
             self._router.end(request_id)
+
+
+class _AdapterLoad:
+    """An adapter that engines load.
+
+    Attributes:
+        ready: what all of them have found.
+        replies: of the engines that have answered.
+    """
+
+    def __init__(self, source: AdapterSource) -> None:
+        self.source = source
+        self.ready = Future[LoadedAdapter]()
+        self.replies: list[AdapterReply] = []
+
+    @property
+    def found(self) -> list[LoadedAdapter]:
+        """What those that have it found."""
+        return [reply.loaded for reply in self.replies if reply.loaded is not None]
+
+    def error(self) -> AdapterError | None:
+        """Why not all have it, once all have answered."""
+        for reply in self.replies:
+            if reply.error is not None:
+                return AdapterError(reply.error)
+        if len({loaded.digest for loaded in self.found}) == 1:
+            return None
+        name, path = self.source.name, self.source.path
+        return AdapterError(f"the files of LoRA adapter {name} in {path} changed while it was loaded; load it again")
 
 
 def _put_message(news: _News, engine: int, message: Any) -> None:

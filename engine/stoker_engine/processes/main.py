@@ -16,17 +16,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker_common.errors import EngineDeadError, StokerError
+from stoker_common.errors import AdapterError, EngineDeadError, StokerError
 from stoker_common.subprocesses.death import Died
 from stoker_common.subprocesses.lifeline import die_with, has_hung_up
 from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine import logs
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
@@ -35,7 +37,15 @@ from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.nodes.head import Head
 from stoker_engine.processes.device_assignment import assign_devices
 from stoker_engine.processes.heartbeat import Heartbeat, Phase
-from stoker_engine.processes.messages import Abort, MissingRanks, Stop, WaitingForNodes
+from stoker_engine.processes.messages import (
+    Abort,
+    AdapterReply,
+    LoadAdapter,
+    MissingRanks,
+    RemoveAdapter,
+    Stop,
+    WaitingForNodes,
+)
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine
@@ -154,6 +164,10 @@ def _handle_message(engine: Engine, connection: Connection, inbox: Inbox, status
             engine.stop(message.request_id, message.index)
         elif isinstance(message, TokenTable):
             engine.set_token_table(message)
+        elif isinstance(message, LoadAdapter):
+            _load_adapter(engine, connection, status, message.source)
+        elif isinstance(message, RemoveAdapter):
+            engine.remove_adapter(message.number)
         else:
             raise _unexpected(message)
 
@@ -168,6 +182,21 @@ def _add(engine: Engine, connection: Connection, status: Heartbeat, request: Eng
         engine.abort(request.id)
         failed = [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
         _send(connection, status, StepOutputs(failed, None))
+
+
+def _load_adapter(engine: Engine, connection: Connection, status: Heartbeat, source: AdapterSource) -> None:
+    try:
+        ready = engine.load_adapter(source)
+    except AdapterError as error:
+        _send(connection, status, AdapterReply(source.number, None, str(error)))
+    else:  # a step takes in what was loaded
+        ready.add_done_callback(partial(_report_adapter, connection, status, source.number))
+
+
+def _report_adapter(connection: Connection, status: Heartbeat, number: int, ready: Future[LoadedAdapter]) -> None:
+    error = ready.exception()
+    reply = AdapterReply(number, ready.result(), None) if error is None else AdapterReply(number, None, str(error))
+    _send(connection, status, reply)
 
 
 def _report_missing_ranks(connection: Connection, status: Heartbeat, ranks: Sequence[int]) -> None:

@@ -1,14 +1,17 @@
 """What the two processes send each other: these, and the core's own requests and outputs, pickled.
 
-To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, and before the first request with
-a grammar a `TokenTable`.
+To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, `LoadAdapter`, `RemoveAdapter`, and before the
+first request with a grammar a `TokenTable`.
 From it: `WaitingForNodes` and `MissingRanks`, while it loads; then `EngineInfo` or `LoadFailed`; then
-`StepOutputs`; `Died` (`stoker_common.subprocesses`) last, if it can still be said.
+`StepOutputs`, and an `AdapterReply` for each `LoadAdapter`; `Died` (`stoker_common.subprocesses`) last, if it can still
+be said.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 
 
 @dataclass(frozen=True)
@@ -42,3 +45,30 @@ class WaitingForNodes:
     """
 
     reason: str
+
+
+@dataclass(frozen=True)
+class LoadAdapter:
+    """Register a LoRA adapter, and load it."""
+
+    source: AdapterSource
+
+
+@dataclass(frozen=True)
+class AdapterReply:
+    """What became of a `LoadAdapter`.
+
+    Attributes:
+        error: why it cannot be served; None: it can.
+    """
+
+    number: int
+    loaded: LoadedAdapter | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class RemoveAdapter:
+    """Take no new requests with an adapter, and drop it once those that are there have ended."""
+
+    number: int

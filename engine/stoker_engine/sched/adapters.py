@@ -221,7 +221,8 @@ class AdapterTable:
         for slot in self._slots:
             assert not slot.running
             if slot.adapter is not None:
-                slot.adapter.slot = slot.adapter = None
+                slot.adapter.slot = None
+                slot.adapter = None
         self._changes.clear()
 
     # --- loads
@@ -400,7 +401,8 @@ class AdapterTable:
 
     def _evict(self, adapter: _Adapter) -> None:
         if adapter.slot is not None:
-            adapter.slot.adapter = adapter.slot = None
+            adapter.slot.adapter = None
+            adapter.slot = None
         if adapter.reserved is not None:
             adapter.reserved.cancel_reservation()
         adapter.memory = _Memory.ABSENT

@@ -268,9 +268,8 @@ class Scheduler(SequenceQueues):
     ) -> bool:
         """Lets in the first who waits, and not for an adapter, as number `batch_index` of the running ones. False:
         there is no room."""
-        if len(self.running) >= self.max_num_seqs or (sequence := self._first_waiting()) is None:
-            return False
-        if not self.kv.admit(sequence):
+        sequence = self._first_waiting()  # also where there is no room: the loads that others wait for begin
+        if sequence is None or len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
             return False
         num_uncomputed = sequence.num_uncomputed
         num_tokens = budget.share(num_uncomputed, sequence.num_launched)

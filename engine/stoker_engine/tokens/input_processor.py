@@ -12,6 +12,7 @@ from typing import Protocol
 from stoker_common import logs
 from stoker_common.block_hash import NO_KEYS, CacheKeys
 from stoker_common.errors import RequestError
+from stoker_engine.core.adapter import NO_ADAPTER, root_key
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import NO_END, Grammar
@@ -53,6 +54,8 @@ class InputProcessor:
         cache_salt: str = "",
         bad_words: tuple[TokenSequence, ...] | None = None,
         grammar: Grammar | None = None,
+        adapter: int = NO_ADAPTER,
+        adapter_digest: str = "",
     ) -> EngineRequest:
         """Truncates and checks a prompt, and makes its request; see `of_prompt`.
 
@@ -68,6 +71,8 @@ class InputProcessor:
             cache_salt=cache_salt,
             bad_words=bad_words,
             grammar=grammar,
+            adapter=adapter,
+            adapter_digest=adapter_digest,
         )
 
     def of_prompt(
@@ -80,12 +85,16 @@ class InputProcessor:
         cache_salt: str = "",
         bad_words: tuple[TokenSequence, ...] | None = None,
         grammar: Grammar | None = None,
+        adapter: int = NO_ADAPTER,
+        adapter_digest: str = "",
     ) -> EngineRequest:
         """Checks the parameters of a prompt that is checked, and makes its request.
 
         Args:
             bad_words: the token sequences of `params.bad_words`, if they are encoded already.
             grammar: what `params.structured_outputs` asks for.
+            adapter: the number of its LoRA adapter.
+            adapter_digest: of that one's content.
 
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
@@ -101,6 +110,7 @@ class InputProcessor:
         if grammar is not None:
             self._check_ends()
             params = params.with_structured_outputs(None)  # the grammar has it
+        computed_by = b"" if adapter == NO_ADAPTER else root_key(adapter, adapter_digest)
         return EngineRequest(
             id=request_id,
             prompt_token_ids=prompt,
@@ -111,7 +121,8 @@ class InputProcessor:
             bad_words=bad_word_tokens,
             grammar=grammar,
             priority=priority,
-            cache_keys=CacheKeys(cache_salt) if cache_salt else NO_KEYS,
+            cache_keys=CacheKeys(cache_salt, computed_by) if cache_salt or computed_by else NO_KEYS,
+            adapter=adapter,
             http_request_id=logs.request_id.get(),
         )
 

@@ -12,6 +12,11 @@ several engines of the model:
     token   in the 20th step from now                hang       not at all, but it goes no further
                                                      argument   by what loading may raise
     send    with half of a message in the pipe       unpicklable, junk   with outputs that cannot be sent, or read
+
+    adapter   while an adapter is loaded
+
+An adapter's path is a file of DEATHS, or ``FILE-COPY`` where there is one. Its text is the digest; or `wrong: …`, which
+is what is wrong with it; or `wait`, until it says something else. Tokens of requests with an adapter are odd.
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker_common.errors import ArgumentError
+from stoker_common.errors import AdapterError, ArgumentError
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.outputs import StepOutputs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.sizing.cache_groups import CacheGroup
@@ -77,6 +83,34 @@ def come_to(point: str) -> str | None:
     return how
 
 
+class Adapters:
+    """Adapters whose content is what files say."""
+
+    def __init__(self) -> None:
+        self.in_slots: dict[int, int] = {}
+        self._loaded: set[int] = set()
+
+    def load(self, source: AdapterSource) -> LoadedAdapter:
+        file = DEATHS / f"{source.path}-{COPY}"
+        file = file if file.exists() else DEATHS / source.path
+        while (text := file.read_text() if file.exists() else "wrong: no such file") == "wait":
+            time.sleep(0.001)  # sleeps: reading until a test lets it end
+        come_to("adapter")
+        if text.startswith("wrong: "):
+            raise AdapterError(text.removeprefix("wrong: "))
+        self._loaded.add(source.number)
+        return LoadedAdapter(text, 8, 100, 0.5)
+
+    def drop(self, number: int) -> None:
+        self._loaded.remove(number)
+        with (DEATHS / "dropped").open("a") as dropped:
+            dropped.write(f"{number} ")
+
+    def activate(self, slot: int, number: int) -> None:
+        assert number in self._loaded
+        self.in_slots[slot] = number
+
+
 class Runner:
     """Each token follows from the one before."""
 
@@ -87,6 +121,8 @@ class Runner:
         )
         self.device = types.SimpleNamespace(type="cpu")
         self.grammars = types.SimpleNamespace(set_token_table=lambda table: None)
+        self.adapters = Adapters()
+        self._slots: dict[int, int] = {}  # by row
         self._steps_left = -1
         self._known: dict[int, list[int]] = {}  # by row
 
@@ -98,9 +134,15 @@ class Runner:
         self._steps_left -= 1
         if self._steps_left == 0:
             come_to("token")
+        for slot, number in step.adapters:
+            self.adapters.activate(slot, number)
         for fork in step.forks:
+            self._slots[fork.row] = self._slots[fork.parent]
             self._known[fork.row] = self._known[fork.parent][: fork.num_tokens]
         for new in step.new:
+            self._slots[new.row] = new.adapter_slot
+            assert (new.adapter_slot < 0) == (new.spec.adapter < 0)
+            assert new.adapter_slot < 0 or self.adapters.in_slots[new.adapter_slot] == new.spec.adapter
             self._known[new.row] = [*new.spec.prompt_token_ids, *new.output_token_ids]
         for row, position, token_ids in step.written:
             self._known[row][position:] = token_ids
@@ -109,6 +151,7 @@ class Runner:
             if num_samples:
                 known = self._known[row]
                 token = 5 + (known[start + length - 1] * 7 + start + length) % 250
+                token = token // 2 * 2 + (self._slots[row] >= 0)
                 known[start + length :] = [token]
                 sampled.append(Sampled([[token]] * num_samples))
         return StepResult(sampled)

@@ -94,7 +94,7 @@ class AdapterModel(FakeModel):
 
 
 def keys(adapter: int) -> CacheKeys:
-    return NO_KEYS if adapter == NO_ADAPTER else CacheKeys(root_key=bytes([adapter]))
+    return NO_KEYS if adapter == NO_ADAPTER else CacheKeys(root_key=f"adapter {adapter}".encode())
 
 
 def request(name: str, adapter: int, max_tokens: int = 4, **options: object) -> EngineRequest:
@@ -164,31 +164,59 @@ def test_a_preempted_sequence_gives_its_slot_back() -> None:
     assert model.result("a") == expected(request("a", 0, 20))
 
 
-def feed(model: AdapterModel, adapter: int, name: str, count: int = 3, max_tokens: int = 6) -> None:
-    """Keeps `count` requests with an adapter running, so that its slot is never empty by itself."""
-    alive = [r for r in model.scheduler.requests.values() if r.spec.adapter == adapter]
-    for _ in range(count - len(alive)):
-        model.add(request(f"{name}{len(model.outputs)}", adapter, max_tokens))
+def feed(model: AdapterModel, adapter: int, every: int = 2) -> None:
+    """Adds a request every few steps, so that some always run: a slot of this adapter is never empty by itself."""
+    if len(model.launched) % every == 0:
+        model.add(request(f"{adapter}-{len(model.outputs)}", adapter, LENGTH))
+
+
+#: Steps that a request of `feed` runs.
+LENGTH = 6
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("resident", [2, 4])
 def test_no_adapter_keeps_its_slot_for_ever(resident: int, in_flight: int) -> None:
-    model = AdapterModel(slots=2, resident=resident, adapters=3, in_flight=in_flight)
-    for step in range(8):
-        feed(model, 0, "a")
-        feed(model, 1, "b", count=2)
-        if step > 1:
-            model.step()
+    model = AdapterModel(slots=2, resident=resident, adapters=3, in_flight=in_flight, num_blocks=400)
+    for _ in range(12):
+        feed(model, 0)
+        feed(model, 1, every=4)
+        model.step()
+    assert model.launched[-1] == {0, 1}
     model.add(request("waits", 2, 2))
     added = len(model.launched)
     while "waits" not in model.admitted:
-        feed(model, 0, "a")
-        feed(model, 1, "b", count=2)
+        feed(model, 0)
+        feed(model, 1, every=4)
         model.step()
-        assert len(model.launched) - added <= 3 * 6  # three generations
+        assert len(model.launched) - added <= 2 * LENGTH + in_flight + model.load_steps
     if resident > 2:  # the slot with the fewest running sequences has been handed over, and the other one was not
         assert 0 in model.launched[-1] and 1 not in model.launched[-1]
+
+
+def test_a_slot_is_closed_once_all_that_run_there_are_behind_the_one_that_waits() -> None:
+    model = AdapterModel(slots=1, resident=2, adapters=2)
+    model.add(request("a", 0, 6))
+    model.step()
+    model.add(request("b", 1, 2))
+    model.add(request("c", 0, 9))  # joins the one that was before b
+    for _ in range(6):
+        model.step()
+    model.add(request("d", 0, 2))
+    model.drain()
+    assert batches(model) == ["a"] + ["ac"] * 5 + ["c"] * 4 + ["b"] * 2 + ["d"] * 2
+
+
+def test_the_least_recently_used_slot_is_taken() -> None:
+    model = AdapterModel(slots=3, resident=4, adapters=4)
+    for adapter in (0, 1, 2, 1, 0):
+        model.add(request(f"{adapter}-{len(model.outputs)}", adapter, 1))
+        model.drain()
+    slots = dict(model._adapter_in)
+    model.add(request("new", 3, 1))
+    model.drain()
+    changed = [slot for slot, adapter in model._adapter_in.items() if slots[slot] != adapter]
+    assert [slots[slot] for slot in changed] == [2]
 
 
 def test_beams_get_their_slot_while_it_is_reserved_for_another_adapter() -> None:

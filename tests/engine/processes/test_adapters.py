@@ -1,0 +1,244 @@
+"""All engines of a model have the same adapters, also those that died meanwhile.
+
+Faked: the model and its adapters, in `crashing_engine.py`. Real: processes, pipes, schedulers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from stoker_common.errors import AdapterError, EngineDeadError, RequestError, RequestFailedError
+from stoker_engine import SamplingParams
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter, root_key
+from stoker_engine.core.step_report import StepReport
+from stoker_engine.processes.dp_engines import DPEngines
+
+from ...support.waiting import until_async
+
+ENGINE = Path(__file__).with_name("crashing_engine.py")
+LOADED = LoadedAdapter("content", 8, 100, 0.5)
+
+
+@asynccontextmanager
+async def running(model: Path, folder: Path, engines: int = 1, **options: int) -> AsyncIterator[AsyncLLM]:
+    args = EngineArgs(str(model), enable_lora=True, data_parallel_size=engines, **options)  # type: ignore[arg-type]
+    llm = AsyncLLM(args, program=(str(ENGINE), str(folder)))
+    try:
+        async with asyncio.timeout(120):
+            await llm.load()
+            yield llm
+    finally:
+        llm.shutdown()
+
+
+async def tokens(llm: AsyncLLM, adapter: int, name: str = "r", max_tokens: int = 6) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    stream = llm.generate(name, [5, 6, 7], params, adapter=adapter)
+    return [token async for delta in stream for token in delta.token_ids]
+
+
+def source(number: int, path: str = "a") -> AdapterSource:
+    return AdapterSource(number, f"adapter {number}", path)
+
+
+async def kill(llm: AsyncLLM, engine: int = 0) -> None:
+    os.kill(llm.engines[engine].process.pid, signal.SIGKILL)
+    await llm.wait_dead(engine)
+
+
+@pytest.fixture
+def run(tiny_llama: Path, tmp_path: Path) -> Callable[..., None]:
+    """Runs a test with a client."""
+
+    def run(test: Callable[[AsyncLLM], Awaitable[None]], engines: int = 1, **options: int) -> None:
+        async def main() -> None:
+            async with running(tiny_llama, tmp_path, engines, **options) as llm:
+                await test(llm)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_requests_use_what_is_loaded(run: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+    (tmp_path / "bad").write_text("wrong: a rank of 99")
+
+    async def test(llm: AsyncLLM) -> None:
+        reports: list[StepReport] = []
+        llm.on_step = reports.append
+        with pytest.raises(AdapterError, match=r"^a rank of 99$"):
+            await llm.load_adapter(source(0, "bad"))
+        assert await llm.load_adapter(source(1)) == LOADED
+        assert [token % 2 for token in await tokens(llm, 1)] == [1] * 6
+        assert [token % 2 for token in await tokens(llm, -1)] == [0] * 6
+        with pytest.raises(RequestError, match="is not loaded"):
+            await tokens(llm, 0)
+        stats = reports[-1].stats.adapters
+        assert stats is not None and (stats.loads, stats.failures) == (1, 1)
+        assert sum(len(r.stats.adapters.load_seconds) for r in reports if r.stats.adapters) == 1
+        llm.remove_adapter(1)
+        with pytest.raises(RequestError, match="is not loaded"):
+            await tokens(llm, 1)
+        await until_async(lambda: (tmp_path / "dropped").exists())
+        assert (tmp_path / "dropped").read_text() == "1 "
+
+    run(test)
+
+
+def test_prefixes_are_those_of_the_adapter_and_of_one_load(run: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+
+    async def test(llm: AsyncLLM) -> None:
+        await llm.load_adapter(source(1))
+        await llm.load_adapter(source(2))
+        params = SamplingParams(max_tokens=1)
+        cached = {}
+        for name, adapter in (("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", -1), ("f", -1), ("g", 1)):
+            async for delta in llm.generate(name, list(range(5, 40)), params, adapter=adapter):
+                cached[name] = delta.num_cached_tokens
+        assert cached == {"a": 0, "b": 32, "c": 0, "d": 32, "e": 0, "f": 32, "g": 32}
+
+    run(test)
+    assert root_key(1, "ab") != root_key(2, "ab") != root_key(1, "cd")
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_an_engine_that_comes_back_has_its_adapters(engines: int, run: Callable[..., None], tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text("content")
+
+    async def test(llm: AsyncLLM) -> None:
+        for number, path in ((1, "a"), (2, "b"), (3, "a")):
+            await llm.load_adapter(source(number, path))
+        llm.remove_adapter(3)
+        await kill(llm)
+        (tmp_path / "b").write_text("other content")
+        await llm.load(0)
+        assert llm.serves(0)
+        assert llm.adapter_error(1) is None
+        assert llm.adapters[2].errors.keys() == {0} and "adapter 2 in b have changed" in llm.adapters[2].errors[0]
+        for index in range(6):
+            assert [token % 2 for token in await tokens(llm, 1, f"r{index}")] == [1] * 6
+        if engines == 1:
+            assert "have changed" in (llm.adapter_error(2) or "")
+            with pytest.raises(RequestFailedError, match="have changed"):
+                await tokens(llm, 2)
+        else:  # the other one has it
+            assert llm.adapter_error(2) is None
+            for index in range(6):
+                assert [token % 2 for token in await tokens(llm, 2, f"s{index}")] == [1] * 6
+        (tmp_path / "b").write_text("content")
+        await kill(llm)
+        await llm.load(0)
+        assert not llm.adapters[2].errors and len(await tokens(llm, 2)) == 6
+
+    run(test, engines)
+
+
+def test_one_engine_that_cannot_load_keeps_all_from_it(run: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+    (tmp_path / "a-1").write_text("wrong: no such file here")
+
+    async def test(llm: AsyncLLM) -> None:
+        with pytest.raises(AdapterError, match=r"^no such file here$"):
+            await llm.load_adapter(source(1))
+        await until_async(lambda: (tmp_path / "dropped").exists())
+        assert not llm.adapters
+        (tmp_path / "a-1").write_text("other content")
+        with pytest.raises(AdapterError, match="changed while it was loaded"):
+            await llm.load_adapter(source(2))
+        (tmp_path / "a-1").write_text("content")
+        assert await llm.load_adapter(source(3)) == LOADED
+
+    run(test, engines=2)
+
+
+def test_an_engine_that_dies_while_it_loads_has_it_when_it_is_back(run: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+    (tmp_path / "a-1").write_text("wait")
+
+    async def test(llm: AsyncLLM) -> None:
+        loading = asyncio.create_task(llm.load_adapter(source(1)))
+        await until_async(lambda: 1 in llm.engines[1]._adapter_loads)
+        await kill(llm, 1)
+        assert await loading == LOADED
+        (tmp_path / "a-1").unlink()
+        await llm.load(1)
+        await kill(llm, 0)
+        assert [token % 2 for token in await tokens(llm, 1)] == [1] * 6
+        await kill(llm, 1)
+        with pytest.raises(EngineDeadError):
+            await llm.load_adapter(source(2))
+
+    run(test, engines=2)
+
+
+def test_an_adapter_that_comes_while_an_engine_is_loaded_again(run: Callable[..., None], tmp_path: Path) -> None:
+    """It has it before it takes requests."""
+    for name in "ab":
+        (tmp_path / name).write_text("content")
+
+    async def test(llm: AsyncLLM) -> None:
+        await llm.load_adapter(source(1, "a"))
+        await kill(llm, 1)
+        (tmp_path / "a-1").write_text("wait")
+        back = asyncio.create_task(llm.load(1))
+        await until_async(lambda: 1 in llm.engines[1]._adapter_loads)
+        await llm.load_adapter(source(2, "b"))
+        assert not llm.serves(1)
+        (tmp_path / "a-1").write_text("content")
+        await back
+        await kill(llm, 0)
+        for adapter in (1, 2):
+            assert [token % 2 for token in await tokens(llm, adapter)] == [1] * 6
+
+    run(test, engines=2)
+
+
+def test_a_load_that_nobody_waits_for_leaves_nothing(run: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("wait")
+
+    async def test(llm: AsyncLLM) -> None:
+        loading = asyncio.create_task(llm.load_adapter(source(1)))
+        await until_async(lambda: 1 in llm.engines[0]._adapter_loads)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert len(await tokens(llm, -1)) == 6
+        (tmp_path / "a").write_text("content")
+        await until_async(lambda: (tmp_path / "dropped").exists())
+        assert not llm.adapters and not llm.engines[0]._adapter_loads
+
+    run(test)
+
+
+def test_engines_of_a_script_load_together(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+    (tmp_path / "a-1").write_text("wrong: no such file here")
+    args = EngineArgs(str(tiny_llama), enable_lora=True, data_parallel_size=2)
+    engines = DPEngines(args, program=(str(ENGINE), str(tmp_path)))
+    try:
+        for number, text in enumerate(("wrong: no such file here", "other content", "content")):
+            (tmp_path / "a-1").write_text(text)
+            ready = engines.load_adapter(source(number))
+            while not ready.done():
+                assert engines.has_work
+                engines.step()
+            if text == "content":
+                assert ready.result() == LOADED
+            else:
+                with pytest.raises(AdapterError):
+                    ready.result()
+        assert not engines.has_work
+    finally:
+        engines.shutdown()
