@@ -25,13 +25,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from cpu.models import write
 from machine import Machine
-from random_models import random_model
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
 from stoker_common.block_hash import CacheKeys
+from stoker_engine.contract.cache_folder import cache_folder
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource
 from stoker_engine.core.engine_request import EngineRequest
@@ -41,7 +42,7 @@ from stoker_engine.models.checkpoint import find_checkpoint
 
 ADAPTERS = 8
 PROMPT, DECODED = 1024, 48
-MODELS = {"gemma": "demo://gemma-3-270m", "A": "A", "B": "B"}
+MODELS = ("gemma", "A", "B")
 
 
 def save_adapter(folder: Path, model: str, rank: int, seed: int) -> Path:
@@ -71,6 +72,14 @@ def save_adapter(folder: Path, model: str, rank: int, seed: int) -> Path:
     described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules}
     (folder / "adapter_config.json").write_text(json.dumps(described))
     save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def bfloat16_model(name: str) -> Path:
+    """The folder of a model in bfloat16, in the cache folder; made when first used."""
+    folder = cache_folder() / "benchmarks" / f"bfloat16-{name}"
+    if not (folder / "tokenizer.json").is_file():
+        write(name, folder)
     return folder
 
 
@@ -149,7 +158,7 @@ WORKLOADS = {
 
 def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, folder: Path) -> None:
     """Adds the rows of one model and rank."""
-    source = MODELS[model] if model == "gemma" else str(random_model(model))
+    source = str(bfloat16_model(model))
     base, lora = engine_of(source, False, rank), engine_of(source, True, rank)
     num_bytes = 0
     for number in range(ADAPTERS):
@@ -178,7 +187,7 @@ def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=["gemma", "B"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gemma", "B"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

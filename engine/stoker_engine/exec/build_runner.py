@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -32,9 +33,12 @@ from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.compile_progress import watch_compilations
+from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.prebuilt import use_prebuilt
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
+from stoker_engine.lora.adapter_reader import adapter_reader
+from stoker_engine.lora.loaded_adapters import LoadedAdapters
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.loading.load_progress import OnProgress
@@ -82,13 +86,18 @@ def build_runner(
     if device.type == "cpu":
         limit_threads()
     dtype, groups = resolve_dtype(args, checkpoint, device), groups or RankGroups()
-    build = adapt(_build(args, checkpoint, device, dtype, groups))
+    build, adapters = _build(args, checkpoint, device, dtype, groups), _adapters(args, checkpoint, device, dtype)
+    if adapters is not None:
+        build = replace(build, extend=adapters.extend)
+    build = adapt(build)
     formats = checkpoint.weight_formats(dtype, device)
     plan = plan_kv_cache(args, checkpoint.config, dtype, device, groups, formats)
     model, pool = _load(args, checkpoint, build, plan, device, on_progress)
     batch = InputBatch(args.max_num_seqs, plan.max_model_len + _SPARE_TOKENS, args.block_size, plan.groups)
     device_batch = DeviceBatch(batch.values, device)
     build.rows.adapters = device_batch.adapters
+    if adapters is not None:
+        adapters.settle(build.rows)
     grammars = Grammars(checkpoint.config.vocab_size, checkpoint.config.eos_token_ids)
     if not groups.pipeline.stage.is_last:
         finish: Finish = SendToNextStage(groups.pipeline)
@@ -110,6 +119,7 @@ def build_runner(
         finish=finish,
         grammars=grammars,
         pipeline=groups.pipeline,
+        adapters=adapters,
         num_torch_threads=1 if shares_work else None,
     )
     if device.type != "cpu":
@@ -148,6 +158,16 @@ def _build(
         stage=groups.pipeline.stage,
         whole_experts=args.enable_expert_parallel,
     )
+
+
+def _adapters(
+    args: EngineArgs, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+) -> LoadedAdapters | None:
+    """The adapters beside the model; None: LoRA is off."""
+    if not args.enable_lora:
+        return None
+    reader = adapter_reader(checkpoint, args, dtype)
+    return LoadedAdapters(reader, dtype, args.max_loras, cpu_library(device, dtype))
 
 
 def _load(
