@@ -8,8 +8,33 @@ from stoker_engine.core.finish_reason import FinishReason
 
 
 @dataclass(frozen=True)
+class AdapterStats:
+    """What the metrics say of LoRA adapters; counters only grow.
+
+    Attributes:
+        running: names of the adapters of sequences that run, sorted.
+        waiting: names of those of sequences that wait, sorted.
+        loads: how many adapters were read into memory.
+        evictions: how many were dropped from memory to make room for others.
+        failures: how many loads failed.
+        load_seconds: of each load that has finished since the report before.
+    """
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    loads: int = 0
+    evictions: int = 0
+    failures: int = 0
+    load_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class SchedulerStats:
-    """What the metrics say of the scheduler; counters only grow."""
+    """What the metrics say of the scheduler; counters only grow.
+
+    Attributes:
+        adapters: None: LoRA is off.
+    """
 
     num_running: int
     num_waiting: int
@@ -18,6 +43,7 @@ class SchedulerStats:
     prefix_cache_hits: int
     num_preemptions: int
     num_corrupted: int = 0
+    adapters: AdapterStats | None = None
 
 
 @dataclass(frozen=True)
