@@ -18,9 +18,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from stoker_common.errors import EngineDeadError, RequestError, StokerError
+from stoker_common.errors import AdapterError, EngineDeadError, RequestError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
@@ -283,6 +284,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: int = NO_ADAPTER,
     ) -> int:
         """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
 
@@ -316,6 +318,17 @@ class AsyncLLM:
             self.abort(request_id)
             raise
         return request.num_sequences
+
+    async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
+        """See `EngineClient.load_adapter`."""
+        raise AdapterError("LoRA is not built yet")
+
+    def remove_adapter(self, number: int) -> None:
+        """See `EngineClient.remove_adapter`."""
+
+    def adapter_error(self, number: int) -> str | None:
+        """See `EngineClient.adapter_error`."""
+        return None
 
     def _route(self, request: EngineRequest) -> DPEngine:
         """The engine that gets a request."""
