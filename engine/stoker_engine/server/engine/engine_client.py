@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from stoker_common.errors import EngineDeadError
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.contract.names import ContentFormat
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
@@ -182,8 +183,12 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: int = NO_ADAPTER,
     ) -> int:
         """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
+
+        Args:
+            adapter: the number of the adapter that it uses.
 
         Returns:
             How many sequences there will be, each of which ends with a finish reason.
@@ -200,6 +205,25 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Ends a request, if it runs, and forgets it. Unknown ids are ignored."""
+        ...
+
+    async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
+        """Loads an adapter into all engines that serve; requests may name its number then. An engine that is loaded
+        again loads it, too.
+
+        Raises:
+            AdapterError: it cannot be loaded; no engine has it then.
+            EngineDeadError: the engine is dead, or died meanwhile.
+        """
+        ...
+
+    def remove_adapter(self, number: int) -> None:
+        """Has all engines drop an adapter that no request uses any more. Unknown numbers are ignored."""
+        ...
+
+    def adapter_error(self, number: int) -> str | None:
+        """Why an adapter that was loaded cannot be used any more: an engine that was loaded again did not find it as it
+        was. Any thread may ask."""
         ...
 
     def shutdown(self) -> None:
