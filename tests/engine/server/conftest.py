@@ -410,9 +410,9 @@ class Serving:
 
 
 @contextmanager
-def serving_fake(engine: FakeEngine, **frontend: Any) -> Iterator[Serving]:
+def serving_fake(engine: FakeEngine, *, enable_lora: bool = False, **frontend: Any) -> Iterator[Serving]:
     """The fake engine, served with these fields of FrontendArgs."""
-    served = Serving(ServeArgs(EngineArgs("tiny"), FrontendArgs(**frontend)), engine)
+    served = Serving(ServeArgs(EngineArgs("tiny", enable_lora=enable_lora), FrontendArgs(**frontend)), engine)
     try:
         yield served
     finally:

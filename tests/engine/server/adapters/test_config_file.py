@@ -173,10 +173,10 @@ def test_names_of_other_origin_are_left_alone(listed: Listed) -> None:
 
 
 def test_a_file_that_cannot_be_read_at_start(listed: Listed) -> None:
-    with pytest.raises(ArgumentError, match="--lora-config: cannot read .*No such file"):
+    with pytest.raises(ArgumentError, match=r"--lora-config: cannot read .*No such file"):
         listed.config()
     listed.replace("adapters: 5")
-    with pytest.raises(ArgumentError, match="--lora-config: cannot read .*must be a list"):
+    with pytest.raises(ArgumentError, match=r"--lora-config: cannot read .*must be a list"):
         listed.config()
 
 
