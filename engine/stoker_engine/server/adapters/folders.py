@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -54,6 +53,4 @@ class AdapterFolders:
 
 
 def _reason(error: Exception) -> str:
-    with contextlib.suppress(AttributeError):
-        return str(error.strerror)  # type: ignore[attr-defined] - an OSError's
-    return str(error)
+    return (isinstance(error, OSError) and error.strerror) or str(error)
