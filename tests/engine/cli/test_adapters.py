@@ -39,7 +39,7 @@ def batch(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -
         ]
         source.write_text("\n".join(map(json.dumps, lines)))
         code = run_batch.main(["-i", str(source), "-o", str(sink), "--model=tiny", "--disable-tqdm", *words])
-        answers = map(json.loads, sink.read_text().splitlines())
+        answers = map(json.loads, sink.read_text().split("\n")[:-1])
         return code, {answer["custom_id"]: answer["response"] for answer in answers}
 
     return run

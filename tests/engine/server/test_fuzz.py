@@ -116,7 +116,7 @@ def adapters(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     torch.manual_seed(0)
     good, truncated, foreign, empty = (root / name for name in FOLDERS)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama), config).save_pretrained(good)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama), config).save_pretrained(str(good))
     for folder in (truncated, foreign):
         shutil.copytree(good, folder)
     tensors = truncated / "adapter_model.safetensors"

@@ -110,7 +110,7 @@ def test_every_api_chooses_by_model(
 
 def _models(text: str) -> list[str]:
     """The models that the events of a stream name."""
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
     whole = [event.get("message") or event.get("response") or event for event in events]
     return [each["model"] for each in whole if "model" in each]
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Container, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -213,8 +214,10 @@ class AdapterRegistry:
         """
 
         async def load(module: LoRAModule) -> None:
+            # A link that leads elsewhere later must not change what is read again after an eviction.
+            folder = await asyncio.to_thread(os.path.realpath, module.path)
             try:
-                await self.load(module, Origin.MODULES)
+                await self.load(module, Origin.MODULES, folder=folder)
             except AdapterError as error:
                 raise ArgumentError("--lora-modules", f"{module.name}: {error}") from error
 

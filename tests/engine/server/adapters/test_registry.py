@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Coroutine
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +148,14 @@ def test_modules_keep_their_order(registry: AdapterRegistry, engine: FakeEngine)
     modules = [LoRAModule(f"a{index}", f"/adapters/{index}") for index in range(30)]
     _run(registry.load_modules(modules))
     assert _names(registry) == [module.name for module in modules]
+
+
+def test_links_of_modules_are_followed_once(registry: AdapterRegistry, engine: FakeEngine, tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "latest").symlink_to("v1")
+    _run(registry.load_modules([LoRAModule("a", str(tmp_path / "latest"))]))
+    assert [Path(source.path).name for source in engine.adapter_loads] == ["v1"]
+    assert [adapter.module.path for adapter in registry] == [str(tmp_path / "latest")]
 
 
 def test_an_adapter_that_a_restarted_engine_lacks(registry: AdapterRegistry, engine: FakeEngine) -> None:
