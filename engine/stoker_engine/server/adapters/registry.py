@@ -82,7 +82,7 @@ class AdapterRegistry:
     model_names: Sequence[str]
     _served: dict[str, RegisteredAdapter] = field(default_factory=dict)
     _draining: set[RegisteredAdapter] = field(default_factory=set)
-    _loading: dict[str, int] = field(default_factory=dict)  # names → how many loads
+    _loading: list[tuple[str, Origin]] = field(default_factory=list)  # loads that have not ended
     _failed: dict[str, str] = field(default_factory=dict)  # names that ought to be served → why they are not
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -103,21 +103,21 @@ class AdapterRegistry:
             return len(served) - broken
         if state is AdapterState.FAILED:
             return broken + len([name for name in list(self._failed) if name not in self._served])
-        return sum(list(self._loading.values()))
+        return len(self._loading)
 
     def check(self, name: str) -> None:
         """Checks that requests may name an adapter now.
 
         Raises:
             NotFoundError: there is none of that name.
-            NotStartedError: it is being loaded, or failed.
+            NotStartedError: it ought to be served, and is being loaded, or failed.
         """
         if (adapter := self._served.get(name)) is not None:
             if (error := self._error_of(adapter)) is not None:
                 raise NotStartedError(f"the adapter {name!r} cannot be served now: {error}", "model")
         elif (reason := self._failed.get(name)) is not None:
             raise NotStartedError(f"the adapter {name!r} is not served: {reason}", "model")
-        elif name in self._loading:
+        elif any((name, origin) in self._loading for origin in (Origin.MODULES, Origin.CONFIG)):
             raise NotStartedError(f"the adapter {name!r} is being loaded; try again in a moment", "model")
         else:
             raise NotFoundError(f"there is no adapter {name[:200]!r}", "model", "model_not_found")
@@ -161,7 +161,7 @@ class AdapterRegistry:
         name = module.name
         if name in self.model_names:
             raise RequestError(f"{name!r} is the name of the model itself; choose another", "lora_name")
-        with self._counted(name):
+        with self._counted(name, origin):
             async with self._lock(name):
                 before = self._served.get(name)
                 if before is not None:
@@ -255,14 +255,12 @@ class AdapterRegistry:
             self.client.remove_adapter(adapter.source.number)
 
     @contextlib.contextmanager
-    def _counted(self, name: str) -> Iterator[None]:
-        self._loading[name] = self._loading.get(name, 0) + 1
+    def _counted(self, name: str, origin: Origin) -> Iterator[None]:
+        self._loading.append((name, origin))
         try:
             yield
         finally:
-            self._loading[name] -= 1
-            if not self._loading[name]:
-                del self._loading[name]
+            self._loading.remove((name, origin))
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())

@@ -73,8 +73,6 @@ def test_a_name_is_loaded_once(registry: AdapterRegistry, engine: FakeEngine) ->
         first, second = (asyncio.create_task(registry.load(A, Origin.RUNTIME)) for _ in range(2))
         await until_async(lambda: engine.adapter_loads)
         assert registry.count(AdapterState.LOADING) == 2
-        with pytest.raises(NotStartedError, match="is being loaded"):
-            registry.check("a")
         engine.adapters_come.set()
         await first
         with pytest.raises(RequestError, match="already been loaded"):
@@ -82,6 +80,23 @@ def test_a_name_is_loaded_once(registry: AdapterRegistry, engine: FakeEngine) ->
         assert len(engine.adapter_loads) == 1
         assert registry.count(AdapterState.LOADED) == 1
         assert registry.count(AdapterState.LOADING) == 0
+
+    _run(run())
+
+
+@pytest.mark.parametrize("origin", list(Origin))
+def test_a_name_that_is_being_loaded(registry: AdapterRegistry, engine: FakeEngine, origin: Origin) -> None:
+    """It is there in a moment where it ought to be; a client that loads it knows when it is."""
+
+    async def run() -> None:
+        engine.adapters_come.clear()
+        loading = asyncio.create_task(registry.load(A, origin))
+        await until_async(lambda: engine.adapter_loads)
+        with pytest.raises(NotFoundError if origin is Origin.RUNTIME else NotStartedError):
+            registry.check("a")
+        engine.adapters_come.set()
+        await loading
+        registry.check("a")
 
     _run(run())
 
