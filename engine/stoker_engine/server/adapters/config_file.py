@@ -7,8 +7,8 @@
         path: /adapters/support-v3
 
 Each one that is new is loaded; one that is gone is unloaded; one whose path has changed is loaded in place. What cannot
-be loaded is reported and tried again when the file changes, others are served meanwhile. A file that cannot be read,
-or whose content is malformed, leaves everything as it is.
+be loaded, or was lost with an engine, is reported and tried again when the file changes; others are served meanwhile.
+A file that cannot be read, or whose content is malformed, leaves everything as it is.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class AdapterConfigFile:
 
     def _is_new(self, module: LoRAModule) -> bool:
         adapter = self._registry.get(module.name)
-        return adapter is None or adapter.module != module
+        return adapter is None or adapter.module != module or self._registry.error_of(adapter) is not None
 
     async def _load(self, module: LoRAModule) -> None:
         try:

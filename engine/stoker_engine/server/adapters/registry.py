@@ -98,7 +98,7 @@ class AdapterRegistry:
     def count(self, state: AdapterState) -> int:
         """How many adapters are in a state. Any thread may ask."""
         served = list(self._served.values())
-        broken = sum(self._error_of(adapter) is not None for adapter in served)
+        broken = sum(self.error_of(adapter) is not None for adapter in served)
         if state is AdapterState.LOADED:
             return len(served) - broken
         if state is AdapterState.FAILED:
@@ -113,7 +113,7 @@ class AdapterRegistry:
             NotStartedError: it ought to be served, and is being loaded, or failed.
         """
         if (adapter := self._served.get(name)) is not None:
-            if (error := self._error_of(adapter)) is not None:
+            if (error := self.error_of(adapter)) is not None:
                 raise NotStartedError(f"the adapter {name!r} cannot be served now: {error}", "model")
         elif (reason := self._failed.get(name)) is not None:
             raise NotStartedError(f"the adapter {name!r} is not served: {reason}", "model")
@@ -233,7 +233,7 @@ class AdapterRegistry:
         """Forgets failures of adapters that need not be served any more."""
         self._failed = {name: reason for name, reason in self._failed.items() if name in names}
 
-    def _error_of(self, adapter: RegisteredAdapter) -> str | None:
+    def error_of(self, adapter: RegisteredAdapter) -> str | None:
         """Why an adapter that was served is not any more: an engine that was restarted cannot load it."""
         return self.client.adapter_error(adapter.source.number)
 

@@ -124,6 +124,21 @@ def test_a_path_that_fails_leaves_what_is_served(listed: Listed, engine: FakeEng
     _watched(listed, run)
 
 
+def test_adapters_that_a_restarted_engine_lacks_are_tried_again(listed: Listed, engine: FakeEngine) -> None:
+    listed.write(one="dir/a", two="dir/b")
+
+    async def run(_: AdapterConfigFile) -> None:
+        lost = listed.registry.get("one")
+        assert lost is not None
+        engine.lost_adapters[lost.source.number] = "its files have changed"
+        listed.write(one="dir/a", two="dir/b")
+        await until_async(lambda: listed.registry.get("one") is not lost)
+        listed.registry.check("one")
+        assert len(engine.adapter_loads) == 3
+
+    _watched(listed, run)
+
+
 def test_a_file_that_cannot_be_read_leaves_what_is_served(listed: Listed, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     listed.write(one="dir/a")
