@@ -19,6 +19,7 @@
         ├── OverloadedError a queue is full                              HTTP 429
         └── in `server.unavailable`, what is fine at another time, with another key, or in another size:
             ├── UnauthorizedError   no valid API key                     HTTP 401
+            ├── ForbiddenError      a flag does not allow it             HTTP 403
             ├── TooLargeError       the body is too large                HTTP 413
             └── UnavailableError    the server loads, stops or is stuck  HTTP 503
                 └── NotStartedError   the same, before anything was started

@@ -29,7 +29,7 @@ from prometheus_client import (
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.step_report import FinishedRequest, SchedulerStats, StepReport
+from stoker_engine.core.step_report import AdapterStats, FinishedRequest, SchedulerStats, StepReport
 
 #: Why requests are turned away: the limit that was reached.
 ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -45,6 +45,7 @@ _SECONDS_TO_FIRST_TOKEN = (
 )
 _SECONDS_A_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TOKENS_A_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SECONDS_A_LOAD = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _N = (1, 2, 5, 10, 20)
 # fmt: on
@@ -71,10 +72,12 @@ class EngineMetrics:
     def __init__(
         self, registry: CollectorRegistry, model_name: str, args: EngineArgs, infos: Sequence[EngineInfo]
     ) -> None:
-        families = _Families(registry)
+        self._families = families = _Families(registry)
+        self._model_name = model_name
         self._engines = [
             DPEngineMetrics(families, model_name, str(engine), args, info) for engine, info in enumerate(infos)
         ]
+        self._adapters = _AdaptersInUse(families, args.max_loras) if args.enable_lora else None
         rejections = families.counter(
             "vllm:admission_rejections", "Requests turned away by a queue's limit.", ("model_name", "reason")
         )
@@ -83,14 +86,17 @@ class EngineMetrics:
     def on_step(self, report: StepReport) -> None:
         """Takes down what a step did."""
         self._engines[report.engine].on_step(report)
+        self._show_adapters(report.engine, report.stats.adapters)
 
     def on_death(self, engine: int = 0) -> None:
         """Takes down that an engine died."""
         self._engines[engine].on_death()
+        self._show_adapters(engine, None)
 
     def on_restart(self, engine: int = 0) -> None:
         """Takes down that another engine takes the place of one that died."""
         self._engines[engine].on_restart()
+        self._show_adapters(engine, None)
 
     def on_loaded_again(self, info: EngineInfo, engine: int = 0) -> None:
         """Takes down what the engine that took its place has."""
@@ -100,9 +106,47 @@ class EngineMetrics:
         """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
         self._rejections[reason].inc()
 
+    def look_up_adapters(self, counts: Mapping[str, Callable[[], int]]) -> None:
+        """Says from now on how many adapters are in each state, by asking; any thread may."""
+        labels = ("model_name", "state")
+        adapters = self._families.gauge("stoker:lora_adapters", "LoRA adapters that are to be served.", labels)
+        for state, count in counts.items():
+            adapters.labels(self._model_name, state).set_function(count)
+
     def look_up(self, engine: int, serves: Callable[[], bool]) -> None:
         """Says from now on whether an engine serves, by asking; any thread may."""
         self._engines[engine].look_up(serves)
+
+    def _show_adapters(self, engine: int, stats: AdapterStats | None) -> None:
+        if self._adapters is not None:
+            self._adapters.show(engine, stats or AdapterStats())
+
+
+class _AdaptersInUse:
+    """vLLM's gauge of adapters in use: they are its labels, of which one set lives, and its value is the time of their
+    last change. It has no label for the engine, so it is of all engines together."""
+
+    def __init__(self, families: _Families, max_loras: int) -> None:
+        names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        self._gauge = families.gauge("vllm:lora_requests_info", "Running stats on lora requests.", names)
+        self._max_loras = str(max_loras)
+        self._in_use: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._shown: tuple[str, ...] | None = None
+        self.show(0, AdapterStats())
+
+    def show(self, engine: int, stats: AdapterStats) -> None:
+        """Takes down which adapters an engine's requests use."""
+        if self._in_use.get(engine) == (stats.running, stats.waiting):
+            return
+        self._in_use[engine] = (stats.running, stats.waiting)
+        running, waiting = (",".join(sorted(set().union(*names))) for names in zip(*self._in_use.values(), strict=True))
+        values = (self._max_loras, running, waiting)
+        if values == self._shown:
+            return
+        self._gauge.labels(*values).set_to_current_time()
+        if self._shown is not None:
+            self._gauge.remove(*self._shown)
+        self._shown = values
 
 
 class _Families:
@@ -190,6 +234,18 @@ class DPEngineMetrics:
             **self._labels
         )
 
+        if args.enable_lora:
+            self._adapter_loads = self._counter("lora_loads", "LoRA adapters read into memory.", "stoker")
+            self._adapter_failures = self._counter(
+                "lora_load_failures", "Loads of LoRA adapters that failed.", "stoker"
+            )
+            self._adapter_evictions = self._counter(
+                "lora_evictions", "LoRA adapters dropped from memory to make room for others.", "stoker"
+            )
+            self._adapter_load_seconds = self._histogram(
+                "lora_load_seconds", "Time that reading a LoRA adapter took.", _SECONDS_A_LOAD, "stoker"
+            )
+
         self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _TOKENS_A_STEP)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS_TO_FIRST_TOKEN
@@ -238,6 +294,8 @@ class DPEngineMetrics:
         self._cached_on_device.inc(hits)
         self._preemptions.inc(stats.num_preemptions - self._reported.num_preemptions)
         self._corrupted.inc(stats.num_corrupted - self._reported.num_corrupted)
+        if stats.adapters is not None:
+            self._count_adapters(stats.adapters, self._reported.adapters or AdapterStats())
         self._reported = stats
 
         if report.num_tokens:
@@ -253,6 +311,13 @@ class DPEngineMetrics:
             self._inter_token.observe(seconds)
         for request in report.finished:
             self._on_finished(request)
+
+    def _count_adapters(self, stats: AdapterStats, before: AdapterStats) -> None:
+        self._adapter_loads.inc(stats.loads - before.loads)
+        self._adapter_failures.inc(stats.failures - before.failures)
+        self._adapter_evictions.inc(stats.evictions - before.evictions)
+        for seconds in stats.load_seconds:
+            self._adapter_load_seconds.observe(seconds)
 
     def on_death(self) -> None:
         """Takes down that it died: it has nothing any more, and another one counts again."""
@@ -342,8 +407,8 @@ class DPEngineMetrics:
         family = self._families.counter(f"vllm:{name}", help, [*self._labels, label])
         return [family.labels(**self._labels, **{label: value}) for value in values]
 
-    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        family = self._families.histogram(f"vllm:{name}", help, self._labels, buckets)
+    def _histogram(self, name: str, help: str, buckets: Sequence[float], prefix: str = "vllm") -> Histogram:
+        family = self._families.histogram(f"{prefix}:{name}", help, self._labels, buckets)
         return family.labels(**self._labels)
 
 

@@ -19,7 +19,20 @@ FOREIGN_FLAGS: Final[dict[str, str]] = {
         _TEXT,
     ),
     "-q": "write --quantization",
-    **dict.fromkeys(("--enable-lora", "--lora-modules", "--max-loras", "--max-lora-rank"), f"LoRA {_UNBUILT}"),
+    "--lora-extra-vocab-size": "adapters that add tokens are refused; leave it out",
+    "--long-lora-scaling-factors": "adapters for longer contexts are not served; leave it out",
+    "--max-lora-cls-labels": "models generate text here, nothing else; leave it out",
+    "--default-mm-loras": _TEXT,
+    **dict.fromkeys(("--enable-tower-connector-lora", "--no-enable-tower-connector-lora"), _TEXT),
+    **dict.fromkeys(
+        (
+            *("--fully-sharded-loras", "--no-fully-sharded-loras"),
+            *("--specialize-active-lora", "--no-specialize-active-lora"),
+            *("--enable-mixed-moe-lora-format", "--no-enable-mixed-moe-lora-format"),
+            *("--enable-moe-shared-loras", "--no-enable-moe-shared-loras"),
+        ),
+        "how adapters are split and computed is chosen by itself; leave it out",
+    ),
     **dict.fromkeys(("--speculative-config", "--speculative-model"), f"speculative decoding {_UNBUILT}"),
     **dict.fromkeys(
         ("--tool-parser-plugin", "--reasoning-parser-plugin"),

@@ -51,6 +51,11 @@ class BatchArgs:
         "auto",
         choices=CONTENT_FORMATS,
     )
+    lora_modules: tuple[str, ...] = flag(
+        "adapters that requests may name as their model, each as NAME=PATH or as vLLM's JSON; needs --enable-lora",
+        (),
+        repeatable=True,
+    )
     enable_log_requests: bool = flag("log each request's prompt and parameters", False)
     disable_tqdm: bool = flag("show no progress bar", False)
 
@@ -84,6 +89,7 @@ def _main(arguments: list[str]) -> int:
             chat_template_content_format=batch.chat_template_content_format,
             enable_log_requests=batch.enable_log_requests,
             disable_log_stats=True,
+            lora_modules=batch.lora_modules,
         ),
     )
     logs.configure("text")
@@ -152,6 +158,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
         service = Service(args, client)
         app = create_app(service)
         service.on_loaded(await client.load())
+        await service.load_modules()
         failed = 0
         capacity = asyncio.Semaphore(_AHEAD * args.engine.max_num_seqs * args.engine.data_parallel_size)
         with tqdm(desc="Answered", unit=" lines", disable=not show) as bar:

@@ -33,6 +33,7 @@ def flag(
     group: str | None = None,
     short: str | None = None,
     infinite: bool = False,
+    repeatable: bool = False,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag.
 
@@ -40,6 +41,7 @@ def flag(
         group: begins a group of the help, which the fields after it belong to.
         short: another spelling that is understood, ``-tp``; `to_argv` does not write it.
         infinite: whether a float may be ``inf``.
+        repeatable: whether a flag of several words, given again, adds to them; else the last one counts.
     """
     metadata = {
         "help": help,
@@ -48,6 +50,7 @@ def flag(
         "group": group,
         "short": short,
         "infinite": infinite,
+        "repeatable": repeatable,
     }
     if positional:
         return dataclasses.field(metadata=metadata)
@@ -100,6 +103,17 @@ class Parser(argparse.ArgumentParser):
         raise ArgumentError("arguments", message)
 
 
+class _Extend(argparse.Action):
+    """Adds a flag's words to those that it was given before."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        """Takes the words of one use of the flag."""
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, [*(before if isinstance(before, list) else ()), *values])
+
+
 def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -> None:
     """Adds every field of dataclass `cls` to `parser`, in the groups that they name, the first of which is `title`."""
     group = parser.add_argument_group(title)
@@ -128,6 +142,8 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -
             options["metavar"] = field.name.rsplit("_", 1)[-1].upper()
         if many:
             options["nargs"] = "+"
+            if meta.get("repeatable"):
+                options["action"] = _Extend
         short = (meta["short"],) if meta.get("short") else ()
         group.add_argument(flag_name(field.name), *short, **options)
 

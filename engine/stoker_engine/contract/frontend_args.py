@@ -9,6 +9,7 @@ from typing import Any, Final
 from stoker_common.errors import ArgumentError
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
+from stoker_engine.contract.lora_modules import LoRAModule
 from stoker_engine.contract.names import CONTENT_FORMATS, REASONING_PARSERS, TOOL_CALL_PARSERS, ContentFormat
 
 #: Listened on by a socket of IPv6 that takes IPv4 too; one of IPv4 alone where a machine has no IPv6.
@@ -122,6 +123,30 @@ class FrontendArgs:
     enable_force_include_usage: bool = flag("end every stream with its usage", False)
     disable_fastapi_docs: bool = flag("do not serve /openapi.json", False)
 
+    lora_modules: tuple[str, ...] = flag(
+        "adapters that are served from the start, each as NAME=PATH, or as vLLM's JSON: "
+        '{"name": …, "path": …, "base_model_name": …}; the flag may be repeated',
+        (),
+        group="LoRA adapters (--enable-lora)",
+        repeatable=True,
+    )
+    lora_config: str | None = flag(
+        "YAML or JSON file with the adapters to serve, adapters: [{name: …, path: …}]; read again when it changes: new "
+        "ones are loaded, missing ones unloaded, those with another path loaded again",
+        None,
+    )
+    lora_dir: tuple[str, ...] = flag(
+        "folder(s) that the paths of --lora-config and of /v1/load_lora_adapter must lead into", (), repeatable=True
+    )
+    allow_runtime_lora_updating: bool = flag(
+        "serve /v1/load_lora_adapter and /v1/unload_lora_adapter to --admin-api-key-file; the environment's "
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING counts where the flag is not given",
+        False,
+    )
+    admin_api_key_file: str | None = flag(
+        "file with the keys for these two, in the form of --api-key-file; keys of --api-key do not open them", None
+    )
+
     log_format: str = flag("how log lines are written", "text", choices=_LOG_FORMATS, group="logs")
     uvicorn_log_level: str = flag("log level of the HTTP server", "info", choices=_LOG_LEVELS)
     disable_uvicorn_access_log: bool = flag("do not log HTTP requests", False)
@@ -200,6 +225,37 @@ class FrontendArgs:
                 "--api-key", "a key must not be empty, nor hold spaces at its ends or control characters"
             )
         _ = self.chat_template_defaults
+        self._check_adapters()
+
+    @property
+    def adapters(self) -> tuple[LoRAModule, ...]:
+        """`lora_modules`, parsed."""
+        try:
+            return tuple(map(LoRAModule.of_word, self.lora_modules))
+        except ValueError as error:
+            raise ArgumentError("--lora-modules", str(error)) from error
+
+    @property
+    def lora_flags(self) -> list[str]:
+        """The flags that are given and mean something only with ``--enable-lora``."""
+        names = ("lora_modules", "lora_config", "lora_dir", "allow_runtime_lora_updating", "admin_api_key_file")
+        return [argv.flag_name(name) for name in names if getattr(self, name)]
+
+    def check_runtime_lora_updating(self, source: str = "--allow-runtime-lora-updating") -> None:
+        """Checks what loading adapters at runtime needs.
+
+        Args:
+            source: what allows it.
+
+        Raises:
+            ArgumentError: a key or a folder is missing.
+        """
+        if self.admin_api_key_file is None:
+            raise ArgumentError(
+                source, "needs --admin-api-key-file: a client that loads adapters chooses what this server answers"
+            )
+        if not self.lora_dir:
+            raise ArgumentError(source, "needs --lora-dir, the folders that adapters may be loaded from")
 
     @property
     def chat_template_defaults(self) -> dict[str, Any]:
@@ -215,6 +271,17 @@ class FrontendArgs:
                 "--default-chat-template-kwargs", 'must be an object such as {"enable_thinking": false}'
             )
         return parsed
+
+    def _check_adapters(self) -> None:
+        names = [adapter.name for adapter in self.adapters]
+        if doubled := next((name for name in names if names.count(name) > 1), None):
+            raise ArgumentError("--lora-modules", f"two adapters have the name {doubled!r}; give each its own")
+        if not all(self.lora_dir):
+            raise ArgumentError("--lora-dir", "must name a folder")
+        if self.lora_config is not None and not self.lora_dir:
+            raise ArgumentError("--lora-config", "needs --lora-dir, the folders that its paths may lead into")
+        if self.allow_runtime_lora_updating:
+            self.check_runtime_lora_updating()
 
     def _check_ssl(self) -> None:
         if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_ciphers or self.ssl_cert_reqs) and not self.ssl_certfile:

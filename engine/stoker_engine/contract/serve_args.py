@@ -21,7 +21,8 @@ class ServeArgs:
     """The engine's arguments and the front end's.
 
     Raises:
-        ArgumentError: the node that serves the API is headless, or another one is not.
+        ArgumentError: the node that serves the API is headless, or another one is not; flags of adapters are given, and
+            none are served; an adapter has the model's name.
     """
 
     engine: EngineArgs
@@ -34,6 +35,16 @@ class ServeArgs:
             raise ArgumentError(
                 "--node-rank", f"node {self.engine.node_rank} serves no API, node 0 does; add --headless, or be node 0"
             )
+        if not self.engine.enable_lora and (flags := self.frontend.lora_flags):
+            raise ArgumentError(flags[0], "needs --enable-lora")
+        for adapter in self.frontend.adapters:
+            if adapter.name in self.model_names:
+                raise ArgumentError("--lora-modules", f"{adapter.name!r} is the model's own name; choose another")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that the model answers to; responses and metrics carry the first."""
+        return self.engine.served_model_name or (self.engine.model.removeprefix("demo://"),)
 
     @staticmethod
     def parser(prog: str = "stoker serve") -> argv.Parser:

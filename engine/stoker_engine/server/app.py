@@ -1,6 +1,6 @@
 """The application: routes, error handling, and what every request passes through, put together.
 
-metrics → request id → CORS → in flight → API key → content encoding → body limit → routes
+metrics → request id → CORS → in flight → admin key → API key → content encoding → body limit → routes
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.errors import handlers
 from stoker_engine.server.errors.anthropic import HEADER as ANTHROPIC_HEADER
 from stoker_engine.server.errors.openai import ErrorResponse
+from stoker_engine.server.middleware.admin_keys import AdminKeyMiddleware, admin_keys
 from stoker_engine.server.middleware.api_keys import APIKeyMiddleware, APIKeys
 from stoker_engine.server.middleware.body_limit import BodyLimitMiddleware
 from stoker_engine.server.middleware.content_encoding import ContentEncodingMiddleware
 from stoker_engine.server.middleware.http_metrics import HTTPMetricsMiddleware
 from stoker_engine.server.middleware.in_flight import InFlightMiddleware
 from stoker_engine.server.middleware.request_id import HEADER, RequestIdMiddleware
-from stoker_engine.server.openai import chat, completions, models, tokenization
-from stoker_engine.server.paths import RootPathMiddleware
+from stoker_engine.server.openai import chat, completions, lora_adapters, models, tokenization
+from stoker_engine.server.paths import ADMIN_PATHS, OPEN_PATHS, RootPathMiddleware
 from stoker_engine.server.responses import routes as responses
 
 
@@ -32,7 +33,7 @@ def create_app(service: Service) -> FastAPI:
     """An ASGI application that serves `service`.
 
     Raises:
-        ArgumentError: the file of API keys cannot be read.
+        ArgumentError: a file of keys cannot be read; adapters may be loaded at runtime, and a flag for that is missing.
     """
     args = service.args.frontend
     app = FastAPI(
@@ -48,6 +49,8 @@ def create_app(service: Service) -> FastAPI:
     handlers.install(app)
     for endpoints in (completions, chat, responses, messages, tokenization, models, health):
         app.include_router(endpoints.routes(service))
+    if service.args.engine.enable_lora:
+        app.include_router(lora_adapters.routes(service))
     return app
 
 
@@ -69,9 +72,12 @@ def _middleware(service: Service) -> list[Middleware]:
     middleware.append(
         Middleware(InFlightMiddleware, lifecycle=service.lifecycle, max_request_bytes=args.max_request_bytes)
     )
-    keys = APIKeys.from_args(args)
+    keys, open_paths = APIKeys.from_args(args), OPEN_PATHS
+    if service.args.engine.enable_lora:
+        middleware.append(Middleware(AdminKeyMiddleware, keys=admin_keys(args)))
+        open_paths |= ADMIN_PATHS
     if keys.are_needed:
-        middleware.append(Middleware(APIKeyMiddleware, keys=keys))
+        middleware.append(Middleware(APIKeyMiddleware, keys=keys, open_paths=open_paths))
     middleware.append(Middleware(ContentEncodingMiddleware))
     middleware.append(Middleware(BodyLimitMiddleware, limit=args.max_request_bytes))
     return middleware

@@ -3,7 +3,7 @@
 path              200 means
 /live             loading or stepping progresses: leave the process alone
 /health, /ping    loaded, and progressing
-/ready            the same, and the server is not about to stop: send requests
+/ready            the same, its adapters are loaded, and the server is not about to stop: send requests
 
 Of several engines of the model one is enough; the answer says how each of them does.
 """
@@ -64,6 +64,8 @@ def routes(service: Service) -> APIRouter:
         """200 while requests may be sent."""
         if lifecycle.leaving:
             raise UnavailableError("the server is stopping")
+        if client.is_ready and not service.has_adapters:
+            raise UnavailableError("loading LoRA adapters")
         return check(client.is_ready)
 
     @router.get("/ping", response_class=Response)

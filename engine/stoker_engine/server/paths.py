@@ -10,6 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 #: Answered without an API key, and while the server stops.
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/live", "/ping", "/version", "/metrics", "/copies"})
 
+#: Opened by keys of their own: `middleware.admin_keys`.
+ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+
 
 def route_path(scope: Mapping[str, Any]) -> str:
     """The path without the prefix of a proxy (``--root-path``), by starlette's rule."""

@@ -24,6 +24,13 @@ class UnauthorizedError(RequestError):
     type = "authentication_error"
 
 
+class ForbiddenError(RequestError):
+    """The server does not do this, whatever key comes with the request."""
+
+    status = 403
+    type = "permission_error"
+
+
 class TooLargeError(RequestError):
     """The request's body is larger than the server takes."""
 

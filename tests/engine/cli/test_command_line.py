@@ -22,7 +22,7 @@ from stoker_engine.contract.serve_args import ServeArgs
         ("--compilation-config", "chosen by itself"),
         ("--swap-space", "computed again"),
         ("--tool-parser-plugin", "choose one with --tool-call-parser"),
-        ("--enable-lora", "not built yet"),
+        ("--fully-sharded-loras", "chosen by itself"),
         ("--data-parallel-size-local=1", "write --nnodes and --node-rank"),
         ("--data-parallel-start-rank=1", "write --nnodes and --node-rank"),
         ("-dpl=1", "write --nnodes and --node-rank"),

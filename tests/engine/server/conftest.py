@@ -29,6 +29,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import Logprob, PositionLogprobs
@@ -136,6 +137,12 @@ class FakeEngine:
         options: what else was said of each.
         loading: set once the engine is loaded.
         death: set once it is dead.
+        adapters: that are loaded, by number.
+        adapter_loads: all that were to be loaded.
+        adapters_asked: the adapter of each request.
+        adapters_come: no load ends before.
+        bad_adapters: names of folders → what their load raises.
+        lost_adapters: numbers → why they cannot be used any more.
     """
 
     def __init__(self) -> None:
@@ -171,6 +178,13 @@ class FakeEngine:
         self.requests_seen: list[tuple[list[int], SamplingParams]] = []
         self.options: list[dict[str, Any]] = []
         self.names: list[str] = []
+        self.adapters: dict[int, AdapterSource] = {}
+        self.adapter_loads: list[AdapterSource] = []
+        self.adapters_asked: list[int] = []
+        self.adapters_come = asyncio.Event()
+        self.adapters_come.set()
+        self.bad_adapters: dict[str, Exception] = {}
+        self.lost_adapters: dict[int, str] = {}
         self.loaded = asyncio.Event()
         self.loaded.set()
         self.death = asyncio.Event()
@@ -204,9 +218,11 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: int = NO_ADAPTER,
     ) -> int:
         self.requests_seen.append((prompt, params))  # type: ignore[arg-type]
         self.options.append({"priority": priority, "cache_salt": cache_salt})
+        self.adapters_asked.append(adapter)
         self.names.append(request_id)
         if self.error is not None:
             raise self.error
@@ -214,6 +230,20 @@ class FakeEngine:
         self.alive.add(request_id)
         self._answers[request_id] = asyncio.create_task(self._answer(stream, request_id, prompt, params, params.n))
         return params.n
+
+    async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
+        self.adapter_loads.append(source)
+        await self.adapters_come.wait()
+        if (error := self.bad_adapters.get(Path(source.path).name)) is not None:
+            raise error
+        self.adapters[source.number] = source
+        return LoadedAdapter(digest=f"{source.number:064x}", rank=8, num_bytes=1000, seconds=0.01)
+
+    def remove_adapter(self, number: int) -> None:
+        del self.adapters[number]
+
+    def adapter_error(self, number: int) -> str | None:
+        return self.lost_adapters.get(number)
 
     def abort(self, request_id: str) -> None:
         self.alive.discard(request_id)
@@ -380,9 +410,9 @@ class Serving:
 
 
 @contextmanager
-def serving_fake(engine: FakeEngine, **frontend: Any) -> Iterator[Serving]:
+def serving_fake(engine: FakeEngine, *, enable_lora: bool = False, **frontend: Any) -> Iterator[Serving]:
     """The fake engine, served with these fields of FrontendArgs."""
-    served = Serving(ServeArgs(EngineArgs("tiny"), FrontendArgs(**frontend)), engine)
+    served = Serving(ServeArgs(EngineArgs("tiny", enable_lora=enable_lora), FrontendArgs(**frontend)), engine)
     try:
         yield served
     finally:

@@ -8,6 +8,10 @@ import random
 import string
 from typing import Any
 
+#: Stands for the folder that adapters may be loaded from, which holds `FOLDERS`.
+ADAPTERS = "/adapters"
+FOLDERS = ("good", "truncated", "foreign", "empty")
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SAMPLING: dict[str, Any] = {
@@ -163,6 +167,8 @@ CORPUS: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "the quick", "return_token_strs": True}),
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
+    (LOAD, {"lora_name": "ada", "lora_path": f"{ADAPTERS}/good", "load_inplace": True}),
+    (UNLOAD, {"lora_name": "ada"}),
 ]
 ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 20, 21, 2**31, 2**63, -(2**63), 2**64, 10**40, 0.5, -0.0, 1e-308, 1e308),
@@ -187,6 +193,7 @@ ODD: list[Any] = [
 ]
 #: Fields that go together; a request takes some of them.
 VALID: dict[str, list[Any]] = {
+    "model": ["tiny", "ada", "bob", "nobody"],
     "max_tokens": [1, 3, 8, 16],
     "n": [1, 2, 5],
     "temperature": [0, 0.5, 1, 5],
@@ -236,6 +243,7 @@ CHAT: dict[str, list[Any]] = {
 }
 RESPONSES: dict[str, list[Any]] = {
     "input": ["", "hi", [{"role": "user", "content": "the lazy dog"}], [{"role": "user", "content": []}]],
+    "model": ["tiny", "ada", "bob", "nobody"],
     "max_output_tokens": [1, 3, 8],
     "instructions": ["", "be brief"],
     "temperature": [0, 0.5, 5],
@@ -248,6 +256,11 @@ RESPONSES: dict[str, list[Any]] = {
     "stream": [True],
     "request_id": ["one", "two"],
     "previous_response_id": ["one", "two"],
+}
+ADAPTER: dict[str, list[Any]] = {
+    "lora_name": ["ada", "bob"],
+    "lora_path": [f"{ADAPTERS}/{folder}" for folder in ("good", *FOLDERS, "nothing", "..")],
+    "load_inplace": [True, False],
 }
 HEADS = [
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
@@ -301,6 +314,10 @@ def mutated_body(rng: random.Random) -> tuple[str, bytes]:
 
 
 def combined_body(rng: random.Random) -> tuple[str, bytes]:
+    if rng.random() < 0.1:
+        path = rng.choice([LOAD, LOAD, UNLOAD])
+        names = ["lora_name"] if path == UNLOAD else list(ADAPTER)
+        return path, json.dumps({name: rng.choice(ADAPTER[name]) for name in names}).encode()
     path, own_fields, limit = rng.choice(
         [
             ("/v1/completions", COMPLETION, "max_tokens"),
@@ -310,8 +327,8 @@ def combined_body(rng: random.Random) -> tuple[str, bytes]:
     )
     subject = next(iter(own_fields))
     all_fields = own_fields if own_fields is RESPONSES else {**VALID, **own_fields}
-    names = {subject, limit, *rng.sample(list(all_fields), rng.randint(0, 6))}
-    return path, json.dumps({name: rng.choice(all_fields[name]) for name in sorted(names)}).encode()
+    chosen = {subject, limit, *rng.sample(list(all_fields), rng.randint(0, 6))}
+    return path, json.dumps({name: rng.choice(all_fields[name]) for name in sorted(chosen)}).encode()
 
 
 def malformed_http(rng: random.Random) -> bytes:

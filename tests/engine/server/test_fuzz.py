@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import random
+import shutil
 import socket
 import threading
 from collections import Counter
@@ -23,8 +24,11 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+import torch
 from hypothesis import HealthCheck, given, settings
+from peft import LoraConfig, get_peft_model
 from schemathesis.generation import GenerationMode
+from transformers import AutoModelForCausalLM
 
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
@@ -33,7 +37,7 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 from ..conftest import AssertGreedy
 from .conftest import CHAT_TEMPLATE, Serving, sample, wait_until
-from .odd_requests import combined_body, malformed_http, mutated_body
+from .odd_requests import ADAPTERS, FOLDERS, LOAD, UNLOAD, combined_body, malformed_http, mutated_body
 
 #: Short sequences, so that ten thousand requests take minutes.
 MAX_MODEL_LEN = 48
@@ -43,12 +47,16 @@ MAX_BYTES = 65536
 class Fuzzed:
     """The server under test, and what it answered.
 
+    Args:
+        adapters: the folder with `odd_requests.FOLDERS`.
+
     Attributes:
         statuses: how often each status came.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, adapters: Path) -> None:
         self.url = url
+        self._adapters = str(adapters).encode()
         self.statuses: Counter[int] = Counter()
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -56,7 +64,8 @@ class Fuzzed:
     def send(self, method: str, path: str, content: bytes, content_type: str) -> None:
         """Sends a request, and checks its answer."""
         if not hasattr(self._local, "client"):
-            self._local.client = httpx.Client(base_url=self.url, timeout=60)
+            self._local.client = httpx.Client(base_url=self.url, timeout=60, headers={"x-api-key": "admin"})
+        content = content.replace(ADAPTERS.encode(), self._adapters)
         response = self._local.client.request(method, path, content=content, headers={"content-type": content_type})
         self._check(path, response, content)
 
@@ -101,7 +110,26 @@ class Fuzzed:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_llama: Path) -> Iterator[Serving]:
+def adapters(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the model, and some that are none."""
+    root = tmp_path_factory.mktemp("adapters")
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    torch.manual_seed(0)
+    good, truncated, foreign, empty = (root / name for name in FOLDERS)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama), config).save_pretrained(str(good))
+    for folder in (truncated, foreign):
+        shutil.copytree(good, folder)
+    tensors = truncated / "adapter_model.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:1000])
+    (foreign / "adapter_config.json").write_text('{"peft_type": "LOHA"}')
+    empty.mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(tiny_llama: Path, adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("admin")
     engine = EngineArgs(
         str(tiny_llama),
         served_model_name=("tiny",),
@@ -109,6 +137,9 @@ def served(tiny_llama: Path) -> Iterator[Serving]:
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
         max_num_batched_tokens=64,
+        enable_lora=True,
+        max_loras=1,
+        max_cpu_loras=2,
     )
     frontend = FrontendArgs(
         shutdown_grace=0,
@@ -117,6 +148,9 @@ def served(tiny_llama: Path) -> Iterator[Serving]:
         trust_request_chat_template=True,
         tool_call_parser="hermes",
         reasoning_parser="qwen3",
+        allow_runtime_lora_updating=True,
+        admin_api_key_file=str(keys),
+        lora_dir=(str(adapters),),
         uvicorn_log_level="critical",
         disable_uvicorn_access_log=True,
     )
@@ -133,11 +167,11 @@ def served(tiny_llama: Path) -> Iterator[Serving]:
 
 @pytest.fixture
 def fuzzed(
-    served: Serving, tiny_llama: Path, assert_greedy: AssertGreedy, caplog: pytest.LogCaptureFixture
+    served: Serving, tiny_llama: Path, adapters: Path, assert_greedy: AssertGreedy, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Fuzzed]:
     """The server, which must be as it was when the test is over."""
     caplog.set_level(logging.ERROR)
-    yield Fuzzed(served.url)
+    yield Fuzzed(served.url, adapters)
     mistakes = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert not mistakes
     assert httpx.get(f"{served.url}/health").status_code == 200
@@ -155,7 +189,7 @@ def fuzzed(
 
 def _by_schema(fuzzed: Fuzzed, count: int) -> None:
     schema: Any = schemathesis.openapi.from_dict(httpx.get(f"{fuzzed.url}/openapi.json").json())
-    paths = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize")
+    paths = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize", LOAD, UNLOAD)
     examples = max(1, count // (2 * len(paths)))
     for path in paths:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
@@ -229,6 +263,7 @@ def test_a_few_hundred_odd_requests(fuzzed: Fuzzed) -> None:
     _hanging_up(fuzzed, 50, seed=0)
     assert fuzzed.statuses[200] > 100, "many of them are fine"
     assert fuzzed.statuses[400] > 100
+    assert not fuzzed.statuses[401], "each has the key that it needs"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.step_report import FinishedRequest, FirstToken, SchedulerStats, StepReport
+from stoker_engine.core.step_report import AdapterStats, FinishedRequest, FirstToken, SchedulerStats, StepReport
 from stoker_engine.metrics import EngineMetrics, process_registry
+from stoker_engine.server.adapters.registry import AdapterState
 from stoker_engine.sizing.cache_groups import CacheGroup
 
 from ...support import golden
@@ -291,9 +293,67 @@ def test_each_engine_shows_its_own_cache_and_that_of_whoever_takes_its_place(reg
     assert blocks() == {"0": "77", "1": "50"}
 
 
+def test_adapters_in_use_are_labels_of_one_series(registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM has it: the value is when they last changed. All engines' are one set."""
+    clock = itertools.count(100)
+    monkeypatch.setattr("time.time", lambda: float(next(clock)))
+    args = EngineArgs("tiny", data_parallel_size=2, enable_lora=True, max_loras=3)
+    metrics = EngineMetrics(registry, "tiny", args, [INFO] * 2)
+
+    def shown() -> tuple[dict[str, str], float]:
+        [sample] = families(registry)["vllm:lora_requests_info"].samples
+        assert sample.labels.pop("max_lora") == "3"
+        return sample.labels, sample.value
+
+    def report(engine: int, running: tuple[str, ...], waiting: tuple[str, ...] = ()) -> None:
+        stats = replace(IDLE, adapters=AdapterStats(running, waiting))
+        metrics.on_step(StepReport(0, 0, 0, stats, engine=engine))
+
+    _, first = shown()
+    report(0, ("a", "b"), ("c",))
+    report(1, ("b", "d"))
+    labels, changed = shown()
+    assert labels == {"running_lora_adapters": "a,b,d", "waiting_lora_adapters": "c"}
+    assert changed > first
+    report(1, ("b", "d"))
+    assert shown() == (labels, changed)
+    metrics.on_death(0)
+    assert shown()[0] == {"running_lora_adapters": "b,d", "waiting_lora_adapters": ""}
+    metrics.on_restart(1)
+    assert shown()[0] == {"running_lora_adapters": "", "waiting_lora_adapters": ""}
+
+
+def test_loads_of_adapters_are_counted_across_restarts(registry: CollectorRegistry) -> None:
+    metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", enable_lora=True), [INFO])
+
+    def report(loads: int, evictions: int, failures: int, *seconds: float) -> None:
+        stats = AdapterStats((), (), loads, evictions, failures, seconds)
+        metrics.on_step(StepReport(0, 0, 0, replace(IDLE, adapters=stats)))
+
+    report(2, 0, 1, 0.1, 0.2)
+    report(3, 1, 1, 0.3)
+    metrics.on_restart()
+    report(2, 0, 0, 0.4, 0.5)
+    values = {sample.name: sample.value for family in families(registry).values() for sample in family.samples}
+    assert values["stoker:lora_loads_total"] == 5
+    assert values["stoker:lora_evictions_total"] == 1
+    assert values["stoker:lora_load_failures_total"] == 1
+    assert values["stoker:lora_load_seconds_count"] == 5
+    assert values["stoker:lora_load_seconds_sum"] == pytest.approx(1.5)
+
+
+def test_a_server_without_adapters_has_none_of_their_metrics(
+    registry: CollectorRegistry, metrics: EngineMetrics
+) -> None:
+    metrics.on_step(StepReport(0, 0, 0, IDLE))
+    assert not [name for name in families(registry) if "lora" in name]
+
+
 def test_golden_metrics(registry: CollectorRegistry) -> None:
     """Every series of an engine with two engines, after a request of each end."""
-    metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=2), [INFO] * 2)
+    args = EngineArgs("tiny", data_parallel_size=2, enable_lora=True)
+    metrics = EngineMetrics(registry, "tiny", args, [INFO] * 2)
+    metrics.look_up_adapters({state: lambda: 1 for state in AdapterState})
     for engine in range(2):
         metrics.look_up(engine, lambda: True)
         metrics.on_step(StepReport(4, 4, 1, SchedulerStats(1, 1, 0.5, 100, 40, 1), engine=engine))

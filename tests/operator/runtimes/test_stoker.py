@@ -144,9 +144,9 @@ def test_args_are_for_what_has_no_field(endpoint: Any) -> None:
         ),
         ({"args": ["--device=cuda"]}, "spec.engine.args: --device contradicts spec.hardware.accelerator, which is cpu"),
         (
-            {"args": ["--enable-lora"]},
-            "spec.engine.args: --enable-lora is a flag of vLLM that runtime stoker does not have; remove it, or set "
-            "spec.engine.runtime: vllm",
+            {"args": ["--fully-sharded-loras"]},
+            "spec.engine.args: --fully-sharded-loras is a flag of vLLM that runtime stoker does not have; remove it, "
+            "or set spec.engine.runtime: vllm",
         ),
         (
             {"args": ["--seed=1", "--speculative_config={}"]},

@@ -40,6 +40,9 @@ class BenchServeArgs:
     base_url: str = flag("the server's address", "http://127.0.0.1:8000")
     model: str | None = flag("the model's name in requests; default: the server's first", None)
     tokenizer: str | None = flag("folder, GGUF file, demo://NAME or hub id of the tokenizer; default: --model", None)
+    lora_modules: tuple[str, ...] = flag(
+        "names of adapters that requests ask for instead, each for one of them by chance (--seed)", (), repeatable=True
+    )
     request_rate: float = flag("requests a second; inf sends all at once", float("inf"), infinite=True)
     burstiness: float = flag("1: Poisson arrivals; below 1: in bursts; above 1: more evenly", 1.0)
     max_concurrency: int | None = flag("most requests in flight; default: no limit", None)
@@ -106,8 +109,9 @@ async def _run(args: BenchServeArgs, dataset: DatasetArgs) -> int:
             warmup = await _ask(client, args, name, sample)
             if warmup.error is not None:
                 raise StokerError(f"the first request failed: {warmup.error}")
+        names = models_of(args, name, len(samples), dataset.seed)
         started = time.perf_counter()
-        answers = await _send_all(client, args, name, samples, dataset.seed)
+        answers = await _send_all(client, args, names, samples, dataset.seed)
         duration = time.perf_counter() - started
     figures = figures_of(answers, duration, args)
     _print(figures, args)
@@ -126,8 +130,14 @@ def _samples(args: BenchServeArgs, dataset: DatasetArgs, models: list[dict[str, 
     return load_dataset(dataset, tokenizer, tokenizer.vocab_size)
 
 
+def models_of(args: BenchServeArgs, model: str, count: int, seed: int) -> list[str]:
+    """The model that each request names: `model`, or one of ``--lora-modules``, as in ``vllm bench serve``."""
+    chance = random.Random(f"lora-modules {seed}")  # one of its own: arrivals stay as they are without adapters
+    return [chance.choice(args.lora_modules) if args.lora_modules else model for _ in range(count)]
+
+
 async def _send_all(
-    client: httpx.AsyncClient, args: BenchServeArgs, model: str, samples: list[Sample], seed: int
+    client: httpx.AsyncClient, args: BenchServeArgs, models: list[str], samples: list[Sample], seed: int
 ) -> list[ChatAnswer]:
     from tqdm import tqdm
 
@@ -135,7 +145,7 @@ async def _send_all(
     concurrency = asyncio.Semaphore(args.max_concurrency or len(samples))
     with tqdm(total=len(samples), desc="Requests", disable=args.disable_tqdm) as bar:
 
-        async def one(sample: Sample) -> ChatAnswer:
+        async def one(model: str, sample: Sample) -> ChatAnswer:
             async with concurrency:
                 answer = await _ask(client, args, model, sample)
             bar.update()
@@ -143,8 +153,8 @@ async def _send_all(
 
         tasks = []
         at = time.perf_counter()
-        for sample in samples:
-            tasks.append(asyncio.create_task(one(sample)))
+        for model, sample in zip(models, samples, strict=True):
+            tasks.append(asyncio.create_task(one(model, sample)))
             if args.request_rate != float("inf"):
                 # The next arrival counts from the last one's due time, so that delays do not lower the rate.
                 at += chance.gammavariate(args.burstiness, 1 / (args.request_rate * args.burstiness))

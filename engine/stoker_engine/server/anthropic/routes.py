@@ -46,7 +46,7 @@ def routes(service: Service) -> APIRouter:
         chat = await chats.of(body)
         name = request_id.request_id(request, None)
         run = await ChatRun.prepare(chat, service, request.receive, f"msg_{name}")
-        writer = _Writer(body, run, service.model_name)
+        writer = _Writer(body, run, run.generation.model)
         headers = {request_id.HEADER: name, anthropic.HEADER: name}
         if body.stream:
             framing = Framing(named=True, last=b"", error=partial(_error, name))

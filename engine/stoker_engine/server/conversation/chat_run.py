@@ -108,7 +108,7 @@ class ChatRun:
         await service.wait_ready()
         names = request.field_names
         with renamed(names):
-            service.check(request.model, request.priority)
+            model = service.check(request.model, request.priority)
             of_tools = await cls._grammar_of_tools(request, service, receive) if request.tool_use.tools else None
             rendered = await until_disconnect(receive, rendered_prompt(request, service))
             info = service.client.info
@@ -131,6 +131,7 @@ class ChatRun:
             names = {**names, **{f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}}
         generation = service.generation(
             answer_id,
+            model,
             [prompt],
             [params],
             n=request.n,

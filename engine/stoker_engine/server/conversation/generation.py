@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from stoker_common.errors import EngineDeadError, EngineKilledError, RequestError
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
@@ -56,7 +57,9 @@ class Generation:
     Attributes:
         wait_ready: waits while an engine that died, since the prompts were tokenized or since it got them, is loaded
             again.
+        hold_adapter: keeps the adapter of that name loaded and yields its number; see `AdapterRegistry.hold`.
         id: of the answer; the engine's requests are named after it.
+        model: the name that the answer carries: the model's, or the adapter's.
         running: where it is to be found while it runs.
         field_names: what the client calls the engine's fields, for errors, where that is something else.
         report_cached: whether usage reports the prompt tokens that a prefix hit saved.
@@ -69,7 +72,9 @@ class Generation:
     wait_ready: Callable[[], Awaitable[None]]
     admission: Admission
     running: set[Generation]
+    hold_adapter: Callable[[str], AbstractContextManager[int]]
     id: str
+    model: str
     prompts: Sequence[PromptTokens]
     params: Sequence[RequestParams]
     n: int = 1
@@ -82,6 +87,7 @@ class Generation:
     prompt_logprobs: dict[int, list[PositionLogprobs | None]] = field(default_factory=dict)
     _completion_tokens: dict[int, int] = field(default_factory=dict)
     _cached_tokens: dict[int, int] = field(default_factory=dict)
+    _adapter: int = NO_ADAPTER
     _stream: OutputStream = field(default_factory=OutputStream)
     _prompts_of: dict[str, int] = field(default_factory=dict)  # requests of the engine → which prompt is theirs
     _unfinished: dict[int, int] = field(default_factory=dict)  # prompts → how many of their sequences run
@@ -94,35 +100,39 @@ class Generation:
 
         Raises:
             NotStartedError: the engine died meanwhile, and another one is not there in time; raised first.
+            NotFoundError: the adapter was unloaded meanwhile; raised first.
             OverloadedError: a queue's limit is reached; raised first.
             RequestError: what the engine raised.
         """
         await self.wait_ready()
-        ticket = self.admission.admit([len(prompt) for prompt in self.prompts], self.n)
-        self.running.add(self)
-        self._unfinished = dict.fromkeys(range(len(self.prompts)), self.n)
-        asking = asyncio.create_task(self._submit())
-        crashes = 0
-        try:
-            while self._unfinished:
-                try:
-                    deltas = await self._stream.get()
-                except EngineDeadError as death:
-                    # Prompts go to another engine where nobody has seen anything of them yet. If it was no signal
-                    # from outside, one of them may be what the engine dies of, and they go on only once.
-                    crashes += not isinstance(death, EngineKilledError)
-                    if crashes > 1 or not self._started.isdisjoint(self._forget_lost()):
-                        raise
-                    asking.cancel()
-                    asking = asyncio.create_task(self._resubmit())
-                    continue
-                yield [(self._count(delta, ticket), delta) for delta in deltas if delta.request_id in self._prompts_of]
-        finally:
-            asking.cancel()
-            for request_id in self._prompts_of:
-                self.client.abort(request_id)
-            self.admission.release(ticket)
-            self.running.discard(self)
+        with self.hold_adapter(self.model) as self._adapter:
+            ticket = self.admission.admit([len(prompt) for prompt in self.prompts], self.n)
+            self.running.add(self)
+            self._unfinished = dict.fromkeys(range(len(self.prompts)), self.n)
+            asking = asyncio.create_task(self._submit())
+            crashes = 0
+            try:
+                while self._unfinished:
+                    try:
+                        deltas = await self._stream.get()
+                    except EngineDeadError as death:
+                        # Prompts go to another engine where nobody has seen anything of them yet. If it was no signal
+                        # from outside, one of them may be what the engine dies of, and they go on only once.
+                        crashes += not isinstance(death, EngineKilledError)
+                        if crashes > 1 or not self._started.isdisjoint(self._forget_lost()):
+                            raise
+                        asking.cancel()
+                        asking = asyncio.create_task(self._resubmit())
+                        continue
+                    yield [
+                        (self._count(delta, ticket), delta) for delta in deltas if delta.request_id in self._prompts_of
+                    ]
+            finally:
+                asking.cancel()
+                for request_id in self._prompts_of:
+                    self.client.abort(request_id)
+                self.admission.release(ticket)
+                self.running.discard(self)
 
     async def collect(self) -> list[Output]:
         """Waits for everything; one output a choice."""
@@ -183,6 +193,7 @@ class Generation:
                         self.params[prompt],
                         priority=self.priority,
                         cache_salt=self.cache_salt,
+                        adapter=self._adapter,
                     )
                 self._prompts_of[request_id] = prompt
         except Exception as error:

@@ -6,6 +6,8 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from stoker_common.errors import NotFoundError, RequestError
 from stoker_engine.contract.serve_args import ServeArgs
@@ -13,6 +15,9 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.metrics import EngineMetrics, process_registry
+from stoker_engine.server.adapters.config_file import AdapterConfigFile
+from stoker_engine.server.adapters.folders import AdapterFolders
+from stoker_engine.server.adapters.registry import AdapterRegistry, AdapterState
 from stoker_engine.server.conversation.generation import Generation
 from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.engine.admission import Admission
@@ -27,12 +32,21 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 logger = logging.getLogger(__name__)
 
+#: Most names that an error lists.
+_MAX_LISTED: Final = 20
+
 
 class Service:
-    """One model, served. Used from the event loop only.
+    """One model, served, with its adapters. Used from the event loop only.
+
+    Raises:
+        ArgumentError: the file of ``--lora-config`` cannot be read.
 
     Attributes:
         model_names: the names it answers to; responses and metrics carry the first.
+        adapters: that are served beside it.
+        adapter_folders: where the paths of clients and of ``--lora-config`` may lead.
+        adapter_config: the file of ``--lora-config``; None: there is none.
         registry: all metrics.
         running: what is being generated.
         created: when it began to be served, in Unix seconds.
@@ -42,7 +56,7 @@ class Service:
     def __init__(self, args: ServeArgs, client: EngineClient) -> None:
         self.args = args
         self.client = client
-        self.model_names = args.engine.served_model_name or (args.engine.model.removeprefix("demo://"),)
+        self.model_names = args.model_names
         self.registry = process_registry()
         self.lifecycle = Lifecycle()
         self.running: set[Generation] = set()
@@ -54,6 +68,12 @@ class Service:
         self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
         self._throughput = None if frontend.disable_log_stats else ThroughputLog()
+        self.adapters = AdapterRegistry(client, self.model_names)
+        self.adapter_folders = AdapterFolders(frontend.lora_dir)
+        self.adapter_config: AdapterConfigFile | None = None
+        if frontend.lora_config is not None:
+            self.adapter_config = AdapterConfigFile(Path(frontend.lora_config), self.adapters, self.adapter_folders)
+        self._has_modules = not frontend.adapters  # those of --lora-modules
         client.on_step = self._on_step
 
     @property
@@ -78,11 +98,30 @@ class Service:
         self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, infos)
         for engine in range(client.num_engines):
             self._metrics.look_up(engine, functools.partial(client.serves, engine))
+        if self.args.engine.enable_lora:
+            self._metrics.look_up_adapters(
+                {state: functools.partial(self.adapters.count, state) for state in AdapterState}
+            )
         if info.licence is not None:
             logger.info("licence of %s: %s", self.model_name, info.licence)
         if info.model_card is not None:
             logger.info("model card of %s: %s", self.model_name, info.model_card)
         _ = self.parsers  # says in the log which
+
+    async def load_modules(self) -> None:
+        """Loads the adapters of ``--lora-modules``.
+
+        Raises:
+            ArgumentError: one cannot be loaded.
+            EngineDeadError: the engine died.
+        """
+        await self.adapters.load_modules(self.args.frontend.adapters)
+        self._has_modules = True
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether each adapter that is to be served from the start is loaded, or has failed for a reason."""
+        return self._has_modules and (self.adapter_config is None or self.adapter_config.is_settled)
 
     def on_death(self, engine: int) -> None:
         """An engine has died: it has nothing any more."""
@@ -114,18 +153,26 @@ class Service:
         if not (may_be_again and await wait_any(self.restarts, lambda: client.is_ready)):
             raise NotStartedError(f"the model cannot answer now: {client.status}")
 
-    def check_model(self, name: str | None) -> None:
-        """A request may leave the model out, but not name another one.
+    def check_model(self, name: str | None) -> str:
+        """Checks the model of a request, which may leave it out, or name an adapter.
+
+        Returns:
+            the name that the answer carries.
 
         Raises:
-            NotFoundError: the model is not served here.
+            NotFoundError: neither a model nor an adapter of that name is served here.
+            NotStartedError: the adapter is being loaded, or failed.
         """
-        if name is not None and name not in self.model_names:
-            raise NotFoundError(
-                f"the model {name[:200]!r} is not served here; there is {', '.join(self.model_names)}",
-                "model",
-                "model_not_found",
-            )
+        if name is None or name in self.model_names:
+            return self.model_name
+        try:
+            self.adapters.check(name)
+        except NotFoundError:
+            names = [*self.model_names, *(adapter.module.name for adapter in self.adapters)]
+            listed = ", ".join(names[:_MAX_LISTED]) + (" and others" if len(names) > _MAX_LISTED else "")
+            message = f"the model {name[:200]!r} is not served here; there is {listed}"
+            raise NotFoundError(message, "model", "model_not_found") from None
+        return name
 
     def check_length(self, text: str) -> None:
         """A text that is too long is refused before any work is done for it.
@@ -135,15 +182,19 @@ class Service:
         """
         self.client.tokenizer.vocabulary.check_length(text, self.client.info.max_model_len)
 
-    def check(self, model: str | None, priority: int | None) -> None:
+    def check(self, model: str | None, priority: int | None) -> str:
         """Checks what can be checked before the prompt is tokenized.
+
+        Returns:
+            the name of the model, or the adapter, that the answer carries.
 
         Raises:
             RequestError: a request for this cannot be served.
         """
-        self.check_model(model)
+        name = self.check_model(model)
         if priority and self.args.engine.scheduling_policy != "priority":
             raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")
+        return name
 
     async def parsing(self, request: ChatRequest, prompt: str) -> Parsing:
         """How the answers to `request` are taken apart, whose prompt has the text `prompt`."""
@@ -174,6 +225,7 @@ class Service:
     def generation(
         self,
         answer_id: str,
+        model: str,
         prompts: Sequence[PromptTokens],
         params: Sequence[RequestParams],
         *,
@@ -183,7 +235,11 @@ class Service:
         field_names: Mapping[str, str],
         report_output: bool = True,
     ) -> Generation:
-        """What a request asks for, ready to run."""
+        """What a request asks for, ready to run.
+
+        Args:
+            model: as `check` returned it.
+        """
         for prompt, its_params in zip(prompts, params, strict=True):
             self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer.vocabulary)
         return Generation(
@@ -191,7 +247,9 @@ class Service:
             self.wait_ready,
             self._admission,
             self.running,
+            self.adapters.hold,
             answer_id,
+            model,
             prompts,
             params,
             n=n,

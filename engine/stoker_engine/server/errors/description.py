@@ -2,7 +2,7 @@
 
 what happened                                   status
 the body is not JSON, or not what we know       400      (FastAPI would say 422)
-a RequestError                                  its own: 400, 401, 404, 413, 429, 500, 503
+a RequestError                                  its own: 400, 401, 403, 404, 413, 429, 500, 503
 unknown path, wrong method                      404, 405
 anything else is our mistake                    500      the traceback goes to the log, never to the client
 """

@@ -168,12 +168,14 @@ class Server(uvicorn.Server):
         """Loads the engines, and waits until all are dead for good, which it raises."""
         service = self._service
         service.on_loaded(await service.client.load())
+        await service.load_modules()
         logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
         engines = [asyncio.create_task(self._keep(engine)) for engine in range(service.client.num_engines)]
+        watching = [] if service.adapter_config is None else [asyncio.create_task(service.adapter_config.watch())]
         try:
             await asyncio.gather(*engines)
         finally:
-            for task in engines:
+            for task in (*engines, *watching):
                 task.cancel()
             for restarts in service.restarts:
                 restarts.give_up()

@@ -16,6 +16,7 @@ import hmac
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -38,12 +39,22 @@ class APIKeys:
     Args:
         keys: given as they are.
         file: holds more, one a line; or a folder of such files, which may come to hold keys later.
+        flag: that names the file, for errors.
+        refusal: the sentence for requests without a valid key.
 
     Raises:
         ArgumentError: it cannot be read, or is a file that holds no key.
     """
 
-    def __init__(self, keys: Iterable[str], file: Path | None = None) -> None:
+    def __init__(
+        self,
+        keys: Iterable[str],
+        file: Path | None = None,
+        *,
+        flag: str = "--api-key-file",
+        refusal: str = "this server wants an API key: Authorization: Bearer KEY",
+    ) -> None:
+        self._refusal = refusal
         self._fixed = _digests(keys)
         self._file = file
         self._from_file: list[bytes] = []
@@ -53,9 +64,9 @@ class APIKeys:
             try:
                 self._read(file)
             except (OSError, UnicodeDecodeError) as error:
-                raise ArgumentError("--api-key-file", f"cannot read {file}: {error}") from error
+                raise ArgumentError(flag, f"cannot read {file}: {error}") from error
             if not self._from_file and not file.is_dir():
-                raise ArgumentError("--api-key-file", f"{file} holds no key; write one a line")
+                raise ArgumentError(flag, f"{file} holds no key; write one a line")
 
     @classmethod
     def from_args(cls, args: FrontendArgs, environment: Mapping[str, str] = os.environ) -> APIKeys:
@@ -90,7 +101,7 @@ class APIKeys:
         known = (*self._fixed, *self._from_file)
         valid = [each for digest in digests for each in known if hmac.compare_digest(digest, each)]
         if not valid:
-            raise UnauthorizedError("this server wants an API key: Authorization: Bearer KEY", code="invalid_api_key")
+            raise UnauthorizedError(self._refusal, code="invalid_api_key")
         return valid[0]
 
     def _refresh(self) -> None:
@@ -119,24 +130,36 @@ class APIKeys:
 
 
 class APIKeyMiddleware:
-    """Turns away what has no key; the digest of a request's key is in its state, as `api_key`."""
+    """Turns away what has no key; the digest of a request's key is in its state, as `api_key`.
 
-    def __init__(self, app: ASGIApp, keys: APIKeys) -> None:
+    Args:
+        open_paths: those that need none of these keys.
+    """
+
+    def __init__(self, app: ASGIApp, keys: APIKeys, open_paths: AbstractSet[str] = OPEN_PATHS) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
-        if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
+        if scope["type"] == "http" and route_path(scope) not in self._open_paths:
             try:
-                headers = Headers(scope=scope)
-                credentials = (headers.get(name) for name in ("authorization", "x-api-key"))
-                key = self._keys.check(*(None if value is None else value.encode("latin-1") for value in credentials))
-                scope.setdefault("state", {})["api_key"] = key
+                scope.setdefault("state", {})["api_key"] = self._keys.check(*credentials(scope))
             except UnauthorizedError as error:
                 await handlers.response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def credentials(scope: Scope) -> tuple[bytes | None, bytes | None]:
+    """The headers of a request that may hold a key, for `APIKeys.check`."""
+    headers = Headers(scope=scope)
+    authorization, x_api_key = headers.get("authorization"), headers.get("x-api-key")
+    return (
+        None if authorization is None else authorization.encode("latin-1"),
+        None if x_api_key is None else x_api_key.encode("latin-1"),
+    )
 
 
 def _files(path: Path) -> list[Path]:

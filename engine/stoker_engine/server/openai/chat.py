@@ -52,7 +52,7 @@ def routes(service: Service) -> APIRouter:
         chat = await asyncio.to_thread(body.to_request)
         run = await ChatRun.prepare(chat, service, request.receive, f"chatcmpl-{base_id}")
         logprobs = logprob_writer(service, body.num_logprobs, body.return_tokens_as_token_ids)
-        writer = _Writer(body, run, service.model_name, logprobs)
+        writer = _Writer(body, run, run.generation.model, logprobs)
         headers = {HEADER: base_id}
         if body.stream:
             return EventStream(writer.events(include_usage(service, body)), headers, run.usage, FRAMING)

@@ -38,7 +38,7 @@ def routes(service: Service) -> APIRouter:
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Completes a prompt, or several side by side."""
         await service.wait_ready()
-        service.check(body.model, body.priority)
+        model = service.check(body.model, body.priority)
         client = service.client
         encoded = await until_disconnect(request.receive, _tokenize(body, service))
         info = client.info
@@ -51,6 +51,7 @@ def routes(service: Service) -> APIRouter:
         base_id = request_id(request, body.request_id)
         generation = service.generation(
             f"cmpl-{base_id}",
+            model,
             prompts,
             params,
             n=body.num_sequences,
@@ -61,7 +62,7 @@ def routes(service: Service) -> APIRouter:
         )
         echo = await until_disconnect(request.receive, _echo(body, prompts, client.tokenizer)) if body.echo else None
         logprobs = logprob_writer(service, body.logprobs, body.return_tokens_as_token_ids)
-        writer = _Writer(body, generation, service.model_name, echo, logprobs)
+        writer = _Writer(body, generation, model, echo, logprobs)
         headers = {HEADER: base_id}
         if body.stream:
             return EventStream(writer.events(include_usage(service, body)), headers, generation.usage, FRAMING)

@@ -12,14 +12,19 @@ from stoker_engine.server.fields.field_types import Extra
 
 
 class ModelCard(BaseModel):
-    """One name that is served."""
+    """One name that is served: the model's, or an adapter's.
+
+    Attributes:
+        root: where the model, or the adapter, comes from.
+        parent: of an adapter, the model that it was made for.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "stoker"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
     dtype: Extra[str] = None
     quantization: Extra[str] = None
@@ -41,12 +46,15 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     def card(name: str) -> ModelCard:
-        service.check_model(name)
+        adapter = service.adapters.get(name)
+        if adapter is None:
+            service.check_model(name)
         info = service.client.info
         return ModelCard(
             id=name,
-            created=service.created,
-            root=service.args.engine.model,
+            created=service.created if adapter is None else adapter.created,
+            root=service.args.engine.model if adapter is None else adapter.module.path,
+            parent=None if adapter is None else adapter.module.base_model_name or service.model_name,
             max_model_len=info.max_model_len,
             dtype=info.dtype or None,
             quantization=info.quantization or None,
@@ -58,9 +66,10 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        """Every name the model answers to."""
+        """Every name the model answers to, and every adapter."""
         await service.wait_ready()
-        return ModelList(data=[card(name) for name in service.model_names])
+        adapters = [adapter.module.name for adapter in service.adapters]
+        return ModelList(data=[card(name) for name in (*service.model_names, *adapters)])
 
     @router.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> ModelCard:

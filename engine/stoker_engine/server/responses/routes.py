@@ -51,7 +51,7 @@ def routes(service: Service) -> APIRouter:
         if body.num_logprobs is not None:
             as_token_ids = service.args.frontend.return_tokens_as_token_ids
             logprobs = LogprobWriter(service.client.tokenizer.vocabulary, body.num_logprobs, as_token_ids)
-        response_run = ResponseRun(body, history, run, service.model_name, logprobs, store, owner)
+        response_run = ResponseRun(body, history, run, run.generation.model, logprobs, store, owner)
         headers = {HEADER: base_id}
         if body.stream:
             framing = Framing(named=True, last=b"", error=response_run.error_event)

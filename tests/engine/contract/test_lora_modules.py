@@ -1,0 +1,91 @@
+"""Adapters as users name them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stoker_common.errors import ArgumentError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.lora_modules import LoRAModule
+from stoker_engine.contract.serve_args import ServeArgs
+
+ENABLED = ["m", "--enable-lora"]
+
+
+def test_modules_are_written_in_two_ways_and_flags_add_up() -> None:
+    of_json = {"name": "c", "path": "/c=d", "base_model_name": "base"}
+    words = ["--lora-modules", "a=/a", "org/b=/b=1", "--lora-modules", json.dumps(of_json), "--max-loras=2"]
+    args = ServeArgs.from_argv([*ENABLED, *words])
+    assert args.frontend.adapters == (
+        LoRAModule("a", "/a"),
+        LoRAModule("org/b", "/b=1"),
+        LoRAModule("c", "/c=d", "base"),
+    )
+    assert ServeArgs.from_argv(args.to_argv()) == args
+
+
+@pytest.mark.parametrize(
+    "word, says",
+    [
+        ("a", "neither NAME=PATH nor JSON"),
+        ("=/a", "1 to 256 characters"),
+        ("a=", "needs the path"),
+        (f"{'a' * 257}=/a", "1 to 256 characters"),
+        ("a\n=/a", "printable"),
+        (" a=/a", "spaces at its ends"),
+        ("a,b=/a", "no comma"),
+        ("a=/a\0", "needs the path"),
+        ('{"name": "a"', "not JSON"),
+        ("{" * 100_000, "not JSON"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"name": "a"}', "needs its path"),
+        ('{"name": "a", "path": 1}', "must be a string"),
+        ('{"name": null, "path": "b"}', "must be a string"),
+        ('{"name": "a", "path": "/a", "base_model_name": []}', "must be a string"),
+        ('{"name": "a", "path": "/a", "rank": 8}', "no field 'rank'"),
+        ("m=/a", "the model's own name"),
+    ],
+)
+def test_a_module_that_cannot_be(word: str, says: str) -> None:
+    with pytest.raises(ArgumentError, match="--lora-modules") as caught:
+        ServeArgs.from_argv([*ENABLED, f"--lora-modules={word}"])
+    assert says in str(caught.value)
+
+
+def test_two_modules_need_two_names() -> None:
+    with pytest.raises(ArgumentError, match="two adapters have the name 'a'"):
+        FrontendArgs(lora_modules=("a=/a", "a=/b"))
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"allow_runtime_lora_updating": True, "lora_dir": ("/a",)}, "needs --admin-api-key-file"),
+        ({"allow_runtime_lora_updating": True, "admin_api_key_file": "k"}, "needs --lora-dir"),
+        ({"lora_config": "c"}, "--lora-config: needs --lora-dir"),
+        ({"lora_dir": ("",)}, "--lora-dir: must name a folder"),
+    ],
+)
+def test_flags_that_need_others(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        FrontendArgs(**fields)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--lora-modules", "a=/a"],
+        ["--lora-dir=/a"],
+        ["--lora-config=c", "--lora-dir=/a"],
+        ["--admin-api-key-file=k"],
+        ["--allow-runtime-lora-updating", "--admin-api-key-file=k", "--lora-dir=/a"],
+    ],
+)
+def test_flags_of_adapters_need_adapters(words: list[str]) -> None:
+    with pytest.raises(ArgumentError, match="needs --enable-lora"):
+        ServeArgs.from_argv(["m", *words])
+    args = ServeArgs.from_argv([*ENABLED, *words])
+    assert ServeArgs.from_argv(args.to_argv()) == args

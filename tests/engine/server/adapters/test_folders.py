@@ -1,0 +1,62 @@
+"""Paths that clients and files give lead into the folders of ``--lora-dir``, or nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stoker_common.errors import NotFoundError, RequestError
+from stoker_engine.server.adapters.folders import AdapterFolders
+from stoker_engine.server.unavailable import ForbiddenError
+
+
+def _resolve(folders: AdapterFolders, path: Path | str) -> str:
+    return asyncio.run(folders.resolve(str(path)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder that adapters may come from, with one, beside one that they may not come from."""
+    for name in ("allowed/inner/a", "other/a"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+def test_folders_within_are_found(root: Path) -> None:
+    folders = AdapterFolders([str(root / "nowhere"), str(root / "allowed")])
+    expected = str((root / "allowed/inner/a").resolve())
+    assert _resolve(folders, root / "allowed/inner/a") == expected
+    assert _resolve(folders, root / "other/../allowed/inner/./a") == expected
+    (root / "allowed/link").symlink_to("inner/a")
+    assert _resolve(folders, root / "allowed/link") == expected
+    (root / "link").symlink_to("allowed")
+    assert _resolve(AdapterFolders([str(root / "link")]), root / "link/inner/a") == expected
+
+
+@pytest.mark.parametrize("path", ["other/a", "allowed/../other/a", "allowed/../allowed2", "link/a", "nowhere", "/", ""])
+def test_paths_elsewhere_are_refused_whether_they_exist_or_not(root: Path, path: str) -> None:
+    (root / "link").symlink_to("other")
+    (root / "allowed2").mkdir()
+    with pytest.raises(ForbiddenError, match="--lora-dir"):
+        _resolve(AdapterFolders([str(root / "allowed")]), root / path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_files_that_lead_elsewhere_are_refused(root: Path, name: str) -> None:
+    (root / "allowed/inner/a" / name).symlink_to(root / "other/file")
+    with pytest.raises(ForbiddenError):
+        _resolve(AdapterFolders([str(root / "allowed")]), root / "allowed/inner/a")
+
+
+def test_what_is_no_folder(root: Path) -> None:
+    folders = AdapterFolders([str(root / "allowed")])
+    (root / "allowed/file").touch()
+    (root / "allowed/circle").symlink_to("circle")
+    for path in ("allowed/b", "allowed/file"):
+        with pytest.raises(NotFoundError, match="no folder"):
+            _resolve(folders, root / path)
+    for path in (f"{root}/allowed/\0", f"{root}/allowed/{'a' * 5000}", f"{root}/allowed/circle"):
+        with pytest.raises(RequestError):
+            _resolve(folders, path)
