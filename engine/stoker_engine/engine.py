@@ -131,6 +131,7 @@ class Engine:
             load, drop = self.executor.load_adapter, self.executor.drop_adapter
             self._adapter_loads = AdapterLoads(self.scheduler.adapters, load, drop)
         self._refused: list[TokenDelta] = []  # not reported yet
+        self._num_reported_waiting = 0
         self._max_in_flight = max_in_flight
         self._in_flight: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step was
@@ -289,7 +290,12 @@ class Engine:
     def _has_news(self) -> bool:
         """Whether there is something to report, though no step ran."""
         loads = self._adapter_loads
-        return self._timelines.has_news or self._grammar_queue.has_news or (loads is not None and loads.has_news)
+        return (
+            self._timelines.has_news
+            or self._grammar_queue.has_news
+            or (loads is not None and loads.has_news)
+            or len(self.scheduler.waiting) != self._num_reported_waiting
+        )
 
     def _collect_adapters(self, loads: AdapterLoads) -> list[TokenDelta]:
         """Takes in the loads that have ended. Returns the ends of the requests whose adapters cannot be loaded."""
@@ -318,6 +324,7 @@ class Engine:
     def _stats(self) -> SchedulerStats:
         """The scheduler's, who knows nothing of the requests that wait for their grammars."""
         stats = self.scheduler.stats()
+        self._num_reported_waiting = len(self.scheduler.waiting)
         return replace(stats, num_waiting=stats.num_waiting + self._grammar_queue.reported())
 
     def _launch(self) -> bool:

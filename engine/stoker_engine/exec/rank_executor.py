@@ -375,6 +375,7 @@ class RankExecutor:
         load.answers[rank] = answer
         if len(load.answers) < len(self._ranks):
             return
+        load.answers = {each: load.answers[each] for each in self._ranks}  # errors name the first of them
         error = load.error()
         if error is not None:
             self._send(DropAdapter(answer.number), [each for each, found in load.answers.items() if found.loaded])

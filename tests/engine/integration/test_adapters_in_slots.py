@@ -151,6 +151,21 @@ def test_a_request_that_waits_for_files_blocks_no_other(start: Start) -> None:
     assert ends(drain(engine)) == {"slow": (FinishReason.LENGTH, None)}
 
 
+def test_a_request_that_waits_for_files_is_reported(start: Start) -> None:
+    engine, adapters = start(max_loras=1, max_cpu_loras=1)
+    register(engine, 0, 1)
+    while engine.has_work:
+        engine.step()
+    adapters.gates[0] = threading.Event()
+    engine.add(request("slow", 0))
+    report = engine.step().report
+    assert report is not None and report.stats.adapters is not None
+    assert (report.stats.num_waiting, report.stats.adapters.waiting) == (1, ("adapter 0",))
+    assert engine.step() == StepOutputs([], None)
+    adapters.gates[0].set()
+    drain(engine)
+
+
 def test_files_that_are_gone_end_what_waits_for_them(start: Start) -> None:
     engine, adapters = start(max_loras=1, max_cpu_loras=1)
     register(engine, 0, 1)

@@ -69,47 +69,70 @@ def run(tiny_llama: Path, tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def test_requests_use_what_is_loaded(run: Callable[..., None], tmp_path: Path) -> None:
+def test_one_engine(run: Callable[..., None], tmp_path: Path) -> None:
+    """Starting processes takes seconds, so these share them."""
     (tmp_path / "a").write_text("content")
     (tmp_path / "bad").write_text("wrong: a rank of 99")
 
     async def test(llm: AsyncLLM) -> None:
-        reports: list[StepReport] = []
-        llm.on_step = reports.append
-        with pytest.raises(AdapterError, match=r"^a rank of 99$"):
-            await llm.load_adapter(source(0, "bad"))
-        assert await llm.load_adapter(source(1)) == LOADED
-        assert [token % 2 for token in await tokens(llm, 1)] == [1] * 6
-        assert [token % 2 for token in await tokens(llm, -1)] == [0] * 6
-        with pytest.raises(RequestError, match="is not loaded"):
-            await tokens(llm, 0)
-        stats = reports[-1].stats.adapters
-        assert stats is not None and (stats.loads, stats.failures) == (1, 1)
-        assert sum(len(r.stats.adapters.load_seconds) for r in reports if r.stats.adapters) == 1
-        llm.remove_adapter(1)
-        with pytest.raises(RequestError, match="is not loaded"):
-            await tokens(llm, 1)
-        await until_async(lambda: (tmp_path / "dropped").exists())
-        assert (tmp_path / "dropped").read_text() == "1 "
+        for check in (
+            requests_use_what_is_loaded,
+            prefixes_are_those_of_the_adapter_and_of_one_load,
+            a_load_that_nobody_waits_for_leaves_nothing,
+        ):
+            await check(llm, tmp_path)
 
     run(test)
 
 
-def test_prefixes_are_those_of_the_adapter_and_of_one_load(run: Callable[..., None], tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("content")
+async def requests_use_what_is_loaded(llm: AsyncLLM, folder: Path) -> None:
+    reports: list[StepReport] = []
+    llm.on_step = reports.append
+    with pytest.raises(AdapterError, match=r"^a rank of 99$"):
+        await llm.load_adapter(source(0, "bad"))
+    assert await llm.load_adapter(source(1)) == LOADED
+    assert [token % 2 for token in await tokens(llm, 1)] == [1] * 6
+    assert [token % 2 for token in await tokens(llm, -1)] == [0] * 6
+    with pytest.raises(RequestError, match="is not loaded"):
+        await tokens(llm, 0)
+    stats = reports[-1].stats.adapters
+    assert stats is not None and (stats.loads, stats.failures) == (1, 1)
+    assert sum(len(report.stats.adapters.load_seconds) for report in reports if report.stats.adapters) == 1
+    llm.remove_adapter(1)
+    with pytest.raises(RequestError, match="is not loaded"):
+        await tokens(llm, 1)
+    await until_async(lambda: dropped(folder) == [1])
 
-    async def test(llm: AsyncLLM) -> None:
-        await llm.load_adapter(source(1))
-        await llm.load_adapter(source(2))
-        params = SamplingParams(max_tokens=1)
-        cached = {}
-        for name, adapter in (("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", -1), ("f", -1), ("g", 1)):
-            async for delta in llm.generate(name, list(range(5, 40)), params, adapter=adapter):
-                cached[name] = delta.num_cached_tokens
-        assert cached == {"a": 0, "b": 32, "c": 0, "d": 32, "e": 0, "f": 32, "g": 32}
 
-    run(test)
+async def prefixes_are_those_of_the_adapter_and_of_one_load(llm: AsyncLLM, folder: Path) -> None:
+    await llm.load_adapter(source(2))
+    await llm.load_adapter(source(3))
+    params = SamplingParams(max_tokens=1)
+    cached = {}
+    for name, adapter in (("a", 2), ("b", 2), ("c", 3), ("d", 3), ("e", -1), ("f", -1), ("g", 2)):
+        async for delta in llm.generate(name, list(range(5, 40)), params, adapter=adapter):
+            cached[name] = delta.num_cached_tokens
+    assert cached == {"a": 0, "b": 32, "c": 0, "d": 32, "e": 0, "f": 32, "g": 32}
     assert root_key(1, "ab") != root_key(2, "ab") != root_key(1, "cd")
+
+
+async def a_load_that_nobody_waits_for_leaves_nothing(llm: AsyncLLM, folder: Path) -> None:
+    (folder / "slow").write_text("wait")
+    loading = asyncio.create_task(llm.load_adapter(source(4, "slow")))
+    await until_async(lambda: 4 in llm.engines[0]._adapter_loads)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert len(await tokens(llm, -1)) == 6
+    (folder / "slow").write_text("content")
+    await until_async(lambda: 4 in dropped(folder))
+    assert 4 not in llm.adapters and not llm.engines[0]._adapter_loads
+
+
+def dropped(folder: Path) -> list[int]:
+    """The adapters that an engine's runner was asked to drop."""
+    file = folder / "dropped"
+    return [int(number) for number in file.read_text().split()] if file.exists() else []
 
 
 @pytest.mark.parametrize("engines", [1, 2])
@@ -203,23 +226,6 @@ def test_an_adapter_that_comes_while_an_engine_is_loaded_again(run: Callable[...
             assert [token % 2 for token in await tokens(llm, adapter)] == [1] * 6
 
     run(test, engines=2)
-
-
-def test_a_load_that_nobody_waits_for_leaves_nothing(run: Callable[..., None], tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("wait")
-
-    async def test(llm: AsyncLLM) -> None:
-        loading = asyncio.create_task(llm.load_adapter(source(1)))
-        await until_async(lambda: 1 in llm.engines[0]._adapter_loads)
-        loading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await loading
-        assert len(await tokens(llm, -1)) == 6
-        (tmp_path / "a").write_text("content")
-        await until_async(lambda: (tmp_path / "dropped").exists())
-        assert not llm.adapters and not llm.engines[0]._adapter_loads
-
-    run(test)
 
 
 def test_engines_of_a_script_load_together(tiny_llama: Path, tmp_path: Path) -> None:
