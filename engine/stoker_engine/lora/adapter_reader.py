@@ -1,52 +1,392 @@
-"""Minimal reader: enough to measure by, until the real one comes."""
+"""Reads an adapter from PEFT's files, and checks it against the model.
+
+    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, inputs]
+    base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [outputs, rank]
+    base_model.model.model.embed_tokens.lora_embedding_A, _B            [rank, vocabulary], [width, rank]
+    base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight, …     of a parameter that stacks experts:
+                                                      [experts × rank, inputs], [outputs, rank × experts]
+
+Modules are called as the family's files call them, so the names lead to our parameters as a checkpoint's do. What such
+a file holds as one matrix has one A, and its B is taken apart as the matrix is. Every tensor finds its place, or the
+adapter is refused; nothing in the files is executed.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-from collections.abc import Mapping
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors.torch import load
 
-from stoker_common.errors import AdapterError
+from stoker_common.errors import AdapterError, ArgumentError, WeightsError
 from stoker_engine.architectures.families.registry import FAMILIES
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.weight_layout import HalfSplitPairs, Split
+from stoker_engine.architectures.weight_names import Destination, WeightNames
+from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
 from stoker_engine.lora.adapter import Adapter, Factors
+from stoker_engine.lora.adapter_config import FILE, AdapterConfig
 from stoker_engine.models.checkpoint import Checkpoint
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.decoder_loader import DecoderLoader
+from stoker_engine.models.loading.apply_layout import apply_operation, split_fused
+from stoker_engine.models.loading.weight_source import some
+from stoker_engine.quant.weight_target import WeightTarget
+
+logger = logging.getLogger(__name__)
+
+TENSORS: Final = "adapter_model.safetensors"
+_PICKLED: Final = "adapter_model.bin"
+_MAX_CONFIG_BYTES: Final = 1 << 20
+#: Of the file of tensors, beside the tensors.
+_MAX_HEADER_BYTES: Final = 16 << 20
+
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+?)(?P<nested>(\.base_layer)*)"
+    r"\.(?:lora_(?P<half>[AB])\.weight|lora_embedding_(?P<embedding_half>[AB]))"
+)
+_OWN = re.compile(r"base_model\.model\.(?P<module>(?:.+\.)?\w+)\.base_layer\.(?:weight|bias)")
+#: Ends of tensors' names that mean what is not served.
+_FOREIGN: Final = {
+    ".lora_magnitude_vector": "DoRA scales the model's own matrices; merge it into the model",
+    ".lora_B.bias": "B has a bias",
+    ".weight": "it has whole modules of its own; merge it into the model",
+    ".bias": "it has biases of its own; merge it into the model",
+}
+
+#: What parameters with all experts' matrices are called, in the order in which a module has them.
+_STACKS: Final = ("gate_up_proj", "down_proj")
+
+_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A and B of one module, or of one of its parameters.
+
+    Attributes:
+        name: of the module or parameter, for messages and for the config's patterns.
+        destination: the parameters of ours that they change.
+        is_stack: they are those of all experts.
+    """
+
+    name: str
+    destination: Destination
+    a: torch.Tensor
+    b: torch.Tensor
+    is_stack: bool = False
 
 
 class AdapterReader:
-    def __init__(self, weight_names, config, dtype) -> None:
-        self._names, self._config, self._dtype = weight_names, config, dtype
+    """Reads adapters of one model.
+
+    Args:
+        weight_names: how files of the family, and so adapters' authors, call its modules.
+        config: the model's.
+        shapes: of all its parameters, whatever part of them is here.
+        max_rank: of a matrix.
+        target_modules: the last parts of the names of the modules that may be changed; empty: all.
+        dtype: of the matrices.
+        rounded_to: what they are rounded to before.
+    """
+
+    def __init__(
+        self,
+        weight_names: WeightNames,
+        config: ModelConfig,
+        shapes: Mapping[str, torch.Size],
+        *,
+        max_rank: int,
+        target_modules: tuple[str, ...],
+        dtype: torch.dtype,
+        rounded_to: torch.dtype | None = None,
+    ) -> None:
+        self._weight_names, self._config, self._shapes = weight_names, config, shapes
+        self._max_rank, self._allowed = max_rank, frozenset(target_modules)
+        self._dtype, self._rounded_to = dtype, rounded_to or dtype
+        self._destinations: dict[str, Destination | None] = {}
 
     def read(self, folder: Path) -> Adapter:
-        described = (folder / "adapter_config.json").read_bytes()
-        data = (folder / "adapter_model.safetensors").read_bytes()
-        config, tensors = json.loads(described), load(data)
-        digest = hashlib.sha256(described + data).hexdigest()
-        scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+        """Reads an adapter's folder.
 
-        class Every:
-            def __contains__(self, name: object) -> bool:
-                return True
-
-        factors = {}
-        for name in tensors:
-            if not name.endswith(".lora_A.weight"):
-                continue
-            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            found = self._names.destination(self._names.canonical(module + ".weight"), Every(), self._config)
-            if found is None or len(found.param_names) != 1:
-                raise AdapterError(f"{module} is not known")
-            a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")]
-            factors[found.param_names[0].removesuffix(".weight")] = Factors(
-                a.to(self._dtype), (b.float() * scale).to(self._dtype)
+        Raises:
+            AdapterError: it is no adapter, damaged, or not one of this model; in a sentence that says why.
+        """
+        described = _content(folder, FILE, _MAX_CONFIG_BYTES)
+        config = AdapterConfig.parse(described)
+        if not (folder / TENSORS).exists() and (folder / _PICKLED).exists():
+            raise AdapterError(
+                f"{folder} has its matrices in {_PICKLED}, which can run code when read; save the adapter again with "
+                "PEFT's save_pretrained(safe_serialization=True)"
             )
-        return Adapter(factors, digest)
+        content = _content(folder, TENSORS, self._max_bytes)
+        digest = hashlib.sha256(b"%d %s" % (len(described), described))
+        digest.update(content)
+        try:
+            factors = self._factors(config, _tensors(content))
+        except AdapterError as error:
+            raise AdapterError(f"the adapter in {folder} cannot be served: {error}") from None
+        if (folder / "chat_template.jinja").exists():
+            logger.warning("the chat template in %s is not used: chats are written as the model's own says", folder)
+        return Adapter(factors, digest.hexdigest())
+
+    def _factors(self, config: AdapterConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, Factors]:
+        pairs = self._pairs(config, tensors)
+        if not pairs:
+            raise AdapterError(f"{TENSORS} holds no matrices")
+        self._check_targets(config, pairs)
+        factors = dict[str, Factors]()
+        for pair in pairs:
+            for name, each in self._of_pair(config, pair):
+                if name in factors:
+                    raise AdapterError(f"{pair.name} is changed twice")
+                factors[name] = each
+        return factors
+
+    def _pairs(self, config: AdapterConfig, tensors: Mapping[str, torch.Tensor]) -> list[_Pair]:
+        """The tensors, two by two."""
+        halves: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            found = _TENSOR.fullmatch(name)
+            if found is None and self._is_models_own(name, tensor):
+                continue
+            if found is None:
+                reason = next((reason for end, reason in _FOREIGN.items() if name.endswith(end)), "it is no A or B")
+                raise AdapterError(f"{TENSORS} holds {name[:200]!r}: {reason}")
+            if tensor.dtype not in _DTYPES:
+                raise AdapterError(
+                    f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers"
+                )
+            depth = len(found["nested"]) // len(".base_layer")
+            halves.setdefault((found["module"], depth), {})[found["half"] or found["embedding_half"]] = tensor
+        depths: dict[str, int] = {}
+        for module, depth in halves:
+            depths[module] = max(depth, depths.get(module, 0))
+        pairs = []
+        for (module, depth), both in halves.items():
+            if len(both) < 2:
+                raise AdapterError(f"{TENSORS} holds only one of the two matrices of {module}")
+            name, destination, is_stack = self._destination(config, module, depths[module] - depth)
+            pairs.append(_Pair(name, destination, both["A"], both["B"], is_stack))
+        return pairs
+
+    def _is_models_own(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether it is the embedding's or head's own matrix, which PEFT writes too, in case that tokens were added."""
+        if (found := _OWN.fullmatch(name)) is None:
+            return False
+        if tensor.shape[:1] != self._shapes["embed.weight"][:1]:
+            raise AdapterError(
+                f"{found['module']} has {tuple(tensor.shape)[:1]} rows, the model's {self._config.vocab_size}: tokens were "
+                "added; merge the adapter into the model"
+            )
+        return True
+
+    def _destination(self, config: AdapterConfig, module: str, index: int) -> tuple[str, Destination, bool]:
+        """What a module, or the parameter with this index of those that are changed of it, is in our model."""
+        destination = self._known(f"{module}.weight")
+        if destination is not None and index == 0:
+            return module, destination, False
+        if module in self._heads and index == 0:  # its own names, and that of a head that is the embedding
+            return module, Destination(("lm_head.weight",)), False
+        parameters = [f"{module}.{each}" for each in _STACKS]
+        changed = [name for name in parameters if config.is_target_parameter(name)]
+        if index < len(changed) and (destination := self._known(changed[index])) is not None:
+            return changed[index], destination, True
+        raise AdapterError(f"the model has no linear operation {module}, which the adapter changes")
+
+    def _known(self, name: str) -> Destination | None:
+        if name not in self._destinations:
+            canonical = self._weight_names.canonical(name)
+            self._destinations[name] = self._weight_names.destination(canonical, self._shapes, self._config)
+            if len(self._destinations) > 4 * len(self._shapes) + 64:  # names that nobody has
+                self._destinations = {key: value for key, value in self._destinations.items() if value is not None}
+                return self._weight_names.destination(canonical, self._shapes, self._config)
+        return self._destinations[name]
+
+    @cached_property
+    def _heads(self) -> frozenset[str]:
+        return frozenset({self._weight_names.names.get("lm_head", "lm_head"), "lm_head", "embed_out"})
+
+    @cached_property
+    def _max_bytes(self) -> int:
+        """More than the tensors of any adapter of these ranks take, in float32."""
+        sizes = (sum(shape[-2:]) * max(1, shape[:-2].numel()) for shape in self._shapes.values() if len(shape) > 1)
+        return 4 * 2 * self._max_rank * sum(sizes) + _MAX_HEADER_BYTES
+
+    @cached_property
+    def _modules(self) -> dict[str, list[str]]:
+        """The names of the model's modules, by the name with # for its numbers."""
+        modules: dict[str, list[str]] = {}
+        for param in self._shapes:
+            stem, _, suffix = param.rpartition(".")
+            module = self._weight_names.stored_in(stem) if suffix == "weight" else None
+            if module is not None and module not in modules.setdefault(_shape(module), []):
+                modules[_shape(module)].append(module)
+        return modules
+
+    def _check_targets(self, config: AdapterConfig, pairs: Iterable[_Pair]) -> None:
+        """Whether the files hold what the config says: no more, and no less."""
+        present = {self._weight_names.canonical(f"{pair.name}.weight").removesuffix(".weight") for pair in pairs}
+        for pair in pairs:
+            is_target = config.is_target_parameter(f"{pair.name}.weight") or (
+                config.is_target_parameter(pair.name) if pair.is_stack else config.targets(pair.name)
+            )
+            if not is_target:
+                raise AdapterError(f"{TENSORS} holds matrices of {pair.name}, which {FILE} does not name as a target")
+            last = pair.name.rpartition(".")[2]
+            if self._allowed and last not in self._allowed:
+                raise AdapterError(
+                    f"it changes {pair.name}, and --lora-target-modules permits {', '.join(sorted(self._allowed))}"
+                )
+        names = [pair.name for pair in pairs]
+        listed = config.target_modules if not isinstance(config.target_modules, str) else ()
+        for name in (*listed, *config.target_parameters):
+            plain = name.removesuffix(".weight")
+            if not config.excludes(plain) and not any(each == plain or each.endswith(f".{plain}") for each in names):
+                raise AdapterError(f"{FILE} names {name[:200]!r} as a target, of which {TENSORS} holds no matrices")
+        for shape in {_shape(module) for module in present}:
+            expected = [module for module in self._modules.get(shape, ()) if config.targets(module)]
+            if missing := [module for module in expected if module not in present]:
+                raise AdapterError(f"{TENSORS} lacks the matrices of {some(missing)}, which {FILE} names as targets")
+
+    def _of_pair(self, config: AdapterConfig, pair: _Pair) -> list[tuple[str, Factors]]:
+        """What a pair adds to each of the parameters."""
+        rank, scale = config.rank_and_scale(pair.name)
+        if rank > self._max_rank:
+            raise AdapterError(f"{pair.name} has rank {rank}; start the engine with --max-lora-rank {rank} or more")
+        count = self._config.num_experts if pair.is_stack else 1
+        shapes = tuple(pair.a.shape), tuple(pair.b.shape)
+        if pair.a.dim() != 2 or pair.b.dim() != 2 or len(pair.a) != rank * count or pair.b.shape[1] != rank * count:
+            ranks = f"rank {rank}" if count == 1 else f"rank {rank} of {count} experts"
+            raise AdapterError(f"{pair.name} has matrices of {shapes[0]} and {shapes[1]}, which is not {ranks}")
+        a, b = self._converted(pair.name, pair.a, 1.0), self._converted(pair.name, pair.b, scale)
+        try:
+            parts = self._parts_of_stack(pair, a, b, rank) if pair.is_stack else self._parts(pair, a, b)
+        except (WeightsError, RuntimeError, IndexError, ValueError) as error:
+            raise AdapterError(f"{pair.name} has matrices of {shapes[0]} and {shapes[1]}: {error}") from None
+        found = []
+        for name, part in zip(pair.destination.param_names, parts, strict=True):
+            stem = name.removesuffix(".weight")
+            shape = self._shapes.get(name, self._shapes["embed.weight"])  # a head that is the embedding
+            expected = (*part.b.shape[:-1], part.a.shape[1])
+            if stem == "embed":
+                expected = (part.a.shape[1], len(part.b))
+            if tuple(shape) != expected:
+                raise AdapterError(
+                    f"{pair.name} has matrices of {shapes[0]} and {shapes[1]}, and the model needs them for "
+                    f"{tuple(shape)}; it was trained on another model"
+                )
+            found.append((stem, part))
+        return found
+
+    def _parts(self, pair: _Pair, a: torch.Tensor, b: torch.Tensor) -> list[Factors]:
+        destination, rank = pair.destination, len(a)
+        for operation in destination.operations:
+            if isinstance(operation, HalfSplitPairs):  # others are about columns, which B has none of, or about vectors
+                b = apply_operation(operation, b, self._config)
+        if destination.fused is None:
+            return [Factors(a, b)]
+        shapes = [torch.Size((*self._shapes[name][:-1], rank)) for name in destination.param_names]
+        targets = [WeightTarget(torch.empty(0), shape) for shape in shapes]
+        parts = split_fused(replace(destination.fused, transposed=False), b, targets, self._config)
+        return [Factors(a, part.contiguous()) for part in parts]
+
+    def _parts_of_stack(self, pair: _Pair, a: torch.Tensor, b: torch.Tensor, rank: int) -> list[Factors]:
+        """Of each expert's matrices, in the order of the parameters."""
+        fused = pair.destination.fused
+        if fused is None or fused.split not in (Split.EXPERTS, Split.INTERLEAVED_EXPERTS):
+            raise AdapterError(f"{pair.name} is held in a way that adapters cannot change here")
+        count = self._config.num_experts
+        each = len(pair.destination.param_names) // count
+        a_of, b_of = a.view(count, rank, -1), b.view(len(b), rank, count).permute(2, 0, 1)
+        parts = []
+        for expert_a, expert_b in zip(a_of, b_of, strict=True):
+            if fused.split is Split.INTERLEAVED_EXPERTS:
+                rows = [expert_b[part::each] for part in range(each)]
+            else:
+                rows = list(expert_b.chunk(each))
+            parts += [Factors(expert_a, part.contiguous()) for part in rows]
+        return parts
+
+    def _converted(self, name: str, tensor: torch.Tensor, scale: float) -> torch.Tensor:
+        converted = tensor if scale == 1.0 else tensor.float() * scale
+        converted = converted.to(self._rounded_to).to(self._dtype)
+        if not torch.isfinite(converted).all():
+            raise AdapterError(
+                f"the matrices of {name} hold nan or infinity, as {str(self._dtype).removeprefix('torch.')}"
+            )
+        return converted.contiguous()
 
 
 def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype) -> AdapterReader:
-    return AdapterReader(FAMILIES[checkpoint.config.architecture].weight_names, checkpoint.config, dtype)
+    """A reader of adapters of a model that is computed in `dtype`.
+
+    Raises:
+        ArgumentError: adapters of such a model are not served.
+    """
+    if not isinstance(checkpoint.loader, DecoderLoader):
+        raise ArgumentError(
+            "--enable-lora",
+            f"{checkpoint.config.architecture} runs by transformers' own modules, beside which no adapters are served; "
+            "leave it out",
+        )
+    with torch.device("meta"):
+        model = Decoder(checkpoint.config, Build(dtype, SdpaBackend(), REFERENCE), max_model_len=1)
+    return AdapterReader(
+        FAMILIES[checkpoint.config.architecture].weight_names,
+        checkpoint.config,
+        {name: target.full_shape for name, target in model.weight_targets().items()},
+        max_rank=args.max_lora_rank,
+        target_modules=args.lora_target_modules,
+        dtype=dtype,
+        rounded_to=None if args.lora_dtype == "auto" else getattr(torch, args.lora_dtype),
+    )
+
+
+def _content(folder: Path, name: str, max_bytes: int) -> bytes:
+    """All of a file of the folder, which must be one."""
+    try:
+        file = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise AdapterError(f"{folder} holds no adapter: {name} cannot be read: {reason}") from None
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise AdapterError(f"{folder} holds no adapter: {name} is no file")
+        if status.st_size > max_bytes:
+            raise AdapterError(
+                f"{folder}: {name} has {status.st_size} bytes, more than an adapter of this model of the ranks that "
+                "--max-lora-rank permits"
+            )
+        with open(file, "rb", closefd=False) as opened:
+            return opened.read(max_bytes + 1)
+    except OSError as error:
+        raise AdapterError(f"{folder}: {name} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(file)
+
+
+def _tensors(content: bytes) -> Mapping[str, torch.Tensor]:
+    try:
+        return load(content)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # also what a damaged file has its parser panic with
+        raise AdapterError(f"{TENSORS} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _shape(module: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", module)

@@ -40,7 +40,7 @@ def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
         adapters.save_adapter(tmp_path / "adapters", r=5, lora_alpha=7, use_rslora=True),
         adapters.save_adapter(tmp_path / "adapters", r=16, lora_alpha=16),
     ]
-    args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_lora=True, max_loras=3)
+    args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_lora=True, max_loras=3, max_lora_rank=64)
     checkpoint = find_checkpoint(args)
     dtype, rows = torch.float32, BatchRows()
     loaded = LoadedAdapters(adapter_reader(checkpoint, args, dtype), dtype, args.max_loras, cpu_library(CPU, dtype))

@@ -1,0 +1,260 @@
+"""PEFT's ``adapter_config.json``: which modules an adapter changes, by matrices of which ranks, scaled by what.
+
+Every field of PEFT's `LoraConfig` is honoured, without effect on a trained adapter, or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import regex
+
+from stoker_common.errors import AdapterError
+
+FILE: Final = "adapter_config.json"
+
+#: Seconds that a pattern of an adapter may take at one name: whoever wrote it may have meant harm.
+_PATTERN_S: Final = 0.5
+
+#: Fields that may be anything: they describe how an adapter was trained, or what with.
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "lora_dropout",
+        "lora_ga_config", "loftq_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
+        "runtime_config", "task_type",
+    }
+)  # fmt: skip
+
+_Number = TypeVar("_Number", int, float)
+
+_HONOURED: Final = frozenset(
+    {
+        "alpha_pattern", "exclude_modules", "fan_in_fan_out", "layers_pattern", "layers_to_transform", "lora_alpha",
+        "peft_type", "r", "rank_pattern", "target_modules", "target_parameters", "use_rslora",
+    }
+)  # fmt: skip
+
+#: Fields that must be empty, and why.
+_REFUSED: Final = {
+    "alora_invocation_tokens": "an activated adapter (aLoRA) changes only what follows its invocation tokens",
+    "arrow_config": "Arrow routes tokens among adapters",
+    "ensure_weight_tying": "the embedding and the head would share an adapter",
+    "kasa_config": "KaSA changes the model's own matrices",
+    "layer_replication": "the model would have other layers",
+    "lora_bias": "B has a bias",
+    "megatron_config": "its matrices are Megatron's",
+    "modules_to_save": "it has whole modules of its own; merge it into the model",
+    "monteclora_config": "its matrices are drawn at random",
+    "trainable_token_indices": "it has vectors of tokens of its own; merge it into the model",
+    "use_bdlora": "its matrices are block-diagonal",
+    "use_dora": "DoRA scales the model's own matrices; merge it into the model",
+    "use_qalora": "QALoRA pools what A gets",
+    "velora_config": "VeLoRA projects what A gets",
+}
+
+#: Ways to begin that take what A and B hold from the model's own matrices.
+_CHANGES_MODEL: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What is honoured of an adapter's config; see PEFT's `LoraConfig`.
+
+    Attributes:
+        target_modules: the last parts of names, or a pattern of whole names.
+        layers_to_transform: None: all.
+    """
+
+    r: int
+    lora_alpha: float
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    use_rslora: bool
+    target_modules: tuple[str, ...] | str
+    exclude_modules: tuple[str, ...] | str
+    target_parameters: tuple[str, ...]
+    layers_to_transform: frozenset[int] | None
+    layers_pattern: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, content: bytes) -> AdapterConfig:
+        """Reads the file's content.
+
+        Raises:
+            AdapterError: it is no such config, or asks for what is not computed here.
+        """
+        try:
+            fields = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise AdapterError(f"{FILE} is no JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise AdapterError(f"{FILE} holds no object")
+        if fields.get("peft_type") != "LORA":
+            raise AdapterError(f"{FILE}: peft_type is {_shown(fields.get('peft_type'))}; only LORA adapters are served")
+        _refuse(fields)
+        layers = fields.get("layers_to_transform")
+        return cls(
+            r=_positive(fields, "r", fields.get("r", 8)),
+            lora_alpha=_number("lora_alpha", fields.get("lora_alpha", 8)),
+            rank_pattern={key: _positive(fields, "rank_pattern", n) for key, n in _object(fields, "rank_pattern")},
+            alpha_pattern={key: _number("alpha_pattern", n) for key, n in _object(fields, "alpha_pattern")},
+            use_rslora=bool(fields.get("use_rslora")),
+            target_modules=_names(fields, "target_modules", or_pattern=True),
+            exclude_modules=_names(fields, "exclude_modules", or_pattern=True),
+            target_parameters=_list(fields, "target_parameters"),
+            layers_to_transform=None if layers in (None, []) else _layers(layers),
+            layers_pattern=_list(fields, "layers_pattern"),
+        )
+
+    @property
+    def targets_all_linear(self) -> bool:
+        """Whether all linear modules but the head are targets."""
+        return isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear"
+
+    def targets(self, module: str) -> bool:
+        """Whether the module of this name is to be changed.
+
+        Raises:
+            AdapterError: a pattern cannot be read, or takes too long.
+        """
+        if self.excludes(module):
+            return False
+        if self.targets_all_linear:
+            return True
+        if isinstance(self.target_modules, str):
+            return _is_named(module, self.target_modules)
+        return _is_named(module, self.target_modules) and self._is_in_layers(module)
+
+    def excludes(self, module: str) -> bool:
+        """Whether the module of this name stays as it is, whatever else is said."""
+        return _is_named(module, self.exclude_modules)
+
+    def is_target_parameter(self, name: str) -> bool:
+        """Whether the parameter of this name is to be changed."""
+        return any(name == each or name.endswith(f".{each}") for each in self.target_parameters)
+
+    def rank_and_scale(self, name: str) -> tuple[int, float]:
+        """The rank of the matrices of a module or parameter, and what their product is multiplied by."""
+        rank = _of_pattern(self.rank_pattern, name, self.r)
+        alpha = _of_pattern(self.alpha_pattern, name, self.lora_alpha)
+        return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def _is_in_layers(self, module: str) -> bool:
+        if self.layers_to_transform is None:
+            return True
+        # The first number is the layer's; a later one may be an expert's.
+        patterns = [rf"(?:^|.*?\.){each}\.(\d+)\." for each in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\."]
+        for pattern in patterns:
+            found = _timed(lambda pattern=pattern: regex.match(pattern, module, timeout=_PATTERN_S), pattern)
+            if found is not None:
+                return int(found[1]) in self.layers_to_transform
+        return False
+
+
+def _refuse(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        if name in _HONOURED or name in _WITHOUT_EFFECT or value in (None, False, "", [], {}):
+            continue
+        if name in _REFUSED:
+            raise AdapterError(f"{FILE}: {name} is not served: {_REFUSED[name]}")
+        if name == "bias":
+            if value != "none":
+                raise AdapterError(
+                    f"{FILE}: bias is {_shown(value)}, and biases of the model stay; merge it into the model"
+                )
+        elif name == "init_lora_weights":
+            if isinstance(value, str) and value.lower().startswith(_CHANGES_MODEL):
+                raise AdapterError(
+                    f"{FILE}: init_lora_weights is {_shown(value)}, which changes the model's own matrices; save the "
+                    "adapter again with path_initial_model_for_weight_conversion"
+                )
+        else:
+            raise AdapterError(f"{FILE}: {_shown(name)} is not known here, and may change what the adapter computes")
+
+
+def _is_named(module: str, names: tuple[str, ...] | str) -> bool:
+    """As PEFT has it: a pattern of the whole name, or names or ends of names."""
+    if not names:
+        return False
+    if isinstance(names, str):
+        pattern = names
+        return _timed(lambda: regex.fullmatch(pattern, module, timeout=_PATTERN_S), pattern) is not None
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _of_pattern(values: Mapping[str, _Number], name: str, otherwise: _Number) -> _Number:
+    """The value of the first pattern that the name or its end matches."""
+    for pattern, value in values.items():
+        whole = rf"(.*\.)?({pattern})$"
+        if _timed(lambda whole=whole: regex.match(whole, name, timeout=_PATTERN_S), pattern):
+            return value
+    return values.get(name, otherwise)
+
+
+def _timed(match: Callable[[], Any], pattern: str) -> Any:
+    try:
+        return match()
+    except TimeoutError:
+        raise AdapterError(f"{FILE}: the pattern {_shown(pattern)} takes too long to match") from None
+    except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
+        raise AdapterError(f"{FILE}: {_shown(pattern)} is no pattern: {error}") from None
+
+
+def _positive(fields: Mapping[str, Any], name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise AdapterError(f"{FILE}: {name} must be whole numbers from 1 on, not {_shown(value)}")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise AdapterError(f"{FILE}: {name} must be a number, not {_shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise AdapterError(f"{FILE}: {name} must be a finite number, not {_shown(value)}")
+    return number
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Collection[tuple[str, object]]:
+    value = fields.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise AdapterError(f"{FILE}: {name} must be an object, not {_shown(value)}")
+    return tuple(value.items())
+
+
+def _names(fields: Mapping[str, Any], name: str, or_pattern: bool) -> tuple[str, ...] | str:
+    value = fields.get(name)
+    return value if isinstance(value, str) else _list(fields, name)
+
+
+def _list(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = fields.get(name)
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise AdapterError(f"{FILE}: {name} must be a list of names, not {_shown(value)}")
+    return tuple(value)
+
+
+def _layers(value: object) -> frozenset[int]:
+    numbers = value if isinstance(value, list) else [value]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise AdapterError(f"{FILE}: layers_to_transform must be numbers of layers, not {_shown(value)}")
+    return frozenset(numbers)
+
+
+def _shown(value: object) -> str:
+    """A value of the file, for a message: not all of it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
