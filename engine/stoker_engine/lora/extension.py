@@ -80,10 +80,12 @@ class AdaptedSite:
 
     def settle(self) -> None:
         """Has kernels compute what is extended, where there are some, now that matrices are packed."""
-        for adapted in self._operations:
-            resolved = resolve_prepack(adapted.linear)
-            if isinstance(resolved, CpuLinear) and self._native is not None:
-                adapted.operation = self.extended(resolved)
+        resolved = [resolve_prepack(adapted.linear) for adapted in self._operations]
+        if not all(isinstance(linear, CpuLinear) for linear in resolved):
+            self._native = None  # such as a router's, which computes in float32
+            return
+        for adapted, linear in zip(self._operations, resolved, strict=True):
+            adapted.operation = self.extended(linear)
 
     def _added(self, y: torch.Tensor, x: torch.Tensor) -> None:
         """Adds to y, the operation's result for x."""
