@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -149,7 +149,7 @@ class AdapterConfig:
         # The first number is the layer's; a later one may be an expert's.
         patterns = [rf"(?:^|.*?\.){each}\.(\d+)\." for each in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\."]
         for pattern in patterns:
-            found = _timed(lambda pattern=pattern: regex.match(pattern, module, timeout=_PATTERN_S), pattern)
+            found = _match(pattern, module)
             if found is not None:
                 return int(found[1]) in self.layers_to_transform
         return False
@@ -181,23 +181,22 @@ def _is_named(module: str, names: tuple[str, ...] | str) -> bool:
     if not names:
         return False
     if isinstance(names, str):
-        pattern = names
-        return _timed(lambda: regex.fullmatch(pattern, module, timeout=_PATTERN_S), pattern) is not None
+        return _match(f"(?:{names})$", module) is not None
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _of_pattern(values: Mapping[str, _Number], name: str, otherwise: _Number) -> _Number:
     """The value of the first pattern that the name or its end matches."""
     for pattern, value in values.items():
-        whole = rf"(.*\.)?({pattern})$"
-        if _timed(lambda whole=whole: regex.match(whole, name, timeout=_PATTERN_S), pattern):
+        if _match(rf"(.*\.)?({pattern})$", name):
             return value
     return values.get(name, otherwise)
 
 
-def _timed(match: Callable[[], Any], pattern: str) -> Any:
+def _match(pattern: str, name: str) -> Any:
+    """What a pattern finds at the beginning of a name; None: nothing."""
     try:
-        return match()
+        return regex.match(pattern, name, timeout=_PATTERN_S)
     except TimeoutError:
         raise AdapterError(f"{FILE}: the pattern {_shown(pattern)} takes too long to match") from None
     except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:

@@ -188,8 +188,8 @@ class AdapterReader:
             return False
         if tensor.shape[:1] != self._shapes["embed.weight"][:1]:
             raise AdapterError(
-                f"{found['module']} has {tuple(tensor.shape)[:1]} rows, the model's {self._config.vocab_size}: tokens were "
-                "added; merge the adapter into the model"
+                f"{found['module']} has {tuple(tensor.shape)[:1]} rows, the model's {self._config.vocab_size}: tokens "
+                "were added; merge the adapter into the model"
             )
         return True
 
@@ -361,11 +361,11 @@ def _content(folder: Path, name: str, max_bytes: int) -> bytes:
         file = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise AdapterError(f"{folder} holds no adapter: {name} cannot be read: {reason}") from None
+        raise AdapterError(f"{folder} holds no LoRA adapter: {name} cannot be read: {reason}") from None
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise AdapterError(f"{folder} holds no adapter: {name} is no file")
+            raise AdapterError(f"{folder} holds no LoRA adapter: {name} is no file")
         if status.st_size > max_bytes:
             raise AdapterError(
                 f"{folder}: {name} has {status.st_size} bytes, more than an adapter of this model of the ranks that "

@@ -57,7 +57,7 @@ class AdaptedSite:
             first += outputs.size
         if not parts:
             return None
-        if self._native is None:
+        if self._native is None or self._library is None:
             return SiteFactors(parts)
         return SiteFactors((), CpuLoraFactors(self._library, parts, memory.empty))
 

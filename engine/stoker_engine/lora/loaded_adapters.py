@@ -2,7 +2,7 @@
 
 load       reads and checks an adapter's files, and cuts this rank's part: in a thread, beside steps
 activate   has a slot hold a loaded adapter: between two steps
-drop       forgets an adapter; a slot that holds it goes on with it
+drop       frees an adapter's memory, also where a slot holds it: behind all steps that use it
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class LoadedAdapters:
         self._table = CpuLoraTable(num_slots) if library is not None else None
         self._sites: dict[_SiteKey, AdaptedSite] = {}
         self._loaded: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
-        self._active: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
+        self._active: dict[int, int] = {}  # by slot, the number of the adapter
+        self._in_slots: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
         self._rows: BatchRows | None = None
         self._loading = threading.Lock()
 
@@ -83,17 +84,23 @@ class LoadedAdapters:
         return LoadedAdapter(adapter.digest, adapter.rank, num_bytes, time.monotonic() - started)
 
     def drop(self, number: int) -> None:
-        """Forgets an adapter; unknown ones are ignored."""
+        """Frees an adapter's memory, between two steps; unknown ones are ignored."""
+        for slot in [slot for slot, active in self._active.items() if active == number]:
+            self._set(slot, {})
+            del self._active[slot]
         self._loaded.pop(number, None)
 
     def activate(self, slot: int, number: int) -> None:
         """Has `slot` hold the adapter from the next step on. It must be loaded."""
-        assert self._rows is not None
-        before, now = self._active.get(slot, {}), self._loaded[number]
-        for key in before.keys() | now.keys():
-            self._sites[key].set(slot, now.get(key))
-        self._active[slot] = now
-        self._rows.extends_experts = any(self._is_of_experts(key) for each in self._active.values() for key in each)
+        self._set(slot, self._loaded[number])
+        self._active[slot] = number
 
-    def _is_of_experts(self, key: _SiteKey) -> bool:
-        return self._sites[key].site.space is RowSpace.EXPERTS
+    def _set(self, slot: int, factors: Mapping[_SiteKey, SiteFactors]) -> None:
+        before = self._in_slots.get(slot, {})
+        for key in before.keys() | factors.keys():
+            self._sites[key].set(slot, factors.get(key))
+        self._in_slots[slot] = factors
+        assert self._rows is not None
+        self._rows.extends_experts = any(
+            self._sites[key].site.space is RowSpace.EXPERTS for each in self._in_slots.values() for key in each
+        )
