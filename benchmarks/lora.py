@@ -163,7 +163,10 @@ def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, 
     num_bytes = 0
     for number in range(ADAPTERS):
         path = save_adapter(folder / f"{model}-{rank}-{number}", source, rank, number)
-        num_bytes += lora.load_adapter(AdapterSource(number, f"adapter-{number}", str(path))).result().num_bytes
+        loading = lora.load_adapter(AdapterSource(number, f"adapter-{number}", str(path)))
+        while not loading.done():
+            lora.step()
+        num_bytes += loading.result().num_bytes
     extra = num_bytes / machine.read_bytes
     for name, workload in WORKLOADS.items():
         figures = Figures([], [], [])
