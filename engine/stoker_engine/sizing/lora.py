@@ -32,18 +32,18 @@ class AdapterMatrices(NamedTuple):
         weight: their name, as in `MatrixSize.weight`.
         inputs: columns of A.
         outputs: rows of B.
-        count: how many matrices.
+        matrices: how many they are.
     """
 
     weight: str
     inputs: int
     outputs: int
-    count: int = 1
+    matrices: int = 1
 
     def num_bytes(self, rank: int, element_bytes: int) -> int:
         """What they take, as kernels store them."""
         rows, outputs, even = -(-rank // PANEL) * PANEL, -(-self.outputs // PANEL) * PANEL, rank + rank % 2
-        return self.count * (rows * self.inputs + outputs * even) * element_bytes
+        return self.matrices * (rows * self.inputs + outputs * even) * element_bytes
 
 
 def adapter_bytes(
