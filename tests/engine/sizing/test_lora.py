@@ -69,7 +69,11 @@ def of_sites(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int
 
     def extend(linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
         nonlocal total
-        parts = [AdapterMatrices("", site.inputs.size, shard.size) for shard in site.outputs.values()]
+        parts = [
+            AdapterMatrices("", site.inputs.size, shard.size)
+            for name, shard in site.outputs.items()
+            if not name.endswith((".k_b", ".v_b"))  # see `absorbed`
+        ]
         total += sum(part.num_bytes(rank, 2) for part in parts)
         return linear
 
@@ -83,7 +87,7 @@ def of_sites(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int
 
 
 def absorbed(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int:
-    """Bytes at the two matrices that latent attention absorbs, which are no linear operations."""
+    """Bytes at the two matrices that latent attention absorbs. A's columns are the latent vector at both."""
     layers, total = Stage(stage, split.pipeline).layers(len(config.layers)), 0
     for index in layers:
         attention = config.layers[index].attention
