@@ -211,6 +211,7 @@ def _num_blocks(
         num_blocks=args.num_gpu_blocks_override,
         formats=formats,
         fused=device.type == "cuda",
+        adapters=_adapters(args, dtype, device),
     )
     usable_device = memory.Device(
         memory_bytes(device, layout.size * args.data_parallel_size // args.nnodes),
@@ -224,11 +225,29 @@ def _num_blocks(
     if too_large or (use.usable_blocks < 1 and args.kv_cache_memory_bytes is None):
         raise OutOfMemoryError(
             f"the model does not fit: {_gib(usable_device.memory_bytes)} of memory × {args.gpu_memory_utilization} is "
-            f"less than weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime "
-            f"{_gib(use.allowances)}; "
-            "give more memory, lower --max-num-batched-tokens or --max-num-seqs, or set --dtype bfloat16"
+            f"less than weights {_gib(use.weights)} + {_of_adapters(use, numbers.adapters)}activations "
+            f"{_gib(use.activations)} + runtime {_gib(use.allowances)}; give more memory, lower "
+            f"{'--max-cpu-loras, --max-loras, --max-lora-rank, ' if use.adapters else ''}--max-num-batched-tokens or "
+            "--max-num-seqs, or set --dtype bfloat16"
         )
+    if use.adapters:
+        logger.info("memory of %s", _of_adapters(use, numbers.adapters).removesuffix(" + "))
     return use.num_blocks
+
+
+def _adapters(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> memory.AdapterNumbers | None:
+    """The adapters in the device's memory. They are kept in the model's dtype, whatever they are rounded to."""
+    if not args.enable_lora:
+        return None
+    count = args.num_resident_adapters if device.type == "cpu" else args.max_loras
+    return memory.AdapterNumbers(count, args.max_lora_rank, dtype.itemsize)
+
+
+def _of_adapters(use: memory.MemoryUse, adapters: memory.AdapterNumbers | None) -> str:
+    """A term of the sum; empty: there are none."""
+    if adapters is None:
+        return ""
+    return f"adapters {_gib(use.adapters)} ({adapters.count} × rank {adapters.rank}) + "
 
 
 def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Memory arithmetic: the planner predicts by these sums and the runner allocates by them.
 
     budget  =  utilization × device memory
-    KV      =  budget − weights − activations − allowances
+    KV      =  budget − weights − adapters − activations − allowances
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
 All results are bytes on one device. An engine of the model is spread over `Sharding.tensor` × `Sharding.pipeline`
@@ -26,6 +26,7 @@ from stoker_engine.sizing.cache_groups import (
     usable_blocks,
 )
 from stoker_engine.sizing.kv_format import KVFormat
+from stoker_engine.sizing.lora import adapter_bytes
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.state_layout import aligned, state_bytes
@@ -77,6 +78,21 @@ class Device:
 
 
 @dataclass(frozen=True)
+class AdapterNumbers:
+    """The LoRA adapters that are in a device's memory.
+
+    Attributes:
+        count: at most so many: those of the slots on GPUs; on CPU all that are resident.
+        rank: the largest of one.
+        element_bytes: of one number of theirs.
+    """
+
+    count: int
+    rank: int
+    element_bytes: int
+
+
+@dataclass(frozen=True)
 class Numbers:
     """What takes memory, beside the model's shape.
 
@@ -89,6 +105,7 @@ class Numbers:
         quantized: how matrices are stored, where not as `element_bytes` says.
         formats: the matrices that are stored in blocks, and how.
         fused: whether a step is computed by our kernels of GPUs.
+        adapters: LoRA adapters beside the model; None: none are served.
         kv_cache_memory_bytes: size of the cache, where it is not what the sums leave.
         num_blocks: blocks of the cache, the null block included, where neither decides.
     """
@@ -103,6 +120,7 @@ class Numbers:
     num_blocks: int | None = None
     formats: WeightFormats = ALL_NUMBERS
     fused: bool = False
+    adapters: AdapterNumbers | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +133,7 @@ class MemoryUse:
         allowances: bytes kept free for everything else.
         kv_cache: bytes left for the cache; below zero where the model does not fit.
         num_blocks: blocks of the cache, on every device, the null block included.
+        adapters: bytes that LoRA adapters may take, on the stage where it is most.
     """
 
     weights: int
@@ -122,6 +141,7 @@ class MemoryUse:
     allowances: int
     kv_cache: int
     num_blocks: int
+    adapters: int = 0
 
     @property
     def usable_blocks(self) -> int:
@@ -145,11 +165,15 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
         stage_weight_bytes(config, stage, numbers.element_bytes, split, numbers.quantized, numbers.formats)
         for stage in range(split.pipeline)
     ]
+    adapters = stage_adapter_bytes(config, numbers, split)
     fixed_bytes = numbers.kv_cache_memory_bytes
-    kv_bytes = [kv_cache_bytes(device, each, activations) if fixed_bytes is None else fixed_bytes for each in weights]
+    kv_bytes = [
+        kv_cache_bytes(device, of_weights + of_adapters, activations) if fixed_bytes is None else fixed_bytes
+        for of_weights, of_adapters in zip(weights, adapters, strict=True)
+    ]
     stage = min(range(split.pipeline), key=lambda index: kv_bytes[index] / blocks[index])
     num_blocks = max(kv_bytes[stage] // blocks[stage], 0) if numbers.num_blocks is None else numbers.num_blocks
-    return MemoryUse(max(weights), activations, device.allowances, kv_bytes[stage], num_blocks)
+    return MemoryUse(max(weights), activations, device.allowances, kv_bytes[stage], num_blocks, max(adapters))
 
 
 def model_cache_groups(config: ModelConfig, block_size: int, kv: KVFormat, tensor: int = 1) -> tuple[CacheGroup, ...]:
@@ -214,8 +238,18 @@ def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
     return aligned(max(block, *parts)) if parts else block
 
 
+def stage_adapter_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) -> list[int]:
+    """What LoRA adapters may take, on each stage."""
+    adapters = numbers.adapters
+    if adapters is None:
+        return [0] * split.pipeline
+    each = adapter_bytes(config, adapters.rank, adapters.element_bytes, split, numbers.formats)
+    return [adapters.count * size for size in each]
+
+
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
-    """What is left for the KV cache; zero or below when the model does not fit."""
+    """What is left for the KV cache beside weights, those of adapters among them; zero or below when the model does not
+    fit."""
     available = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
     return min(available, CPU_KV_CACHE_LIMIT) if device.on_cpu else available
 

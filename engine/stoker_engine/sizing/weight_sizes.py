@@ -144,7 +144,7 @@ def stage_weight_bytes(
         return sum(_bytes(size, element_bytes, split, quantized, by_weight, rank) for size in sizes)
 
     ends = total(_end_sizes(config, stage, split.pipeline), formats.ends)
-    return ends + sum(counts[kind] * total(_layer_sizes(config, layer), kind[1]) for kind, layer in kinds.items())
+    return ends + sum(counts[kind] * total(layer_sizes(config, layer), kind[1]) for kind, layer in kinds.items())
 
 
 def weight_sizes(config: ModelConfig) -> Iterator[WeightSize]:
@@ -168,7 +168,7 @@ def matrices(
     for size in _end_sizes(config, 0, 1):
         if size.matrix is not None:
             yield size.matrix.weight, size.matrix
-    kinds = {_kind(layer): list(_layer_sizes(config, layer)) for layer in config.layers}
+    kinds = {_kind(layer): list(layer_sizes(config, layer)) for layer in config.layers}
     for index, layer in enumerate(config.layers):
         for size in kinds[_kind(layer)]:
             if size.matrix is not None:
@@ -182,7 +182,7 @@ def stage_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[Weight
     """The sizes of the tensors of one pipeline stage."""
     yield from _end_sizes(config, stage, stages)
     for index in pipeline_stages(len(config.layers), stages)[stage]:
-        yield from _layer_sizes(config, config.layers[index])
+        yield from layer_sizes(config, config.layers[index])
 
 
 def _end_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightSize]:
@@ -212,7 +212,8 @@ def _table(weight: str, vocabulary: int, width: int) -> WeightSize:
     return WeightSize(vocabulary * width, units=vocabulary, matrix=matrix)
 
 
-def _layer_sizes(config: ModelConfig, layer: LayerConfig) -> Iterator[WeightSize]:
+def layer_sizes(config: ModelConfig, layer: LayerConfig) -> Iterator[WeightSize]:
+    """The sizes of the tensors of a layer."""
     decoder = config.decoder
     yield _norm(decoder.norm, len(decoder.residual.norms) * config.hidden_size)
     yield from _attention(layer.attention, config.hidden_size, decoder.norm)

@@ -35,6 +35,8 @@ class EngineSettings:
         max_model_len: the longest sequence, where it is stated.
         chooses_length: it is stated in a way that only the engine can resolve (``--max-model-len=auto``).
         kv_cache_memory_bytes, num_blocks: size of the KV cache, where it is stated.
+        max_loras, num_resident_adapters: LoRA adapters in one step and in memory; 0: none are served.
+        max_lora_rank: the largest of one.
     """
 
     utilization: float
@@ -45,6 +47,9 @@ class EngineSettings:
     chooses_length: bool = False
     kv_cache_memory_bytes: int | None = None
     num_blocks: int | None = None
+    max_loras: int = 0
+    num_resident_adapters: int = 0
+    max_lora_rank: int = 0
 
 
 def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
@@ -62,6 +67,8 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
         return value if 0 < value < _MAX_VALUE else otherwise
 
     stated_len = number("max_model_len", None)
+    # Other runtimes keep adapters by sums of their own.
+    max_loras = number("max_loras", _OURS.max_loras) if engine.runtime == "stoker" and _serves_adapters(words) else 0
     return EngineSettings(
         utilization=_share(engine.gpu_memory_utilization_percent, _word(words, "gpu_memory_utilization")),
         max_num_seqs=engine.max_num_seqs or number("max_num_seqs", seqs),
@@ -73,7 +80,16 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
         and _word(words, "max_model_len") is not None,
         kv_cache_memory_bytes=number("kv_cache_memory_bytes", None),
         num_blocks=number("num_gpu_blocks_override", None),
+        max_loras=max_loras,
+        num_resident_adapters=max_loras and number("max_cpu_loras", max_loras),
+        max_lora_rank=max_loras and number("max_lora_rank", _OURS.max_lora_rank),
     )
+
+
+def _serves_adapters(words: Sequence[str]) -> bool:
+    """Whether the last word about adapters enables them."""
+    stated = [word for word in words if word.replace("_", "-") in ("--enable-lora", "--no-enable-lora")]
+    return bool(stated) and not stated[-1].startswith("--no")
 
 
 def _batch_defaults(runtime: str, memory_bytes: int, key: str) -> tuple[int, int]:

@@ -163,7 +163,9 @@ def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
     length = min(bench.settings.max_model_len or SHORTEST, bench.shape.config.longest_model_len)
     block = max(stage_block_bytes(bench.shape.config, bench.numbers, sharding))
     cache = (1 + blocks_per_sequence(groups, length, step, size)) * block
-    return math.ceil((use.weights + use.activations + use.allowances + cache) / bench.settings.utilization)
+    return math.ceil(
+        (use.weights + use.adapters + use.activations + use.allowances + cache) / bench.settings.utilization
+    )
 
 
 def gib(size: float) -> str:
@@ -175,5 +177,7 @@ def _too_large(use: MemoryUse, device: Device, bench: Bench, *, fits: bool = Fal
     usable = f"{gib(device.memory_bytes * device.utilization)}, {device.utilization:.0%} of "
     usable += f"a rank's part, one of {bench.sharers}, of " if bench.sharers > 1 else ""
     usable += "the container's memory" if device.on_cpu else "an accelerator's memory"
-    parts = f"weights {gib(use.weights)} + activations {gib(use.activations)} + {gib(use.allowances)} kept free"
+    adapters = bench.numbers.adapters
+    held = f"adapters {gib(use.adapters)} ({adapters.count} × rank {adapters.rank}) + " if adapters else ""
+    parts = f"weights {gib(use.weights)} + {held}activations {gib(use.activations)} + {gib(use.allowances)} kept free"
     return f"{parts} {'nearly fill' if fits else 'exceed'} {usable}"

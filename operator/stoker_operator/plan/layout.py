@@ -7,7 +7,7 @@ from stoker_engine.architectures.compute_dtype import compute_dtype
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.sizing.dtype_sizes import element_bytes
 from stoker_engine.sizing.kv_format import kv_format
-from stoker_engine.sizing.memory import Numbers
+from stoker_engine.sizing.memory import AdapterNumbers, Numbers
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
@@ -89,9 +89,18 @@ def bench_of(
         num_blocks=settings.num_blocks,
         formats=formats,
         fused=is_stoker and not on_cpu,
+        adapters=_adapters(settings, element_bytes(dtype), on_cpu),
     )
     sharers = placement.sizes.used if on_cpu else 1
     return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if is_stoker else FOREIGN_MARGIN, sharers)
+
+
+def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> AdapterNumbers | None:
+    """What is in the device's memory: all that are resident on CPU, on GPUs those of a step."""
+    if not settings.max_loras:
+        return None
+    count = settings.num_resident_adapters if on_cpu else settings.max_loras
+    return AdapterNumbers(count, settings.max_lora_rank, bytes_of_one)
 
 
 def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:

@@ -108,3 +108,19 @@ def test_sizes_are_read_as_the_engine_reads_them(field: dict[str, int], word: st
         return plan(spec, Catalogue.load())
 
     assert planned(args=[word]) == planned(**field)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], (0, 0, 0)),
+        (["--max-loras=4"], (0, 0, 0)),
+        (["--enable-lora", "--no-enable-lora"], (0, 0, 0)),
+        (["--enable-lora"], (DEFAULTS.max_loras, DEFAULTS.max_loras, DEFAULTS.max_lora_rank)),
+        (["--enable-lora", "--max-loras", "4", "--max-cpu-loras=50", "--max-lora-rank=64"], (4, 50, 64)),
+    ],
+)
+def test_adapters_are_counted_where_the_engine_serves_them(words: list[str], expected: tuple[int, int, int]) -> None:
+    found = settings(runtime="stoker", args=words)
+    assert (found.max_loras, found.num_resident_adapters, found.max_lora_rank) == expected
+    assert settings(runtime="vllm", args=words).max_loras == 0

@@ -1,0 +1,119 @@
+"""What LoRA adapters take of a rank's memory: the planner predicts by these sums and the engine keeps so much free.
+
+    one matrix    A [rank, inputs]   +   B [outputs, rank]          of the parts that the rank has
+
+An adapter is counted with the full rank at every matrix it may change, and with an A for each matrix, though files that
+merge several have one. So an adapter never takes more than is counted for it. The router, which every rank has whole,
+the embedding, the head and the matrices beside them are counted, too. Latent attention's ``k_b`` and ``v_b`` have one A
+and a B for each head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from stoker_engine.architectures.decoder_config import LayerConfig
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.stored_formats import StoredFormat
+from stoker_engine.sizing.pipeline_stages import pipeline_stages
+from stoker_engine.sizing.sharding import dealt, share_of
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
+from stoker_engine.sizing.weight_sizes import ONE_DEVICE, MatrixSize, Sharding, WeightSize, layer_sizes
+
+#: Kernels read matrices in panels of so many rows, so numbers of rows are multiples of it.
+PANEL: Final = 16
+
+
+class AdapterMatrices(NamedTuple):
+    """A and B of some matrices of one size, on one rank.
+
+    Attributes:
+        weight: their name, as in `MatrixSize.weight`.
+        inputs: columns of A.
+        outputs: rows of B.
+        matrices: how many they are.
+    """
+
+    weight: str
+    inputs: int
+    outputs: int
+    matrices: int = 1
+
+    def num_bytes(self, rank: int, element_bytes: int) -> int:
+        """What they take, as kernels store them."""
+        rows, outputs, even = -(-rank // PANEL) * PANEL, -(-self.outputs // PANEL) * PANEL, rank + rank % 2
+        return self.matrices * (rows * self.inputs + outputs * even) * element_bytes
+
+
+def adapter_bytes(
+    config: ModelConfig,
+    rank: int,
+    element_bytes: int,
+    split: Sharding = ONE_DEVICE,
+    formats: WeightFormats = ALL_NUMBERS,
+) -> list[int]:
+    """What one adapter takes, on the rank of each stage that has most.
+
+    Args:
+        rank: of its matrices; --max-lora-rank.
+        element_bytes: of one of its numbers.
+        split: how the model is split.
+        formats: how the model's weights are stored: ranks share them between blocks.
+    """
+    by_kind: dict[tuple[object, ...], int] = {}
+    totals = []
+    for stage, layers in enumerate(pipeline_stages(len(config.layers), split.pipeline)):
+        total = sum(each.num_bytes(rank, element_bytes) for each in _end_matrices(config, stage, split))
+        for index in layers:
+            layer, stored = config.layers[index], formats.layer(index)
+            kind = id(layer.attention), id(layer.mlp), id(layer.moe), stored
+            if kind not in by_kind:
+                found = _layer_matrices(config, layer, split, dict(stored))
+                by_kind[kind] = sum(each.num_bytes(rank, element_bytes) for each in found)
+            total += by_kind[kind]
+        totals.append(total)
+    return totals
+
+
+def _end_matrices(config: ModelConfig, stage: int, split: Sharding) -> Iterator[AdapterMatrices]:
+    """Of the embedding, whose input is a token, the head, and the matrices between them and the layers."""
+    hidden, vocabulary, width = config.hidden_size, config.vocab_size, config.decoder.embedding.size
+    width = width or hidden
+    first, last = stage == 0, stage == split.pipeline - 1
+    # The last stage has the embedding again where the head is tied to it.
+    if first or (last and config.tie_word_embeddings):
+        yield AdapterMatrices("embed", vocabulary, width)
+    if last:
+        yield AdapterMatrices("lm_head", width, share_of(vocabulary, split.tensor, 1, 0))
+    if width != hidden:
+        if first:
+            yield AdapterMatrices("", width, hidden)
+        if last:
+            yield AdapterMatrices("", hidden, width)
+
+
+def _layer_matrices(
+    config: ModelConfig, layer: LayerConfig, split: Sharding, stored: Mapping[str, StoredFormat]
+) -> Iterator[AdapterMatrices]:
+    for size in layer_sizes(config, layer):
+        if size.matrix is not None:
+            multiple = stored[size.cut_like].column_multiple if size.cut_like in stored else 1
+            yield _of_matrix(size, size.matrix, split, multiple)
+    if layer.moe is not None:
+        yield AdapterMatrices("router", config.hidden_size, layer.moe.num_experts)
+        if layer.moe.shared_gate:
+            yield AdapterMatrices("shared_gate", config.hidden_size, 1)
+
+
+def _of_matrix(size: WeightSize, matrix: MatrixSize, split: Sharding, multiple: int) -> AdapterMatrices:
+    if size.experts and split.expert > 1:
+        return AdapterMatrices(matrix.weight, matrix.inner, matrix.rows, len(dealt(size.experts, split.expert, 0)))
+    held = share_of(size.units, split.tensor, multiple, 0)
+    if matrix.shared_out:
+        # One A for all heads, whose columns are the latent vector.
+        latent, each = (matrix.rows, matrix.inner) if matrix.weight == "k_b" else (matrix.inner, matrix.rows)
+        return AdapterMatrices(matrix.weight, latent, held * each)
+    if matrix.cut_by_rows:
+        return AdapterMatrices(matrix.weight, matrix.inner, matrix.rows // size.units * held, matrix.count)
+    return AdapterMatrices(matrix.weight, matrix.inner // size.units * held, matrix.rows, matrix.count)

@@ -1,0 +1,141 @@
+"""Memory of adapters: the sums are over the sites that a rank's model has, and nothing that an adapter holds is left
+out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.quantization.on_load import ON_LOAD
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.batch_rows import BatchRows
+from stoker_engine.layers.build import Build
+from stoker_engine.layers.linear_site import LinearSite
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.parallel.communicator import SingleRank
+from stoker_engine.quant.unquantized import UNQUANTIZED
+from stoker_engine.sizing.kv_format import kv_format
+from stoker_engine.sizing.lora import AdapterMatrices, adapter_bytes
+from stoker_engine.sizing.memory import AdapterNumbers, Device, Numbers, memory_use
+from stoker_engine.sizing.pipeline_stages import Stage
+from stoker_engine.sizing.planned_formats import on_load_formats
+from stoker_engine.sizing.weight_sizes import Sharding
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 101,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": BASE,
+    "not gated": BASE | {"architectures": ["OPTForCausalLM"], "ffn_dim": 72, "word_embed_proj_dim": 64},
+    "narrow embedding": BASE | {"architectures": ["OPTForCausalLM"], "ffn_dim": 72, "word_embed_proj_dim": 32},
+    "tied": BASE | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16, "tie_word_embeddings": True},
+    "experts": BASE | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 2},
+    "shared experts": BASE
+    | {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
+    | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "latent": BASE
+    | {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+    | {"q_lora_rank": 24, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4}
+    | {"topk_group": 2, "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1}
+    | {"num_key_value_heads": 8},
+}
+SPLITS = [Sharding(), Sharding(tensor=2), Sharding(tensor=4), Sharding(pipeline=2), Sharding(tensor=2, pipeline=3)]
+
+
+@dataclass
+class FirstRank(SingleRank):
+    """A rank that never talks to the others."""
+
+    rank: int
+    size: int
+
+
+def of_sites(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int:
+    """Bytes of an adapter of `rank` at every operation of the stage's first rank, in elements of 2 bytes."""
+    total = 0
+
+    def extend(linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
+        nonlocal total
+        parts = [
+            AdapterMatrices("", site.inputs.size, shard.size)
+            for name, shard in site.outputs.items()
+            if not name.endswith((".k_b", ".v_b"))  # see `absorbed`
+        ]
+        total += sum(part.num_bytes(rank, 2) for part in parts)
+        return linear
+
+    build = Build(
+        torch.float32, SdpaBackend(), REFERENCE, FirstRank(0, split.tensor), lambda _: UNQUANTIZED,
+        whole_experts=split.expert > 1, stage=Stage(stage, split.pipeline), extend=extend,
+    )  # fmt: skip
+    with torch.device("meta"):
+        Decoder(config, build, max_model_len=64)
+    return total
+
+
+def absorbed(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int:
+    """Bytes at the two matrices that latent attention absorbs. A's columns are the latent vector at both."""
+    layers, total = Stage(stage, split.pipeline).layers(len(config.layers)), 0
+    for index in layers:
+        attention = config.layers[index].attention
+        if attention.latent is not None:
+            heads, latent = attention.num_heads // split.tensor, attention.latent
+            for size in (latent.qk_nope_head_dim, latent.v_head_dim):
+                total += AdapterMatrices("", latent.kv_lora_rank, heads * size).num_bytes(rank, 2)
+    return total
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_are_over_the_sites_of_the_model(name: str) -> None:
+    config = ModelConfig.from_dict(MODELS[name])
+    splits = [*SPLITS, Sharding(tensor=2, expert=2)] if any(layer.moe for layer in config.layers) else SPLITS
+    for split in splits:
+        for rank in (16, 5):
+            expected = [
+                of_sites(config, split, stage, rank) + absorbed(config, split, stage, rank)
+                for stage in range(split.pipeline)
+            ]
+            assert adapter_bytes(config, rank, 2, split) == expected, split
+
+
+def test_more_of_anything_takes_more() -> None:
+    config = ModelConfig.from_dict(BASE)
+    assert adapter_bytes(config, 8, 4)[0] == 2 * adapter_bytes(config, 8, 2)[0]
+    assert adapter_bytes(config, 32, 2)[0] == 2 * adapter_bytes(config, 16, 2)[0]
+    assert adapter_bytes(config, 16, 2, Sharding(tensor=2))[0] < adapter_bytes(config, 16, 2)[0]
+
+
+def test_blocks_that_are_not_cut_give_the_first_rank_more() -> None:
+    config = ModelConfig.from_dict(BASE | {"intermediate_size": 96})
+    formats = on_load_formats(config, next(iter(ON_LOAD)))
+    split = Sharding(tensor=2)
+    assert adapter_bytes(config, 16, 2, split, formats)[0] >= adapter_bytes(config, 16, 2, split)[0]
+
+
+def test_adapters_take_from_the_cache() -> None:
+    config, memory = ModelConfig.from_dict(BASE), 2 << 30
+    numbers = Numbers(2, kv_format("auto", "bfloat16"), 16, 64, 4)
+    for split in SPLITS:
+        device = Device(memory, 0.9, on_cpu=False, sharding=split)
+        device = replace(device, memory_bytes=device.allowances + memory)
+        without = memory_use(config, numbers, device)
+        adapters = AdapterNumbers(8, 16, 2)
+        use = memory_use(config, replace(numbers, adapters=adapters), device)
+        taken = [8 * each for each in adapter_bytes(config, 16, 2, split)]
+        assert without.adapters == 0
+        assert use.adapters == max(taken)
+        assert without.kv_cache - use.kv_cache in taken or split.pipeline > 1
+        assert use.num_blocks < without.num_blocks
