@@ -1,4 +1,4 @@
-"""Many adapters (LoRA) on one engine: what registering hundreds of them costs, and reading those in use again and again.
+"""Many adapters (LoRA) on one engine: what registering hundreds of them costs, and reading those in use, beside steps.
 
     python benchmarks/lora_many.py [--registered 500] [--hot 50] [--minutes 10]
 
