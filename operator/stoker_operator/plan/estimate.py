@@ -178,6 +178,6 @@ def _too_large(use: MemoryUse, device: Device, bench: Bench, *, fits: bool = Fal
     usable += f"a rank's part, one of {bench.sharers}, of " if bench.sharers > 1 else ""
     usable += "the container's memory" if device.on_cpu else "an accelerator's memory"
     adapters = bench.numbers.adapters
-    held = f"adapters {gib(use.adapters)} ({adapters.count} × rank {adapters.rank}) + " if adapters else ""
+    held = f"adapters {gib(use.adapters)} ({adapters}) + " if adapters else ""
     parts = f"weights {gib(use.weights)} + {held}activations {gib(use.activations)} + {gib(use.allowances)} kept free"
     return f"{parts} {'nearly fill' if fits else 'exceed'} {usable}"
