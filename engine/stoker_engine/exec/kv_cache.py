@@ -220,15 +220,15 @@ def _num_blocks(
         sharding=layout.sharding,
     )
     use = memory.memory_use(config, numbers, usable_device)
-    # A size of the cache that is given takes nothing from what the weights need.
-    too_large = use.weights > usable_device.memory_bytes
+    # A size of the cache that is given takes nothing from what weights and adapters need.
+    too_large = use.weights + use.adapters > usable_device.memory_bytes
     if too_large or (use.usable_blocks < 1 and args.kv_cache_memory_bytes is None):
         raise OutOfMemoryError(
             f"the model does not fit: {_gib(usable_device.memory_bytes)} of memory × {args.gpu_memory_utilization} is "
             f"less than weights {_gib(use.weights)} + {_of_adapters(use, numbers.adapters)}activations "
             f"{_gib(use.activations)} + runtime {_gib(use.allowances)}; give more memory, lower "
             f"{'--max-cpu-loras, --max-loras, --max-lora-rank, ' if use.adapters else ''}--max-num-batched-tokens or "
-            "--max-num-seqs, or set --dtype bfloat16"
+            f"--max-num-seqs, {'name --lora-target-modules, ' if use.adapters else ''}or set --dtype bfloat16"
         )
     if use.adapters:
         logger.info("memory of %s", _of_adapters(use, numbers.adapters).removesuffix(" + "))
@@ -240,14 +240,14 @@ def _adapters(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> mem
     if not args.enable_lora:
         return None
     count = args.num_resident_adapters if device.type == "cpu" else args.max_loras
-    return memory.AdapterNumbers(count, args.max_lora_rank, dtype.itemsize)
+    return memory.AdapterNumbers(count, args.max_lora_rank, dtype.itemsize, args.lora_target_modules)
 
 
 def _of_adapters(use: memory.MemoryUse, adapters: memory.AdapterNumbers | None) -> str:
     """A term of the sum; empty: there are none."""
     if adapters is None:
         return ""
-    return f"adapters {_gib(use.adapters)} ({adapters.count} × rank {adapters.rank}) + "
+    return f"adapters {_gib(use.adapters)} ({adapters}) + "
 
 
 def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:

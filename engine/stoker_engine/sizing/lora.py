@@ -5,17 +5,20 @@
 An adapter is counted with the full rank at every matrix it may change, and with an A for each matrix, though files that
 merge several have one. So an adapter never takes more than is counted for it. The router, which every rank has whole,
 the embedding, the head and the matrices beside them are counted, too. Latent attention's ``k_b`` and ``v_b`` have one A
-and a B for each head.
+and a B for each head. ``--lora-target-modules`` leaves out the matrices that adapters must not change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stoker_engine.architectures.decoder_config import LayerConfig
+from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
+from stoker_engine.architectures.weight_names import EVERY_NAME
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.sharding import dealt, share_of
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
@@ -52,6 +55,7 @@ def adapter_bytes(
     element_bytes: int,
     split: Sharding = ONE_DEVICE,
     formats: WeightFormats = ALL_NUMBERS,
+    target_modules: Sequence[str] = (),
 ) -> list[int]:
     """What one adapter takes, on the rank of each stage that has most.
 
@@ -60,20 +64,56 @@ def adapter_bytes(
         element_bytes: of one of its numbers.
         split: how the model is split.
         formats: how the model's weights are stored: ranks share them between blocks.
+        target_modules: see `changeable`.
     """
+    allowed = changeable(config, target_modules)
+
+    def total_of(found: Iterator[AdapterMatrices]) -> int:
+        return sum(each.num_bytes(rank, element_bytes) for each in found if each.weight in allowed)
+
     by_kind: dict[tuple[object, ...], int] = {}
     totals = []
     for stage, layers in enumerate(pipeline_stages(len(config.layers), split.pipeline)):
-        total = sum(each.num_bytes(rank, element_bytes) for each in _end_matrices(config, stage, split))
+        total = total_of(_end_matrices(config, stage, split))
         for index in layers:
             layer, stored = config.layers[index], formats.layer(index)
             kind = id(layer.attention), id(layer.mlp), id(layer.moe), stored
             if kind not in by_kind:
-                found = _layer_matrices(config, layer, split, dict(stored))
-                by_kind[kind] = sum(each.num_bytes(rank, element_bytes) for each in found)
+                by_kind[kind] = total_of(_layer_matrices(config, layer, split, dict(stored)))
             total += by_kind[kind]
         totals.append(total)
     return totals
+
+
+def changeable(config: ModelConfig, target_modules: Sequence[str]) -> Container[str]:
+    """The matrices, by `AdapterMatrices.weight`, that adapters may change.
+
+    Args:
+        target_modules: the last parts of the names that files of the family have for their modules; empty: all. One
+            that the family's weight maps do not have may be any, so then all are counted.
+    """
+    family = FAMILIES.get(config.architecture)
+    if not target_modules or family is None:
+        return EVERY_NAME
+    parts_of = dict[str, set[str]]()
+    for ours, theirs in family.weight_names.names.items():
+        parts_of.setdefault(_last(theirs), set()).add(_plain(ours))
+    for theirs, fused in family.weight_names.fused.items():
+        # A stack of all experts' matrices is a parameter, and adapters' files name it by its module, too.
+        for name in (theirs, theirs.rpartition(".")[0]) if fused.for_each else (theirs,):
+            parts_of.setdefault(_last(name), set()).update(map(_plain, fused.parts))
+    if not all(name in parts_of for name in target_modules):
+        return EVERY_NAME
+    return frozenset().union(*(parts_of[name] for name in target_modules))
+
+
+def _last(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _plain(name: str) -> str:
+    """Our name of a parameter as `MatrixSize.weight` has it: ``layers.{i}.experts.{j}.gate.weight`` → experts.gate."""
+    return re.sub(r"^layers\.\{i\}\.|\.\{j\}", "", name.removesuffix(".weight"))
 
 
 def _end_matrices(config: ModelConfig, stage: int, split: Sharding) -> Iterator[AdapterMatrices]:
@@ -88,9 +128,9 @@ def _end_matrices(config: ModelConfig, stage: int, split: Sharding) -> Iterator[
         yield AdapterMatrices("lm_head", width, share_of(vocabulary, split.tensor, 1, 0))
     if width != hidden:
         if first:
-            yield AdapterMatrices("", width, hidden)
+            yield AdapterMatrices("project_in", width, hidden)
         if last:
-            yield AdapterMatrices("", hidden, width)
+            yield AdapterMatrices("project_out", hidden, width)
 
 
 def _layer_matrices(

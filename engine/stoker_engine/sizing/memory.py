@@ -85,11 +85,16 @@ class AdapterNumbers:
         count: at most so many: those of the slots on GPUs; on CPU all that are resident.
         rank: the largest of one.
         element_bytes: of one number of theirs.
+        target_modules: the modules that they may change; empty: all.
     """
 
     count: int
     rank: int
     element_bytes: int
+    target_modules: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.count} × rank {self.rank}"
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,7 @@ def stage_adapter_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) 
     adapters = numbers.adapters
     if adapters is None:
         return [0] * split.pipeline
-    each = adapter_bytes(config, adapters.rank, adapters.element_bytes, split, numbers.formats)
+    each = adapter_bytes(config, adapters.rank, adapters.element_bytes, split, numbers.formats, adapters.target_modules)
     return [adapters.count * size for size in each]
 
 

@@ -49,6 +49,7 @@ def document(answer: PlanReport) -> dict[str, Any]:
                 "data": way.sizes.data,
                 **({"expert": way.expert} if way.expert > 1 else {}),
                 **_numbers(way),
+                **_of_adapters(way),
                 "verdict": verdict,
                 "reason": reason,
             }
@@ -95,6 +96,9 @@ def _ways(answer: PlanReport) -> str:
         head.append(("not known", study.unknown))
     if answer.cluster is not None:
         head.append(("cluster", answer.cluster))
+    found = study.chosen.estimate
+    if found is not None and found.adapters is not None:
+        head.append(("adapters", f"{gib(found.adapter_bytes_per_gpu)} ({found.adapters})"))
     if study.advice is not None:
         head.append(("recommended", _written(study.advice)))
     ways = _judged(answer)
@@ -183,6 +187,11 @@ def _numbers(way: Option) -> dict[str, int | None]:
         "maxModelLen": found.max_model_len if found else None,
         "maxConcurrency": found.max_concurrency if found else None,
     }
+
+
+def _of_adapters(way: Option) -> dict[str, int]:
+    found = way.estimate
+    return {"adapterBytesPerGpu": found.adapter_bytes_per_gpu} if found and found.adapters else {}
 
 
 def _cells(way: Option) -> tuple[str, ...]:

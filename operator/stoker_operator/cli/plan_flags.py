@@ -16,7 +16,11 @@ Document = dict[str, Any]
 _FLAGS: Final = (
     "model", "accelerator", "count", "nodes", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size",
     "min_concurrency", "kv_cache_dtype", "max_model_len", "dtype", "quantization", "runtime", "memory", "topology",
+    "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
 )  # fmt: skip
+
+#: Those that the engine gets as its own words.
+_ENGINE_WORDS: Final = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +45,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--runtime", metavar="NAME", help="which engine runs (default: stoker)")
     group.add_argument("--memory", metavar="AMOUNT", help="the container's memory, for accelerator cpu: 16Gi")
     group.add_argument("--topology", metavar="SHAPE", help="the slice's shape, for accelerators that have one: 2x4")
+    group.add_argument(
+        "--enable-lora", action="store_const", const=True, help="serve LoRA adapters beside the model, and count them"
+    )
+    group.add_argument("--max-loras", type=int, metavar="N", help="most adapters in one step")
+    group.add_argument("--max-cpu-loras", type=int, metavar="N", help="most adapters kept in memory")
+    group.add_argument("--max-lora-rank", type=int, metavar="N", help="largest rank of an adapter")
+    group.add_argument(
+        "--lora-target-modules", nargs="+", metavar="NAME", help="the modules that adapters may change: q_proj …"
+    )
 
 
 def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
@@ -64,6 +77,7 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
         "maxModelLen": options.max_model_len,
         "dtype": options.dtype,
         "quantization": options.quantization,
+        "args": _words_about_adapters(options) or None,
     }
     spec: Document = {"model": {"source": source_of(options.model)}, "hardware": _without_none(hardware)}
     if _without_none(parallelism):
@@ -77,6 +91,13 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
             raise Refused(Violation("--topology", problem, "remove it"))
         spec["template"] = {"spec": {"nodeSelector": {label: options.topology}}}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "plan"}, "spec": spec}
+
+
+def _words_about_adapters(options: argparse.Namespace) -> list[str]:
+    words = ["--enable-lora"] if options.enable_lora else []
+    stated = {name: getattr(options, name) for name in _ENGINE_WORDS}
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in stated.items() if value is not None]
+    return words + (["--lora-target-modules", *options.lora_target_modules] if options.lora_target_modules else [])
 
 
 def source_of(model: str) -> str:

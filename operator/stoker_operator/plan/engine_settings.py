@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from stoker_engine.contract.argv import human_int
@@ -37,6 +38,7 @@ class EngineSettings:
         kv_cache_memory_bytes, num_blocks: size of the KV cache, where it is stated.
         max_loras, num_resident_adapters: LoRA adapters in one step and in memory; 0: none are served.
         max_lora_rank: the largest of one.
+        lora_target_modules: the modules that they may change; empty: all.
     """
 
     utilization: float
@@ -50,6 +52,7 @@ class EngineSettings:
     max_loras: int = 0
     num_resident_adapters: int = 0
     max_lora_rank: int = 0
+    lora_target_modules: tuple[str, ...] = ()
 
 
 def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
@@ -83,6 +86,7 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
         max_loras=max_loras,
         num_resident_adapters=max_loras and number("max_cpu_loras", max_loras),
         max_lora_rank=max_loras and number("max_lora_rank", _OURS.max_lora_rank),
+        lora_target_modules=_several(words, "lora_target_modules") if max_loras else (),
     )
 
 
@@ -119,3 +123,17 @@ def _word(words: Sequence[str], name: str) -> str | None:
         if flag.startswith("--") and flag[2:].replace("-", "_") == name:
             value = inline_value if separator else words[index + 1] if index + 1 < len(words) else None
     return value
+
+
+def _several(words: Sequence[str], name: str) -> tuple[str, ...]:
+    """The values of the last flag `name` among `words`: ``--name=a``, ``--name a b``."""
+    values: tuple[str, ...] = ()
+    for index, word in enumerate(words):
+        flag, separator, inline_value = word.partition("=")
+        if flag.startswith("--") and flag[2:].replace("-", "_") == name:
+            values = (inline_value,) if separator else tuple(takewhile(_is_value, words[index + 1 :]))
+    return values
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-")

@@ -7,19 +7,21 @@ that memory limits is chosen with a margin to spare: an engine that is given a l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stoker_engine.sizing.cache_groups import blocks_per_sequence
 from stoker_engine.sizing.memory import (
     GIB,
+    AdapterNumbers,
     Device,
     MemoryUse,
     Numbers,
     longest_sequence,
     memory_use,
     model_cache_groups,
+    stage_adapter_bytes,
     stage_block_bytes,
     weight_bytes,
 )
@@ -45,6 +47,8 @@ class Estimate:
         kv_tokens_per_copy: tokens that the KV cache of an engine holds.
         kv_blocks: blocks of that cache, the null block included.
         kv_bytes_per_gpu: what is left for it on the accelerator that has least room.
+        adapter_bytes_per_gpu: what LoRA adapters may take of the accelerator on which it is most.
+        adapters: those that are counted; None: none are served.
         max_model_len: the longest sequence, prompt and output.
         max_concurrency: sequences of that length that the cache of an engine holds at once.
     """
@@ -55,6 +59,8 @@ class Estimate:
     max_model_len: int | None = None
     max_concurrency: int | None = None
     kv_bytes_per_gpu: int | None = None
+    adapter_bytes_per_gpu: int = 0
+    adapters: AdapterNumbers | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +122,11 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         weights = weight_bytes(
             config, numbers.element_bytes, sharding=sharding, quantized=numbers.quantized, formats=numbers.formats
         )
-        return Estimate(weights, max_model_len=settings.max_model_len), None
+        found = Estimate(weights, max_model_len=settings.max_model_len)
+        return replace(found, **_of_adapters(numbers, max(stage_adapter_bytes(config, numbers, sharding)))), None
     device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
     use = memory_use(config, numbers, device)
+    of_adapters = _of_adapters(numbers, use.adapters)
     step, size = settings.max_num_batched_tokens, numbers.block_size
     groups = model_cache_groups(config, size, numbers.kv, sharding.tensor)
 
@@ -126,7 +134,8 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         return longest_sequence(groups, num_blocks, step, size, limit)
 
     if use.usable_blocks < 1:
-        return Estimate(use.weights, 0, 0, 0, 0, 0), Problem("DoesNotFit", _too_large(use, device, bench))
+        found = Estimate(use.weights, 0, 0, 0, 0, 0, **of_adapters)
+        return found, Problem("DoesNotFit", _too_large(use, device, bench))
     wanted_len = bench.wanted_len
     exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
     spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
@@ -136,7 +145,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     every_token = len(groups) == 1 and groups[0].kind == "tokens"
     tokens = use.usable_blocks * size if every_token else use.usable_blocks * length // needed
     at_once = use.usable_blocks // needed if length else 0
-    found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache)
+    found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache, **of_adapters)
     if settings.max_model_len and length < wanted_len:
         message = f"the KV cache of an engine holds {tokens:,} tokens, and one sequence of {wanted_len:,} does not fit"
         return found, Problem("MaxModelLenDoesNotFit", message, length)
@@ -168,6 +177,10 @@ def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
     )
 
 
+def _of_adapters(numbers: Numbers, size: int) -> dict[str, Any]:
+    return {"adapter_bytes_per_gpu": size, "adapters": numbers.adapters}
+
+
 def gib(size: float) -> str:
     """Bytes to read."""
     return f"{size / GIB:,.1f} GiB"
@@ -178,6 +191,6 @@ def _too_large(use: MemoryUse, device: Device, bench: Bench, *, fits: bool = Fal
     usable += f"a rank's part, one of {bench.sharers}, of " if bench.sharers > 1 else ""
     usable += "the container's memory" if device.on_cpu else "an accelerator's memory"
     adapters = bench.numbers.adapters
-    held = f"adapters {gib(use.adapters)} ({adapters.count} × rank {adapters.rank}) + " if adapters else ""
+    held = f"adapters {gib(use.adapters)} ({adapters}) + " if adapters else ""
     parts = f"weights {gib(use.weights)} + {held}activations {gib(use.activations)} + {gib(use.allowances)} kept free"
     return f"{parts} {'nearly fill' if fits else 'exceed'} {usable}"

@@ -100,7 +100,7 @@ def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> Adap
     if not settings.max_loras:
         return None
     count = settings.num_resident_adapters if on_cpu else settings.max_loras
-    return AdapterNumbers(count, settings.max_lora_rank, bytes_of_one)
+    return AdapterNumbers(count, settings.max_lora_rank, bytes_of_one, settings.lora_target_modules)
 
 
 def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:

@@ -73,10 +73,11 @@ def refusal(
         elif on_cpu and chosen.estimate is None:
             yield Proposal("remove it, and use spec.replicas for more engines", {"parallelism": None})
         elif on_cpu:
-            yield from _more_memory(layout, chosen)
+            yield from _more_memory(spec, layout, chosen)
         else:
             yield from tuple(_smaller_pods(layout)) or _other_machines(spec, layout)
             yield from _fewer_bits(spec, catalogue, layout)
+            yield from _fewer_adapters(spec, layout)
 
     return Refusal(field, problem.message, problem.reason, proposals, otherwise, "; or ")
 
@@ -180,7 +181,7 @@ def _sized_by_hand(layout: ParallelLayout) -> bool:
     return numbers is not None and (numbers.kv_cache_memory_bytes is not None or numbers.num_blocks is not None)
 
 
-def _more_memory(layout: ParallelLayout, chosen: Option) -> Iterator[Proposal]:
+def _more_memory(spec: Spec, layout: ParallelLayout, chosen: Option) -> Iterator[Proposal]:
     if layout.bench is None:
         return
     needed = -(-layout.gpus * needed_bytes(layout.bench, layout.sharding(chosen.sizes)) // GIB)
@@ -188,8 +189,16 @@ def _more_memory(layout: ParallelLayout, chosen: Option) -> Iterator[Proposal]:
     yield Proposal(f"set spec.hardware.resources.limits.memory to {needed}Gi or more", memory)
     least = {"maxNumBatchedTokens": _SMALL_STEP, "maxNumSeqs": _FEW_SEQUENCES}
     yield Proposal("lower spec.engine.maxNumBatchedTokens or maxNumSeqs", {"engine": least})
+    yield from _fewer_adapters(spec, layout)
     if layout.bench.numbers.element_bytes > 2:
         yield Proposal("set spec.engine.dtype to bfloat16", {"engine": {"dtype": "bfloat16"}})
+
+
+def _fewer_adapters(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:
+    """Where one small adapter would fit."""
+    if layout.bench is not None and layout.bench.numbers.adapters is not None:
+        least = {"args": [*(spec.engine.args or []), "--max-loras=1", "--max-cpu-loras=1", "--max-lora-rank=1"]}
+        yield Proposal("lower --max-loras, --max-cpu-loras or --max-lora-rank in spec.engine.args", {"engine": least})
 
 
 def _other_machines(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:

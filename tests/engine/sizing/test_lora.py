@@ -21,7 +21,7 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.quant.unquantized import UNQUANTIZED
 from stoker_engine.sizing.kv_format import kv_format
-from stoker_engine.sizing.lora import AdapterMatrices, adapter_bytes
+from stoker_engine.sizing.lora import AdapterMatrices, adapter_bytes, changeable
 from stoker_engine.sizing.memory import AdapterNumbers, Device, Numbers, memory_use
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.planned_formats import on_load_formats
@@ -139,3 +139,51 @@ def test_adapters_take_from_the_cache() -> None:
         assert use.adapters == max(taken)
         assert without.kv_cache - use.kv_cache in taken or split.pipeline > 1
         assert use.num_blocks < without.num_blocks
+
+
+#: Modules as files name them, and what holds them here.
+TARGETS: list[tuple[str, tuple[str, ...], set[str]]] = [
+    ("LlamaForCausalLM", ("q_proj", "v_proj"), {"q", "v"}),
+    ("LlamaForCausalLM", ("embed_tokens", "lm_head"), {"embed", "lm_head"}),
+    ("Phi3ForCausalLM", ("qkv_proj", "gate_up_proj"), {"q", "k", "v", "gate", "up"}),
+    ("GPT2LMHeadModel", ("c_proj",), {"o", "down"}),
+    ("MixtralForCausalLM", ("w1", "gate"), {"experts.gate", "router"}),
+    ("Qwen3MoeForCausalLM", ("experts",), {"experts.gate", "experts.up", "experts.down"}),
+    ("DeepseekV3ForCausalLM", ("kv_b_proj",), {"k_b", "v_b"}),
+    ("DeepseekV3ForCausalLM", ("down_proj",), {"down", "experts.down", "shared.down"}),
+]
+EVERY = (
+    "q",
+    "k",
+    "v",
+    "o",
+    "gate",
+    "up",
+    "down",
+    "embed",
+    "lm_head",
+    "router",
+    "shared_gate",
+    "project_in",
+    "k_b",
+    "v_b",
+)
+EXPERTS = ("experts.gate", "experts.up", "experts.down", "shared.gate", "shared.up", "shared.down")
+
+
+@pytest.mark.parametrize(("architecture", "modules", "expected"), TARGETS)
+def test_modules_hold_these_matrices(architecture: str, modules: tuple[str, ...], expected: set[str]) -> None:
+    config = replace(ModelConfig.from_dict(BASE), architecture=architecture)
+    assert {name for name in (*EVERY, *EXPERTS) if name in changeable(config, modules)} == expected
+    for others in ((), (*modules, "module_of_another_model")):
+        assert all(name in changeable(config, others) for name in EVERY)
+
+
+def test_matrices_that_must_not_change_take_nothing() -> None:
+    config = ModelConfig.from_dict(BASE)
+    for split in SPLITS:
+        whole = adapter_bytes(config, 16, 2, split)
+        modules = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+        ends = ("embed_tokens", "lm_head")
+        parts = [adapter_bytes(config, 16, 2, split, target_modules=each) for each in (*modules, ends)]
+        assert [sum(each) for each in zip(*parts, strict=True)] == whole

@@ -307,3 +307,34 @@ def test_ranks_share_a_cpu(run: Any, answer: Any) -> None:
     assert code == 0
     assert [(way["tensor"], way["data"]) for way in found["options"]] == [(4, 1), (2, 2), (1, 4)]
     assert found["recommendation"]["hardware"] == {"count": 1, "nodes": 1}
+
+
+SMALL_DEMO = ["--model", "demo://gemma-3-270m", "--memory", "4Gi"]
+
+
+def test_adapters_are_counted_and_shown(run: Any, answer: Any) -> None:
+    _, without = answer(*SMALL_DEMO)
+    code, out, _ = run(*SMALL_DEMO, "--enable-lora", "--max-loras", "8", "--max-lora-rank", "64")
+    assert code == 0
+    assert "adapters     0.7 GiB (8 × rank 64)" in out.splitlines()
+    _, found = answer(*SMALL_DEMO, "--enable-lora", "--max-loras", "8", "--max-lora-rank", "64")
+    _, few = answer(*SMALL_DEMO, "--enable-lora", "--max-lora-rank=64", "--lora-target-modules", "q_proj", "v_proj")
+    (way,), (narrow,), (plain,) = found["options"], few["options"], without["options"]
+    assert "adapterBytesPerGpu" not in plain
+    assert 0 < narrow["adapterBytesPerGpu"] < way["adapterBytesPerGpu"]
+    assert way["kvTokensPerCopy"] < narrow["kvTokensPerCopy"] < plain["kvTokensPerCopy"]
+
+
+@pytest.mark.parametrize(("memory", "helps"), [("4Gi", True), ("1Gi", False)])
+def test_fewer_adapters_are_proposed_where_that_helps(memory: str, helps: bool, answer: Any) -> None:
+    flags = ["--enable-lora", "--max-lora-rank", "512", "--max-cpu-loras", "50"]
+    code, found = answer("--model", "demo://gemma-3-270m", "--memory", memory, *flags)
+    assert code == 2
+    (error,) = found["errors"]
+    assert "adapters 36.4 GiB (50 × rank 512)" in error["message"]
+    assert ("lower --max-loras, --max-cpu-loras or --max-lora-rank" in error["remedy"]) == helps
+
+
+def test_other_runtimes_count_adapters_by_sums_of_their_own(answer: Any) -> None:
+    flags = ["--runtime", "vllm", "--enable-lora", "--max-loras", "8"]
+    assert answer(*LLAMA_8B, *flags) == answer(*LLAMA_8B, "--runtime", "vllm")

@@ -124,3 +124,17 @@ def test_adapters_are_counted_where_the_engine_serves_them(words: list[str], exp
     found = settings(runtime="stoker", args=words)
     assert (found.max_loras, found.num_resident_adapters, found.max_lora_rank) == expected
     assert settings(runtime="vllm", args=words).max_loras == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ()),
+        (["--lora-target-modules", "q_proj", "v_proj", "--max-loras", "2"], ("q_proj", "v_proj")),
+        (["--lora_target_modules=o_proj"], ("o_proj",)),
+        (["--lora-target-modules"], ()),
+    ],
+)
+def test_the_modules_that_adapters_may_change(words: list[str], expected: tuple[str, ...]) -> None:
+    assert settings(runtime="stoker", args=["--enable-lora", *words]).lora_target_modules == expected
+    assert settings(runtime="stoker", args=words).lora_target_modules == ()

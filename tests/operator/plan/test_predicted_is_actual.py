@@ -68,6 +68,8 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("1700Mi", {"dtype": "bfloat16", "gpuMemoryUtilizationPercent": 80}),
         ("2G", {"maxNumSeqs": 8, "maxNumBatchedTokens": 512, "args": ["--block-size=32"]}),
         ("3Gi", {"maxModelLen": 1024, "args": ["--kv-cache-memory-bytes=50000000"]}),
+        ("2Gi", {"args": ["--enable-lora", "--max-cpu-loras=50", "--max-lora-rank=64"]}),
+        ("2Gi", {"args": ["--enable-lora", "--max-loras=40", "--lora-target-modules", "q_proj", "down_proj"]}),
     ],
 )
 def test_predicted_blocks_are_allocated_blocks(
@@ -128,6 +130,7 @@ _LAYOUTS: list[dict[str, int]] = [
 ]
 
 
+@pytest.mark.parametrize("words", [[], ["--enable-lora", "--max-cpu-loras=200", "--max-lora-rank=64"]])
 @pytest.mark.parametrize(
     ("model", "parallelism"),
     [
@@ -138,6 +141,7 @@ _LAYOUTS: list[dict[str, int]] = [
 def test_ranks_allocate_what_is_predicted(
     model: str,
     parallelism: dict[str, int],
+    words: list[str],
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,6 +157,7 @@ def test_ranks_allocate_what_is_predicted(
             "model": {"source": f"file://{folder}"},
             "hardware": {"accelerator": "cpu", "resources": memory},
             "parallelism": parallelism,
+            "engine": {"args": words},
         },
     }
     endpoint = parse(document)
