@@ -94,9 +94,9 @@ def run(model: str, folders: list[str], registered: int, hot: int, seconds: floa
         number += 1
     end, submitting = time.monotonic() + seconds, True
     while engine.has_work:
-        begun, is_loading = time.perf_counter(), engine.scheduler.adapters.is_loading
+        started_at, is_loading = time.perf_counter(), engine.scheduler.adapters.is_loading
         outputs = engine.step()
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - started_at
         report = outputs.report
         if report is None:
             continue
