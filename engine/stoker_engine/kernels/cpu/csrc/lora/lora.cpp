@@ -48,7 +48,8 @@ struct LoraSite {
 };
 
 constexpr long ROWS = 96, WIDTH = 64;  // of a piece that is multiplied at once
-constexpr long RUN = 4 * WIDTH;        // outputs that a thread takes at once
+// Of few rows B is waited for, which threads share by outputs. Of many y is, whose rows are read and written along.
+constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH, RUN_ROWS = 24;
 
 // Rows of x with one adapter.
 struct Group {
@@ -183,19 +184,21 @@ template <class T>
 void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t) {
   static thread_local std::vector<Piece> pieces;
   pieces.clear();
-  for (const Group& group : groups)
-    for (long m = 0; m < group.count; m += ROWS)
+  for (const Group& group : groups) {
+    const long run = group.count > FEW_ROWS ? LONG_RUN : RUN;
+    for (long m = 0; m < group.count; m += RUN_ROWS)
       for (long p = 0; p < group.factors->num_parts; p++) {
         const LoraPart& part = group.factors->parts[p];
-        for (long n = 0; n < part.b.outputs; n += RUN)
-          pieces.push_back({&group, &part, &part.b, m, n, std::min(n + RUN, part.b.outputs)});
+        for (long n = 0; n < part.b.outputs; n += run)
+          pieces.push_back({&group, &part, &part.b, m, n, std::min(n + run, part.b.outputs)});
       }
+  }
   each_piece<T>(pieces, [&] {
     return [&, unit = std::make_unique<Unit>()](const Piece& piece, Bytes next) {
-      alignas(64) T added[ROWS * WIDTH];
+      alignas(64) T added[RUN_ROWS * WIDTH];
       const Group& group = *piece.group;
       const LoraPart& part = *piece.part;
-      const long count = std::min(ROWS, group.count - piece.m), ranks = group.factors->a.outputs;
+      const long count = std::min(RUN_ROWS, group.count - piece.m), ranks = group.factors->a.outputs;
       const T* from = t + group.first_t + piece.m * ranks + part.first_rank;
       for (long n = piece.n; n < piece.n_end; n += WIDTH) {
         const long end = std::min(n + WIDTH, piece.n_end), width = std::min(end, part.outputs) - n;
