@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,9 +40,9 @@ class Rank(SingleRank):
         self.rank, self.size = rank, size
 
 
-def adapter_on(folder: Path, adapter: Path, split: Sharding, stage: int) -> tuple[int, int]:
+def adapter_on(folder: Path, adapter: Path, split: Sharding, stage: int, **options: Any) -> tuple[int, int]:
     """Bytes of an adapter on the first rank of a stage, and those that are counted for it there."""
-    args = EngineArgs(str(folder), dtype="bfloat16", device="cpu", enable_lora=True, max_lora_rank=64)
+    args = EngineArgs(str(folder), dtype="bfloat16", device="cpu", enable_lora=True, max_lora_rank=64, **options)
     checkpoint, rows = find_checkpoint(args), BatchRows()
     loaded = LoadedAdapters(adapter_reader(checkpoint, args, DTYPE), DTYPE, args.max_loras, cpu_library(CPU, DTYPE))
     build = Build(
@@ -71,3 +72,23 @@ def test_an_adapter_takes_what_is_counted(name: str, rank: int, tmp_path: Path) 
         for stage in range(split.pipeline):
             taken, counted = adapter_on(tmp_path, adapter, split, stage)
             assert taken == counted if name in EXACT and has_panels else 0 < taken <= counted, split
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
+def test_quantized_models_have_the_same_adapters(quantization: str, tmp_path: Path) -> None:
+    theirs = tiny_family("llama")
+    theirs.save_pretrained(tmp_path)
+    adapter = PeftAdapters(theirs).save_adapter(tmp_path / "adapters", r=16)
+    taken, counted = adapter_on(tmp_path, adapter, Sharding(), 0, quantization=quantization)
+    assert (taken, counted) == adapter_on(tmp_path, adapter, Sharding(), 0)
+    assert taken <= counted
+
+
+def test_ranks_that_share_a_key_and_value_head_each_have_its_adapter(tmp_path: Path) -> None:
+    theirs = tiny_family("llama")
+    assert theirs.config.num_key_value_heads == 2
+    theirs.save_pretrained(tmp_path)
+    adapter = PeftAdapters(theirs).save_adapter(tmp_path / "adapters", r=16)
+    taken, counted = adapter_on(tmp_path, adapter, Sharding(tensor=4), 0)
+    assert 0 < taken <= counted
+    assert counted > adapter_on(tmp_path, adapter, Sharding(), 0)[1] / 4
