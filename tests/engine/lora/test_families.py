@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from stoker_engine.lora.adapter_reader import adapter_reader
 
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
@@ -17,6 +16,7 @@ from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.layers.build import Build
+from stoker_engine.lora.adapter_reader import adapter_reader
 from stoker_engine.lora.loaded_adapters import LoadedAdapters
 from stoker_engine.models.checkpoint import find_checkpoint
 

@@ -19,6 +19,7 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 #: Bytes: what an adapter's memory grows by, and where its tensors begin.
 _CHUNK: Final = 1 << 20
 _ALIGNED: Final = 64
+_PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class _Matrix(ctypes.Structure):
@@ -66,7 +67,7 @@ class AdapterMemory:
         num_bytes = shape.numel() * self._dtype.itemsize
         taken = -(-num_bytes // _ALIGNED) * _ALIGNED
         if taken > len(self._free):
-            self._free = torch.frombuffer(mmap.mmap(-1, max(taken, _CHUNK)), dtype=torch.uint8)
+            self._free = torch.frombuffer(mmap.mmap(-1, max(taken, _CHUNK), flags=_PRIVATE), dtype=torch.uint8)
         memory, self._free = self._free[:num_bytes], self._free[taken:]
         return memory.view(self._dtype).view(shape)
 
