@@ -1,11 +1,12 @@
 """What LoRA adapters take of a rank's memory: the planner predicts by these sums and the engine keeps so much free.
 
-    one matrix    A [rank, inputs]   +   B [outputs, rank]          of the parts that the rank has
+    one operation    A [rank × matrices, inputs]   +   for each matrix B [outputs, rank]    of what this rank has of it
 
-An adapter is counted with the full rank at every matrix it may change, and with an A for each matrix, though files that
-merge several have one. So an adapter never takes more than is counted for it. The router, which every rank has whole,
-the embedding, the head and the matrices beside them are counted, too. Latent attention's ``k_b`` and ``v_b`` have one A
-and a B for each head. ``--lora-target-modules`` leaves out the matrices that adapters must not change.
+Operations merge matrices, such as those of queries, keys and values. An adapter is counted with the full rank at every
+matrix it may change, and with an A for each matrix, though files that merge several have one. So an adapter never takes
+more than is counted for it. The router, which every rank has whole, the embedding, the head and the matrices beside
+them are counted, too. Latent attention's ``k_b`` and ``v_b`` have one A and a B for each head. Matrices that
+``--lora-target-modules`` does not permit are left out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ from stoker_engine.sizing.weight_sizes import ONE_DEVICE, MatrixSize, Sharding, 
 #: Kernels read matrices in panels of so many rows, so numbers of rows are multiples of it.
 PANEL: Final = 16
 
+#: Matrices to the first one that an operation has beside them.
+_MERGED: Final = {
+    "k": "q",
+    "v": "q",
+    "kv_a": "q_a",
+    "up": "gate",
+    "experts.up": "experts.gate",
+    "shared.up": "shared.gate",
+}
+
 
 class AdapterMatrices(NamedTuple):
     """A and B of some matrices of one size, on one rank.
@@ -36,17 +47,27 @@ class AdapterMatrices(NamedTuple):
         inputs: columns of A.
         outputs: rows of B.
         matrices: how many they are.
+        in_panels: whether kernels read A and B; else torch's operators do.
     """
 
     weight: str
     inputs: int
     outputs: int
     matrices: int = 1
+    in_panels: bool = True
 
-    def num_bytes(self, rank: int, element_bytes: int) -> int:
-        """What they take, as kernels store them."""
-        rows, outputs, even = -(-rank // PANEL) * PANEL, -(-self.outputs // PANEL) * PANEL, rank + rank % 2
-        return self.matrices * (rows * self.inputs + outputs * even) * element_bytes
+
+def operation_bytes(merged: Sequence[AdapterMatrices], rank: int, element_bytes: int) -> int:
+    """What A and B of the matrices that one operation merges take, as kernels store them."""
+    if not merged[0].in_panels:
+        return sum(each.matrices * rank * (each.inputs + each.outputs) for each in merged) * element_bytes
+    even = rank + rank % 2
+    rows, outputs = _padded(len(merged) * even), sum(_padded(each.outputs) for each in merged)
+    return merged[0].matrices * (rows * merged[0].inputs + outputs * even) * element_bytes
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // PANEL) * PANEL
 
 
 def adapter_bytes(
@@ -69,7 +90,11 @@ def adapter_bytes(
     allowed = changeable(config, target_modules)
 
     def total_of(found: Iterator[AdapterMatrices]) -> int:
-        return sum(each.num_bytes(rank, element_bytes) for each in found if each.weight in allowed)
+        operations = dict[str, list[AdapterMatrices]]()
+        for each in found:
+            if each.weight in allowed:
+                operations.setdefault(_MERGED.get(each.weight, each.weight), []).append(each)
+        return sum(operation_bytes(merged, rank, element_bytes) for merged in operations.values())
 
     by_kind: dict[tuple[object, ...], int] = {}
     totals = []
@@ -123,7 +148,7 @@ def _end_matrices(config: ModelConfig, stage: int, split: Sharding) -> Iterator[
     first, last = stage == 0, stage == split.pipeline - 1
     # The last stage has the embedding again where the head is tied to it.
     if first or (last and config.tie_word_embeddings):
-        yield AdapterMatrices("embed", vocabulary, width)
+        yield AdapterMatrices("embed", vocabulary, width, in_panels=False)
     if last:
         yield AdapterMatrices("lm_head", width, share_of(vocabulary, split.tensor, 1, 0))
     if width != hidden:
@@ -153,7 +178,7 @@ def _of_matrix(size: WeightSize, matrix: MatrixSize, split: Sharding, multiple: 
     if matrix.shared_out:
         # One A for all heads, whose columns are the latent vector.
         latent, each = (matrix.rows, matrix.inner) if matrix.weight == "k_b" else (matrix.inner, matrix.rows)
-        return AdapterMatrices(matrix.weight, latent, held * each)
+        return AdapterMatrices(matrix.weight, latent, held * each, in_panels=False)
     if matrix.cut_by_rows:
         return AdapterMatrices(matrix.weight, matrix.inner, matrix.rows // size.units * held, matrix.count)
     return AdapterMatrices(matrix.weight, matrix.inner // size.units * held, matrix.rows, matrix.count)

@@ -134,3 +134,15 @@ def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: p
         Device(2 << 30, 1.0, on_cpu=True, sharding=Sharding(tensor=2)),
     )
     assert two.num_blocks == use.num_blocks - 7
+
+
+@pytest.mark.parametrize("fixed", [None, 1 << 20])
+def test_adapters_that_do_not_fit_are_named(fixed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 4 << 30)
+    config = ModelConfig.from_dict(TINY)
+    few = EngineArgs("m", enable_lora=True, max_cpu_loras=8, kv_cache_memory_bytes=fixed)
+    plan_kv_cache(few, config, torch.float32, torch.device("cpu"))
+    many = replace(few, max_cpu_loras=100_000)
+    with pytest.raises(OutOfMemoryError, match=r"adapters .* GiB \(100000 × rank 16\) .* lower --max-cpu-loras"):
+        plan_kv_cache(many, config, torch.float32, torch.device("cpu"))
+    plan_kv_cache(replace(many, enable_lora=False), config, torch.float32, torch.device("cpu"))

@@ -16,12 +16,12 @@ from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.layers.build import Build
-from stoker_engine.layers.linear_site import LinearSite
+from stoker_engine.layers.linear_site import LinearSite, SiteForm
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.quant.unquantized import UNQUANTIZED
 from stoker_engine.sizing.kv_format import kv_format
-from stoker_engine.sizing.lora import AdapterMatrices, adapter_bytes, changeable
+from stoker_engine.sizing.lora import AdapterMatrices, adapter_bytes, changeable, operation_bytes
 from stoker_engine.sizing.memory import AdapterNumbers, Device, Numbers, memory_use
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.planned_formats import on_load_formats
@@ -70,11 +70,11 @@ def of_sites(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int
     def extend(linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
         nonlocal total
         parts = [
-            AdapterMatrices("", site.inputs.size, shard.size)
+            AdapterMatrices("", site.inputs.size, shard.size, in_panels=site.form is SiteForm.LINEAR)
             for name, shard in site.outputs.items()
             if not name.endswith((".k_b", ".v_b"))  # see `absorbed`
         ]
-        total += sum(part.num_bytes(rank, 2) for part in parts)
+        total += operation_bytes(parts, rank, 2) if parts else 0
         return linear
 
     build = Build(
@@ -94,7 +94,7 @@ def absorbed(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int
         if attention.latent is not None:
             heads, latent = attention.num_heads // split.tensor, attention.latent
             for size in (latent.qk_nope_head_dim, latent.v_head_dim):
-                total += AdapterMatrices("", latent.kv_lora_rank, heads * size).num_bytes(rank, 2)
+                total += rank * (latent.kv_lora_rank + heads * size) * 2
     return total
 
 
@@ -103,7 +103,7 @@ def test_sums_are_over_the_sites_of_the_model(name: str) -> None:
     config = ModelConfig.from_dict(MODELS[name])
     splits = [*SPLITS, Sharding(tensor=2, expert=2)] if any(layer.moe for layer in config.layers) else SPLITS
     for split in splits:
-        for rank in (16, 5):
+        for rank in (16, 5, 8):
             expected = [
                 of_sites(config, split, stage, rank) + absorbed(config, split, stage, rank)
                 for stage in range(split.pipeline)
