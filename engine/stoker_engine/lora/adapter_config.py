@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import regex
@@ -17,8 +18,12 @@ from stoker_common.errors import AdapterError
 
 FILE: Final = "adapter_config.json"
 
-#: Seconds that a pattern of an adapter may take at one name: whoever wrote it may have meant harm.
-_PATTERN_S: Final = 0.5
+#: More than any model's matrices have; what is served is --max-lora-rank's.
+_MAX_RANK: Final = 10**9
+#: Seconds that all patterns of an adapter may take together: whoever wrote them may have meant harm.
+_PATTERNS_S: Final = 2.0
+#: Of one pattern: to read it is not interrupted.
+_MAX_PATTERN_CHARACTERS: Final = 8 << 10
 
 #: Fields that may be anything: they describe how an adapter was trained, or what with.
 _WITHOUT_EFFECT: Final = frozenset(
@@ -60,6 +65,38 @@ _REFUSED: Final = {
 _CHANGES_MODEL: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
+class _Patterns:
+    """An adapter's patterns, which have a limited time together."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, Any] = {}
+        self._left_s = _PATTERNS_S
+
+    def match(self, pattern: str, name: str) -> Any:
+        """What a pattern finds at the beginning of a name; None: nothing.
+
+        Raises:
+            AdapterError: the pattern cannot be read, or the patterns take too long.
+        """
+        started = time.monotonic()
+        try:
+            if pattern not in self._read:
+                if len(pattern) > _MAX_PATTERN_CHARACTERS:
+                    raise ValueError(f"it has more than {_MAX_PATTERN_CHARACTERS} characters")
+                self._read[pattern] = regex.compile(pattern)
+            if self._left_s <= 0:
+                raise TimeoutError
+            return self._read[pattern].match(name, timeout=self._left_s)
+        except TimeoutError:
+            raise AdapterError(
+                f"{FILE}: its patterns take too long to match, at {_shown(pattern)}; write simpler ones"
+            ) from None
+        except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
+            raise AdapterError(f"{FILE}: {_shown(pattern)} is no pattern: {error}") from None
+        finally:
+            self._left_s -= time.monotonic() - started
+
+
 @dataclass(frozen=True)
 class AdapterConfig:
     """What is honoured of an adapter's config; see PEFT's `LoraConfig`.
@@ -79,6 +116,7 @@ class AdapterConfig:
     target_parameters: tuple[str, ...]
     layers_to_transform: frozenset[int] | None
     layers_pattern: tuple[str, ...]
+    _patterns: _Patterns = field(default_factory=_Patterns, repr=False, compare=False)
 
     @classmethod
     def parse(cls, content: bytes) -> AdapterConfig:
@@ -96,13 +134,14 @@ class AdapterConfig:
         if fields.get("peft_type") != "LORA":
             raise AdapterError(f"{FILE}: peft_type is {_shown(fields.get('peft_type'))}; only LORA adapters are served")
         _refuse(fields)
+        _flag(fields, "fan_in_fan_out")  # of the model's matrices: A and B are the same either way
         layers = fields.get("layers_to_transform")
         return cls(
             r=_positive(fields, "r", fields.get("r", 8)),
             lora_alpha=_number("lora_alpha", fields.get("lora_alpha", 8)),
             rank_pattern={key: _positive(fields, "rank_pattern", n) for key, n in _object(fields, "rank_pattern")},
             alpha_pattern={key: _number("alpha_pattern", n) for key, n in _object(fields, "alpha_pattern")},
-            use_rslora=bool(fields.get("use_rslora")),
+            use_rslora=_flag(fields, "use_rslora"),
             target_modules=_names(fields, "target_modules", or_pattern=True),
             exclude_modules=_names(fields, "exclude_modules", or_pattern=True),
             target_parameters=_list(fields, "target_parameters"),
@@ -126,12 +165,14 @@ class AdapterConfig:
         if self.targets_all_linear:
             return True
         if isinstance(self.target_modules, str):
-            return _is_named(module, self.target_modules)
-        return _is_named(module, self.target_modules) and self._is_in_layers(module)
+            return self._is_named(module, self.target_modules)
+        if module in self.target_modules:  # a whole name stands for itself, whatever its layer
+            return True
+        return self._is_named(module, self.target_modules) and self._is_in_layers(module)
 
     def excludes(self, module: str) -> bool:
         """Whether the module of this name stays as it is, whatever else is said."""
-        return _is_named(module, self.exclude_modules)
+        return self._is_named(module, self.exclude_modules)
 
     def is_target_parameter(self, name: str) -> bool:
         """Whether the parameter of this name is to be changed."""
@@ -139,20 +180,37 @@ class AdapterConfig:
 
     def rank_and_scale(self, name: str) -> tuple[int, float]:
         """The rank of the matrices of a module or parameter, and what their product is multiplied by."""
-        rank = _of_pattern(self.rank_pattern, name, self.r)
-        alpha = _of_pattern(self.alpha_pattern, name, self.lora_alpha)
+        rank = self._of_pattern(self.rank_pattern, name, self.r)
+        alpha = self._of_pattern(self.alpha_pattern, name, self.lora_alpha)
         return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def _is_in_layers(self, module: str) -> bool:
         if self.layers_to_transform is None:
             return True
         # The first number is the layer's; a later one may be an expert's.
-        patterns = [rf"(?:^|.*?\.){each}\.(\d+)\." for each in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\."]
+        number = r"\.(?P<idx>[0-9]{1,9})\."
+        patterns = [rf"(?:^|.*?\.){each}{number}" for each in self.layers_pattern] or [rf".*?\.[^.]*{number}"]
         for pattern in patterns:
-            found = _match(pattern, module)
+            found = self._patterns.match(pattern, module)
             if found is not None:
-                return int(found[1]) in self.layers_to_transform
+                index = found["idx"]
+                return index is not None and index.isdecimal() and int(index[:9]) in self.layers_to_transform
         return False
+
+    def _is_named(self, module: str, names: tuple[str, ...] | str) -> bool:
+        """As PEFT has it: a pattern of the whole name, or names or ends of names."""
+        if not names:
+            return False
+        if isinstance(names, str):
+            return self._patterns.match(f"(?:{names})$", module) is not None
+        return any(module == name or module.endswith(f".{name}") for name in names)
+
+    def _of_pattern(self, values: Mapping[str, _Number], name: str, otherwise: _Number) -> _Number:
+        """The value of the first pattern that the name or its end matches."""
+        for pattern, value in values.items():
+            if self._patterns.match(rf"(.*\.)?({pattern})$", name):
+                return value
+        return values.get(name, otherwise)
 
 
 def _refuse(fields: Mapping[str, Any]) -> None:
@@ -176,36 +234,9 @@ def _refuse(fields: Mapping[str, Any]) -> None:
             raise AdapterError(f"{FILE}: {_shown(name)} is not known here, and may change what the adapter computes")
 
 
-def _is_named(module: str, names: tuple[str, ...] | str) -> bool:
-    """As PEFT has it: a pattern of the whole name, or names or ends of names."""
-    if not names:
-        return False
-    if isinstance(names, str):
-        return _match(f"(?:{names})$", module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in names)
-
-
-def _of_pattern(values: Mapping[str, _Number], name: str, otherwise: _Number) -> _Number:
-    """The value of the first pattern that the name or its end matches."""
-    for pattern, value in values.items():
-        if _match(rf"(.*\.)?({pattern})$", name):
-            return value
-    return values.get(name, otherwise)
-
-
-def _match(pattern: str, name: str) -> Any:
-    """What a pattern finds at the beginning of a name; None: nothing."""
-    try:
-        return regex.match(pattern, name, timeout=_PATTERN_S)
-    except TimeoutError:
-        raise AdapterError(f"{FILE}: the pattern {_shown(pattern)} takes too long to match") from None
-    except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
-        raise AdapterError(f"{FILE}: {_shown(pattern)} is no pattern: {error}") from None
-
-
 def _positive(fields: Mapping[str, Any], name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise AdapterError(f"{FILE}: {name} must be whole numbers from 1 on, not {_shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_RANK:
+        raise AdapterError(f"{FILE}: {name} must be whole numbers from 1 to {_MAX_RANK}, not {_shown(value)}")
     return value
 
 
@@ -219,6 +250,13 @@ def _number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise AdapterError(f"{FILE}: {name} must be a finite number, not {_shown(value)}")
     return number
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise AdapterError(f"{FILE}: {name} must be true or false, not {_shown(value)}")
+    return bool(value)
 
 
 def _object(fields: Mapping[str, Any], name: str) -> Collection[tuple[str, object]]:
@@ -243,7 +281,7 @@ def _list(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return (value,)
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
         raise AdapterError(f"{FILE}: {name} must be a list of names, not {_shown(value)}")
-    return tuple(value)
+    return tuple(dict.fromkeys(value))
 
 
 def _layers(value: object) -> frozenset[int]:

@@ -53,6 +53,8 @@ _MAX_CONFIG_BYTES: Final = 1 << 20
 #: Of the file of tensors, beside the tensors.
 _MAX_HEADER_BYTES: Final = 16 << 20
 
+_MAX_NAME_CHARACTERS: Final = 500
+
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+?)(?P<nested>(\.base_layer)*)"
     r"\.(?:lora_(?P<half>[AB])\.weight|lora_embedding_(?P<embedding_half>[AB]))"
@@ -159,6 +161,8 @@ class AdapterReader:
         """The tensors, two by two."""
         halves: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
+            if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
+                raise AdapterError(f"{TENSORS} holds {name[:60]!r}, which is no name of a tensor")
             found = _TENSOR.fullmatch(name)
             if found is None and self._is_models_own(name, tensor):
                 continue
