@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +23,10 @@ FILE: Final = "adapter_config.json"
 _MAX_RANK: Final = 10**9
 #: Seconds that all patterns of an adapter may take together: whoever wrote them may have meant harm.
 _PATTERNS_S: Final = 2.0
-#: Of one pattern: to read it is not interrupted.
+#: Of one pattern: nothing interrupts its compilation, which writes counted repeats out.
 _MAX_PATTERN_CHARACTERS: Final = 8 << 10
+_MAX_REPEATS: Final = 1000
+_COUNTED = re.compile(r"\{([0-9]*)(?:,([0-9]*))?\}")
 
 #: Fields that may be anything: they describe how an adapter was trained, or what with.
 _WITHOUT_EFFECT: Final = frozenset(
@@ -72,8 +75,8 @@ class _Patterns:
         self._read: dict[str, Any] = {}
         self._left_s = _PATTERNS_S
 
-    def match(self, pattern: str, name: str) -> Any:
-        """What a pattern finds at the beginning of a name; None: nothing.
+    def match(self, pattern: str, name: str, whole: bool = False) -> Any:
+        """What a pattern finds at the beginning of a name, or as all of it; None: nothing.
 
         Raises:
             AdapterError: the pattern cannot be read, or the patterns take too long.
@@ -81,17 +84,16 @@ class _Patterns:
         started = time.monotonic()
         try:
             if pattern not in self._read:
-                if len(pattern) > _MAX_PATTERN_CHARACTERS:
-                    raise ValueError(f"it has more than {_MAX_PATTERN_CHARACTERS} characters")
-                self._read[pattern] = regex.compile(pattern)
+                self._read[pattern] = _compiled(pattern)
             if self._left_s <= 0:
                 raise TimeoutError
-            return self._read[pattern].match(name, timeout=self._left_s)
+            read = self._read[pattern]
+            return (read.fullmatch if whole else read.match)(name, timeout=self._left_s)
         except TimeoutError:
             raise AdapterError(
                 f"{FILE}: its patterns take too long to match, at {_shown(pattern)}; write simpler ones"
             ) from None
-        except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
+        except (re.error, regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
             raise AdapterError(f"{FILE}: {_shown(pattern)} is no pattern: {error}") from None
         finally:
             self._left_s -= time.monotonic() - started
@@ -188,7 +190,7 @@ class AdapterConfig:
         if self.layers_to_transform is None:
             return True
         # The first number is the layer's; a later one may be an expert's.
-        number = r"\.(?P<idx>[0-9]{1,9})\."
+        number = r"\.(?P<idx>[0-9]+)\."
         patterns = [rf"(?:^|.*?\.){each}{number}" for each in self.layers_pattern] or [rf".*?\.[^.]*{number}"]
         for pattern in patterns:
             found = self._patterns.match(pattern, module)
@@ -202,7 +204,7 @@ class AdapterConfig:
         if not names:
             return False
         if isinstance(names, str):
-            return self._patterns.match(f"(?:{names})$", module) is not None
+            return self._patterns.match(names, module, whole=True) is not None
         return any(module == name or module.endswith(f".{name}") for name in names)
 
     def _of_pattern(self, values: Mapping[str, _Number], name: str, otherwise: _Number) -> _Number:
@@ -232,6 +234,19 @@ def _refuse(fields: Mapping[str, Any]) -> None:
                 )
         else:
             raise AdapterError(f"{FILE}: {_shown(name)} is not known here, and may change what the adapter computes")
+
+
+def _compiled(pattern: str) -> Any:
+    """A pattern that also `re` knows, which PEFT matches with, and whose compilation takes little memory and time."""
+    if len(pattern) > _MAX_PATTERN_CHARACTERS:
+        raise ValueError(f"it has more than {_MAX_PATTERN_CHARACTERS} characters")
+    if "{" in _COUNTED.sub("", pattern):
+        raise ValueError("braces may only hold counts")
+    counts = [max(int(count or 1) for count in found.groups("1")) for found in _COUNTED.finditer(pattern)]
+    if math.prod(max(1, count) for count in counts) > _MAX_REPEATS:
+        raise ValueError(f"its counted repeats multiply to more than {_MAX_REPEATS}")
+    re.compile(pattern)
+    return regex.compile(pattern)
 
 
 def _positive(fields: Mapping[str, Any], name: str, value: object) -> int:
