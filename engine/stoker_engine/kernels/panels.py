@@ -39,7 +39,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     outputs, inner = weight.shape
     whole = outputs // PANEL * PANEL
     panels = weight[:whole].view(-1, PANEL, inner // 2, 2).transpose(1, 2).reshape(whole, inner)
-    return torch.cat((panels, weight[whole:]))
+    return panels if whole == outputs else torch.cat((panels, weight[whole:]))
 
 
 def checked(ids: torch.Tensor, rows: int) -> torch.Tensor:
