@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import time
@@ -16,6 +17,7 @@ from stoker_common.errors import AdapterError
 from stoker_engine.lora.adapter_config import AdapterConfig
 
 _PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+_NO_RANKS: list[Any] = [10**400, 0, -1, True, "8", 1.5, None, [8], {}]
 _MODULES = [
     f"model.{stack}.{layer}.{module}"
     for stack in ("layers", "blocks")
@@ -80,7 +82,7 @@ def test_the_first_pattern_that_matches_gives_rank_and_alpha(patterns: dict[str,
         key = get_pattern_key(patterns.keys(), name)
         rank, alpha = patterns.get(key, 16), patterns.get(key, 4)
         assert ours.rank_and_scale(name) == (rank, alpha / rank)
-        assert rooted.rank_and_scale(name) == (rank, pytest.approx(alpha / rank**0.5))
+        assert rooted.rank_and_scale(name)[1] == pytest.approx(alpha / rank**0.5)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_what_is_harmless_is_accepted(fields: dict[str, Any]) -> None:
 
 
 def test_every_field_of_peft_has_a_meaning() -> None:
-    content = json.dumps(LoraConfig(r=3, target_modules=["q_proj"]).to_dict(), default=sorted)
+    content = json.dumps(dataclasses.asdict(LoraConfig(r=3, target_modules=["q_proj"])), default=sorted)
     assert AdapterConfig.parse(content.encode()).r == 3
 
 
@@ -122,7 +124,7 @@ def test_every_field_of_peft_has_a_meaning() -> None:
         {"ensure_weight_tying": True},
         {"megatron_config": {"a": 1}},
         *({"init_lora_weights": how} for how in ("pissa", "pissa_niter_4", "PiSSA", "olora", "corda", "loftq")),
-        *({"r": r} for r in (10**400, 0, -1, True, "8", 1.5, None, [8], {})),
+        *({"r": rank} for rank in _NO_RANKS),
         *({"lora_alpha": alpha} for alpha in ("8", True, None, float("inf"), float("nan"), 10**400, [1])),
         {"rank_pattern": {"q_proj": 0}},
         {"rank_pattern": ["q_proj"]},
@@ -249,7 +251,10 @@ _VALUES: list[Any] = [
 
 
 def test_mutated_values_are_read_or_refused() -> None:
-    rng, whole = random.Random(0), json.loads(json.dumps(LoraConfig(target_modules="x").to_dict(), default=sorted))
+    rng, whole = (
+        random.Random(0),
+        json.loads(json.dumps(dataclasses.asdict(LoraConfig(target_modules="x")), default=sorted)),
+    )
     num_read = 0
     for _ in range(3000):
         fields = {**_PLAIN, "layers_to_transform": [1]}

@@ -48,7 +48,7 @@ def save(folder: Path, dtype: torch.dtype | None = None, **fields: Any) -> tuple
     torch.manual_seed(5)
     config = LoraConfig(**{"r": 4, "lora_alpha": 6, "init_lora_weights": False, "target_modules": ["q_proj"], **fields})
     adapted = get_peft_model(model, config)
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(str(folder))
     if dtype is not None:
         path = folder / "adapter_model.safetensors"
         save_file({key: value.to(dtype) for key, value in load_file(path).items()}, path)
