@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from stoker_engine.kernels.cpu.matrix import ADD_TO_LINEAR, CpuLinear
 from stoker_engine.kernels.lora import LoraPart
-from stoker_engine.kernels.panels import PANEL, packed
+from stoker_engine.kernels.panels import PANEL
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
@@ -111,13 +111,13 @@ class CpuLoraFactors:
         for part in parts:
             if id(part.a) not in first_ranks:
                 first_ranks[id(part.a)] = num_ranks
-                rows.append(pad(part.a, (0, 0, 0, len(part.a) % 2)))
+                rows.append(_even(part.a, 0))
                 num_ranks += len(rows[-1])
         self._tensors, self._empty = list[torch.Tensor](), empty
         each = (_Part * len(parts))(
             *(
                 _Part(
-                    self._matrix(pad(part.b, (0, part.b.shape[1] % 2)), in_panels),
+                    self._matrix(_even(part.b, 1), in_panels),
                     first_ranks[id(part.a)],
                     part.first_output,
                     len(part.b),
@@ -125,18 +125,33 @@ class CpuLoraFactors:
                 for part in parts
             )
         )
-        self.factors = _Factors(self._matrix(torch.cat(rows), in_panels), len(parts), each)
+        a = rows[0] if len(rows) == 1 else torch.cat(rows)
+        self.factors = _Factors(self._matrix(a, in_panels), len(parts), each)
         self._parts = each
         self.num_bytes = sum(tensor.nbytes for tensor in self._tensors)
 
     def _matrix(self, weight: torch.Tensor, in_panels: bool) -> _Matrix:
         outputs, inner = weight.shape
         in_panels = in_panels and inner % 2 == 0
-        weight = packed(pad(weight, (0, 0, 0, -outputs % PANEL))) if in_panels else weight.contiguous()
-        if self._empty is not None:
-            weight = self._empty(weight.shape).copy_(weight)
-        self._tensors.append(weight)
-        return _Matrix(weight.data_ptr(), len(weight), inner, in_panels)
+        padding = -outputs % PANEL if in_panels else 0
+        shape = torch.Size((outputs + padding, inner))
+        matrix = torch.empty(shape, dtype=weight.dtype) if self._empty is None else self._empty(shape)
+        if in_panels:
+            # See `kernels.panels`; two numbers of bfloat16 are moved as one of four bytes.
+            weight = pad(weight, (0, 0, 0, padding)) if padding else weight
+            pairs = weight.contiguous().view(torch.int32).view(-1, PANEL, inner // 2)
+            matrix.view(torch.int32).view(-1, inner // 2, PANEL).copy_(pairs.transpose(1, 2))
+        else:
+            matrix.copy_(weight)
+        self._tensors.append(matrix)
+        return _Matrix(matrix.data_ptr(), len(matrix), inner, in_panels)
+
+
+def _even(weight: torch.Tensor, dim: int) -> torch.Tensor:
+    """With a row, or column, of zeros behind where their number is odd."""
+    if weight.shape[dim] % 2 == 0:
+        return weight
+    return pad(weight, (0, 0, 0, 1) if dim == 0 else (0, 1))
 
 
 class CpuLoraSite:
