@@ -79,7 +79,7 @@ def test_the_first_pattern_that_matches_gives_rank_and_alpha(patterns: dict[str,
     ours = parse(rank_pattern=patterns, alpha_pattern=patterns, r=16, lora_alpha=4)
     rooted = parse(rank_pattern=patterns, alpha_pattern=patterns, r=16, lora_alpha=4, use_rslora=True)
     for name in _MODULES:
-        key = get_pattern_key(patterns.keys(), name)
+        key = get_pattern_key(list(patterns), name)
         rank, alpha = patterns.get(key, 16), patterns.get(key, 4)
         assert ours.rank_and_scale(name) == (rank, alpha / rank)
         assert rooted.rank_and_scale(name)[1] == pytest.approx(alpha / rank**0.5)

@@ -19,7 +19,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.lora.adapter_reader import AdapterReader, adapter_reader
 from stoker_engine.models.checkpoint import find_checkpoint
 
-from ...support.engine.tiny_models import save_model, tiny_family
+from ...support.engine.tiny_models import save_model, tiny_family, tiny_mixture
 from ..models import llama_cpp
 
 _PREFIX = "base_model.model.model.layers"
@@ -234,3 +234,31 @@ def test_mutated_files_are_read_or_refused(files: Path, reader: AdapterReader) -
             reader.read(files)
         except AdapterError as error:
             assert len(str(error)) < 1200
+
+
+def test_experts_one_by_one_and_in_stacks(tmp_path: Path) -> None:
+    """As PEFT wrote them with transformers 4, and one of two stacked parameters."""
+    model = tiny_mixture("qwen3_moe")
+    reader = reader_of(save_model(tmp_path / "model", model))
+    stacked = get_peft_model(
+        model, LoraConfig(r=2, target_modules=[], target_parameters=["experts.down_proj"], init_lora_weights=False)
+    )
+    stacked.save_pretrained(str(tmp_path / "stacked"))
+    names = reader.read(tmp_path / "stacked").factors
+    assert names
+    assert all("down" in name for name in names)
+    config = model.config
+    folder, prefix = tmp_path / "single", f"{_PREFIX}.2.mlp.experts.3.gate_proj.lora_"
+    folder.mkdir()
+    fields = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": r".*layers\.2\.mlp\.experts\.3\.gate_proj",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    a, b = torch.randn(2, config.hidden_size), torch.randn(config.moe_intermediate_size, 2)
+    save_file({f"{prefix}A.weight": a, f"{prefix}B.weight": b}, folder / "adapter_model.safetensors")
+    (factors,) = reader.read(folder).factors.values()
+    assert torch.equal(factors.a, a)
+    assert torch.equal(factors.b, b)
