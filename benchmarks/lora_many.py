@@ -65,7 +65,7 @@ def run(model: str, folders: list[str], registered: int, hot: int, seconds: floa
     """Registers the adapters, serves the hot ones, and removes all."""
     args = EngineArgs(
         model, device="cpu", dtype="bfloat16", max_model_len=256, max_num_seqs=CLIENTS, enable_lora=True, max_loras=8,
-        max_cpu_loras=32, max_lora_rank=RANK, enable_prefix_caching=False,  # blocks that fill up would take memory too
+        max_cpu_loras=32, max_lora_rank=RANK, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 26,
     )  # fmt: skip
     engine, rng = Engine.from_args(args), random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=DECODED, ignore_eos=True)
@@ -75,7 +75,8 @@ def run(model: str, folders: list[str], registered: int, hot: int, seconds: floa
         keys = CacheKeys(root_key=b"%d" % adapter)
         engine.add(EngineRequest(f"{number}", prompt, params, DECODED, cache_keys=keys, adapter=adapter))
 
-    engine.add(EngineRequest("base", [5] * PROMPT, params, DECODED))
+    for index in range(200):  # each block of the KV cache takes memory when it is first used
+        engine.add(EngineRequest(f"base {index}", [5] * PROMPT, params, DECODED))
     while engine.has_work:
         engine.step()
     gc.collect()

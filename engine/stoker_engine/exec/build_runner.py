@@ -167,7 +167,7 @@ def _adapters(
     if not args.enable_lora:
         return None
     reader = adapter_reader(checkpoint, args, dtype)
-    return LoadedAdapters(reader, dtype, args.max_loras, cpu_library(device, dtype))
+    return LoadedAdapters(reader, dtype, args.max_loras, device, cpu_library(device, dtype))
 
 
 def _load(
@@ -249,10 +249,10 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
 
 def _can_be_captured(runner: Runner, groups: RankGroups) -> bool:
     """Whether decodes can be CUDA graphs: ranks that work together go kernel by kernel, and so do models that keep a
-    state of each sequence."""
-    alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1
+    state of each sequence, and those with adapters, for which the host waits in the midst of a step."""
+    is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and runner.adapters is None
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)
-    return alone and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
+    return is_alone and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
 
 
 def _captured(

@@ -31,13 +31,19 @@ class AdaptedSite:
 
     Args:
         rows: the rows of the batch.
+        device: that computes.
         table, library: of the CPU's kernels; None: torch's operators compute.
     """
 
     def __init__(
-        self, site: LinearSite, rows: BatchRows, table: CpuLoraTable | None, library: ctypes.CDLL | None
+        self,
+        site: LinearSite,
+        rows: BatchRows,
+        device: torch.device,
+        table: CpuLoraTable | None,
+        library: ctypes.CDLL | None,
     ) -> None:
-        self.site, self._rows = site, rows
+        self.site, self._rows, self._device = site, rows, device
         self._by_slot: dict[int, SiteFactors] = {}
         self._native = None
         if site.form is SiteForm.LINEAR and library is not None and table is not None:
@@ -58,6 +64,8 @@ class AdaptedSite:
         if not parts:
             return None
         if self._native is None or self._library is None:
+            if self._device.type == "cuda":  # from where they are copied beside what the device does
+                parts = [LoraPart(part.a.pin_memory(), part.b.pin_memory(), part.first_output) for part in parts]
             return SiteFactors(parts)
         return SiteFactors((), CpuLoraFactors(self._library, parts, memory.empty))
 
@@ -66,7 +74,7 @@ class AdaptedSite:
         if factors is None:
             self._by_slot.pop(slot, None)
         else:
-            self._by_slot[slot] = factors
+            self._by_slot[slot] = factors.on(self._device)
         if self._native is not None:
             self._native.set(slot, None if factors is None else factors.native)
 
@@ -113,6 +121,15 @@ class SiteFactors:
 
     parts: Sequence[LoraPart]
     native: CpuLoraFactors | None = None
+
+    def on(self, device: torch.device) -> SiteFactors:
+        """The same on a device; copies go on when this returns."""
+        if device.type == "cpu":
+            return self
+        copies: dict[int, torch.Tensor] = {}
+        for tensor in (each for part in self.parts for each in (part.a, part.b)):
+            copies[id(tensor)] = tensor.to(device, non_blocking=True)
+        return SiteFactors([LoraPart(copies[id(a)], copies[id(b)], first) for a, b, first in self.parts])
 
     @property
     def num_bytes(self) -> int:

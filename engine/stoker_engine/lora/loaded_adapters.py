@@ -35,11 +35,19 @@ class LoadedAdapters:
         reader: reads them from files.
         dtype: of the adapters' matrices, and of what they are added to.
         num_slots: how many a step has at most.
+        device: that computes.
         library: of the CPU's kernels, where these compute the model.
     """
 
-    def __init__(self, reader: AdapterReader, dtype: torch.dtype, num_slots: int, library: ctypes.CDLL | None) -> None:
-        self._reader, self._dtype, self._library = reader, dtype, library
+    def __init__(
+        self,
+        reader: AdapterReader,
+        dtype: torch.dtype,
+        num_slots: int,
+        device: torch.device,
+        library: ctypes.CDLL | None,
+    ) -> None:
+        self._reader, self._dtype, self._device, self._library = reader, dtype, device, library
         self._table = CpuLoraTable(num_slots) if library is not None else None
         self._sites: dict[_SiteKey, AdaptedSite] = {}
         self._loaded: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
@@ -52,7 +60,7 @@ class LoadedAdapters:
         """See `ExtendLinear`."""
         key = tuple(site.outputs)
         if key not in self._sites:
-            self._sites[key] = AdaptedSite(site, rows, self._table, self._library)
+            self._sites[key] = AdaptedSite(site, rows, self._device, self._table, self._library)
         return self._sites[key].extended(linear)
 
     def settle(self, rows: BatchRows) -> None:

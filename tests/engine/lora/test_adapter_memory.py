@@ -44,7 +44,9 @@ def adapter_on(folder: Path, adapter: Path, split: Sharding, stage: int, **optio
     """Bytes of an adapter on the first rank of a stage, and those that are counted for it there."""
     args = EngineArgs(str(folder), dtype="bfloat16", device="cpu", enable_lora=True, max_lora_rank=64, **options)
     checkpoint, rows = find_checkpoint(args), BatchRows()
-    loaded = LoadedAdapters(adapter_reader(checkpoint, args, DTYPE), DTYPE, args.max_loras, cpu_library(CPU, DTYPE))
+    loaded = LoadedAdapters(
+        adapter_reader(checkpoint, args, DTYPE), DTYPE, args.max_loras, CPU, cpu_library(CPU, DTYPE)
+    )
     build = Build(
         DTYPE, attention_backend(CPU, served(DTYPE)), select_kernels(CPU, DTYPE), Rank(0, split.tensor),
         stage=Stage(stage, split.pipeline), whole_experts=split.expert > 1, rows=rows, extend=loaded.extend,

@@ -43,7 +43,9 @@ def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
     args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_lora=True, max_loras=3, max_lora_rank=64)
     checkpoint = find_checkpoint(args)
     dtype, rows = torch.float32, BatchRows()
-    loaded = LoadedAdapters(adapter_reader(checkpoint, args, dtype), dtype, args.max_loras, cpu_library(CPU, dtype))
+    loaded = LoadedAdapters(
+        adapter_reader(checkpoint, args, dtype), dtype, args.max_loras, CPU, cpu_library(CPU, dtype)
+    )
     build = Build(dtype, attention_backend(CPU, served(dtype)), select_kernels(CPU, dtype), rows=rows)
     model = checkpoint.load(replace(build, extend=loaded.extend), CPU, 256)
     rows.adapters = torch.tensor([*SLOTS, -1])
