@@ -17,6 +17,7 @@ import argparse
 import gc
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -67,6 +68,7 @@ def run(model: str, folders: list[str], registered: int, hot: int, seconds: floa
         model, device="cpu", dtype="bfloat16", max_model_len=256, max_num_seqs=CLIENTS, enable_lora=True, max_loras=8,
         max_cpu_loras=32, max_lora_rank=RANK, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 26,
     )  # fmt: skip
+    sys.setswitchinterval(0.0005)  # as in an engine's process
     engine, rng = Engine.from_args(args), random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=DECODED, ignore_eos=True)
 

@@ -20,6 +20,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step
 from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.exec import build_runner as build_runner_module
 from stoker_engine.exec.build_kernels import build_kernels
 from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.grammar.compile import compile_grammar
@@ -182,6 +183,17 @@ def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], m
             runner.run(decodes(*[rng.randint(60, 4095) for _ in range(count)]))
         runner.run(prompts(4096))
     assert launched == at_start
+
+
+def test_steps_with_adapters_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was captured while no slot held an adapter would be replayed without any."""
+    for lora in (False, True):
+        with monkeypatch.context() as patch, fake_device(patch, graphs=True):
+            patch.setattr(build_runner_module, "adapter_reader", lambda *_: None)
+            with compile_only(SM_90, lambda kernel, key: None):
+                args = EngineArgs("m", device="cuda", max_model_len=512, num_gpu_blocks_override=64, enable_lora=lora)
+                runner = build_runner(args, checkpoint({**QWEN3_06B, "num_hidden_layers": 1}))
+            assert (runner.graphs is None) == lora
 
 
 def test_nothing_is_compiled_for_what_requests_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
