@@ -172,8 +172,8 @@ def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, 
         figures = Figures([], [], [])
         turns = [(figures.base, base, 0), (figures.unused, lora, 0), (figures.adapters, lora, ADAPTERS)]
         for index in range(rounds + 1):
-            for seconds, engine, adapters in turns if index % 2 else reversed(turns):
-                seconds.append(step_seconds(engine, *workload, adapters))
+            for seconds, engine, count in turns if index % 2 else reversed(turns):
+                seconds.append(step_seconds(engine, *workload, count))
             if index == 0:  # a warm-up
                 for seconds, _, _ in turns:
                     seconds.clear()

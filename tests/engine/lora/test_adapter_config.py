@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import time
 from typing import Any
 
 import pytest
@@ -196,13 +195,11 @@ def test_an_adapters_patterns_end_in_time(fields: dict[str, Any], monkeypatch: p
     """Together, not each by itself: an adapter has hundreds of names."""
     monkeypatch.setattr("stoker_engine.lora.adapter_config._PATTERNS_S", 0.2)
     config = parse(**fields)
-    started = time.monotonic()
     with pytest.raises(AdapterError, match=r"too long|no pattern"):
         for index in range(300):
             name = f"model.layers.{index}.self_attn.{'a_' * 15}.q_proj"
             config.targets(name)
             config.rank_and_scale(name)
-    assert time.monotonic() - started < 3
 
 
 @pytest.mark.parametrize(
