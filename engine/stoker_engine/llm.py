@@ -254,6 +254,12 @@ class LLM:
         """For each prompt the number of its adapter and the digest of that one's content."""
         if lora_request is None or isinstance(lora_request, LoRARequest):
             lora_request = [lora_request] * count
+        if not isinstance(lora_request, Sequence) or not all(
+            each is None or isinstance(each, LoRARequest) for each in lora_request
+        ):
+            raise RequestError(
+                f"lora_request must be a LoRARequest, or one or None for each prompt, got {lora_request!r}"
+            )
         if len(lora_request) != count:
             raise RequestError(f"{count} prompts but {len(lora_request)} lora_requests; give one for all or one each")
         return [(NO_ADAPTER, "") if each is None else self._adapter(each) for each in lora_request]

@@ -431,6 +431,23 @@ def test_lora_requests_that_are_refused(lora_llm: LLM, tmp_path: Path, llm: LLM)
         lora_llm.generate([[5], [6]], use_tqdm=False, lora_request=[request])
     with pytest.raises(AdapterError, match="enable_lora=True"):
         llm.generate([[5]], use_tqdm=False, lora_request=request)
-    for number, path in ((0, "x"), (1, "")):
-        with pytest.raises(ValueError, match="lora_"):
-            LoRARequest("a", number, path)
+    for wrong in ("a", ["a"], 1):
+        with pytest.raises(RequestError, match="must be a LoRARequest, or one or None for each prompt"):
+            lora_llm.generate([[5]], use_tqdm=False, lora_request=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (("", 1, "x"), "lora_name"),
+        ((None, 1, "x"), "lora_name"),
+        (("a", 0, "x"), "lora_int_id"),
+        (("a", "1", "x"), "lora_int_id"),
+        (("a", True, "x"), "lora_int_id"),
+        (("a", 1, ""), "lora_path"),
+        (("a", 1, None), "lora_path"),
+    ],
+)
+def test_a_lora_request_with_a_wrong_field(fields: tuple[Any, Any, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named} must "):
+        LoRARequest(*fields)

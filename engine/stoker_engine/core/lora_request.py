@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -15,7 +16,7 @@ class LoRARequest:
         lora_path: the folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
 
     Raises:
-        ValueError: the id is less than 1, or the path is empty.
+        ValueError: the id is no whole number of at least 1, or the name or the path is empty or no string.
     """
 
     lora_name: str
@@ -23,7 +24,9 @@ class LoRARequest:
     lora_path: str
 
     def __post_init__(self) -> None:
-        if self.lora_int_id < 1:
-            raise ValueError(f"lora_int_id must be at least 1, got {self.lora_int_id}")
-        if not self.lora_path:
-            raise ValueError("lora_path must name a folder, it is empty")
+        if not isinstance(self.lora_name, str) or not self.lora_name:
+            raise ValueError(f"lora_name must be a string that is not empty, got {self.lora_name!r}")
+        if not isinstance(self.lora_int_id, int) or isinstance(self.lora_int_id, bool) or self.lora_int_id < 1:
+            raise ValueError(f"lora_int_id must be a whole number of at least 1, got {self.lora_int_id!r}")
+        if not isinstance(self.lora_path, str | os.PathLike) or not os.fspath(self.lora_path):
+            raise ValueError(f"lora_path must name a folder, got {self.lora_path!r}")

@@ -164,19 +164,18 @@ class AdapterRegistry:
         with self._counted(name, origin):
             async with self._lock(name):
                 before = self._served.get(name)
-                if before is not None:
-                    self._check_owner(before, origin)
-                    if not in_place:
-                        raise RequestError(
-                            f"the lora adapter {name!r} has already been loaded; set load_inplace to true to load it "
-                            "again",
-                            "lora_name",
-                        )
+                self._check_owner(name, origin)
+                if before is not None and not in_place:
+                    raise RequestError(
+                        f"the lora adapter {name!r} has already been loaded; set load_inplace to true to load it again",
+                        "lora_name",
+                    )
                 source = AdapterSource(next(self._numbers), name, folder or module.path)
                 loaded = await self.client.load_adapter(source)
                 adapter = RegisteredAdapter(module, source, loaded, origin)
                 self._served[name] = adapter
-                self._failed.pop(name, None)
+                if origin is Origin.CONFIG:
+                    self._failed.pop(name, None)
                 if before is not None:
                     self._drain(before)
                 logger.info(
@@ -197,10 +196,10 @@ class AdapterRegistry:
             RequestError: ``--lora-config`` lists it.
         """
         async with self._lock(name):
+            self._check_owner(name, origin)
             adapter = self._served.get(name)
             if adapter is None:
                 raise NotFoundError(f"the lora adapter {name[:300]!r} cannot be found", "lora_name")
-            self._check_owner(adapter, origin)
             del self._served[name]
             self._drain(adapter)
             logger.info("unloaded the LoRA adapter %s", name)
@@ -237,13 +236,19 @@ class AdapterRegistry:
         """Why an adapter that was served is not any more: an engine that was restarted cannot load it."""
         return self.client.adapter_error(adapter.source.number)
 
-    def _check_owner(self, adapter: RegisteredAdapter, origin: Origin) -> None:
-        """Only the file that lists an adapter changes it: else the two would disagree."""
-        if Origin.CONFIG in (adapter.origin, origin) and adapter.origin is not origin:
-            name = adapter.module.name
-            if adapter.origin is Origin.CONFIG:
+    def _check_owner(self, name: str, origin: Origin) -> None:
+        """Only the file that lists an adapter, served or failed, changes it: else the two would disagree."""
+        adapter = self._served.get(name)
+        if adapter is not None:
+            owner = adapter.origin
+        elif name in self._failed:
+            owner = Origin.CONFIG
+        else:
+            return
+        if Origin.CONFIG in (owner, origin) and owner is not origin:
+            if owner is Origin.CONFIG:
                 raise RequestError(f"the adapter {name!r} is listed in --lora-config; change it there", "lora_name")
-            raise RequestError(f"the name {name!r} is taken by an adapter of {adapter.origin}", "lora_name")
+            raise RequestError(f"the name {name!r} is taken by an adapter of {owner}", "lora_name")
 
     def _drain(self, adapter: RegisteredAdapter) -> None:
         self._draining.add(adapter)

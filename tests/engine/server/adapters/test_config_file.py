@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker_common.errors import AdapterError, ArgumentError, EngineDeadError
+from stoker_common.errors import AdapterError, ArgumentError, EngineDeadError, RequestError
 from stoker_engine.contract.lora_modules import LoRAModule
 from stoker_engine.server.adapters.config_file import AdapterConfigFile, parse
 from stoker_engine.server.adapters.folders import AdapterFolders
@@ -185,6 +185,44 @@ def test_names_of_other_origin_are_left_alone(listed: Listed) -> None:
         await listed.until_served(one="a")
 
     _watched(listed, run)
+
+
+def test_a_failed_adapter_belongs_to_the_file(listed: Listed, engine: FakeEngine) -> None:
+    listed.write(a="dir/missing")
+    config = listed.config()
+    other = LoRAModule("a", str(listed.root / "dir" / "b"))
+
+    async def run() -> None:
+        await config.apply()
+        for in_place in (False, True):
+            with pytest.raises(RequestError, match="is listed in --lora-config; change it there"):
+                await listed.registry.load(other, Origin.RUNTIME, in_place=in_place)
+        with pytest.raises(RequestError, match="is listed in --lora-config; change it there"):
+            await listed.registry.unload("a", Origin.RUNTIME)
+        with pytest.raises(NotStartedError):
+            listed.registry.check("a")
+        assert not listed.served
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_name_that_was_taken_before_the_file_listed_it(listed: Listed, engine: FakeEngine) -> None:
+    listed.write(a="dir/a")
+    config = listed.config()
+    other = LoRAModule("a", str(listed.root / "dir" / "b"))
+
+    async def run() -> None:
+        await listed.registry.load(other, Origin.RUNTIME)
+        await config.apply()
+        await listed.registry.load(other, Origin.RUNTIME, in_place=True)
+        assert listed.served == {"a": "b"}
+        await listed.registry.unload("a", Origin.RUNTIME)
+        with pytest.raises(NotStartedError, match="taken by an adapter of"):
+            listed.registry.check("a")
+        await config.apply()
+        assert listed.served == {"a": "a"}
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_file_that_cannot_be_read_at_start(listed: Listed) -> None:
