@@ -137,6 +137,11 @@ class EngineArgs:
         ):
             if getattr(self, name) < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")
+        for name in ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_dtype", "lora_target_modules"):
+            if not self.enable_lora and getattr(self, name) != getattr(EngineArgs, name, ()):
+                raise ArgumentError(
+                    argv.flag_name(name), "means nothing without --enable-lora; add it, or leave this out"
+                )
         for name in ("max_loras", "max_lora_rank"):
             if getattr(self, name) < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")

@@ -166,6 +166,12 @@ def _adapters(
     """The adapters beside the model; None: LoRA is off."""
     if not args.enable_lora:
         return None
+    if args.batch_invariant and device.type != "cpu":
+        raise ArgumentError(
+            "--batch-invariant",
+            "what adapters add is summed on a GPU in an order that depends on the batch; leave one of it and "
+            "--enable-lora out",
+        )
     reader = adapter_reader(checkpoint, args, dtype)
     return LoadedAdapters(reader, dtype, args.max_loras, device, cpu_library(device, dtype))
 

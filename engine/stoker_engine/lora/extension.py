@@ -5,21 +5,25 @@
     ABSORBED_KEYS     q Wᵀ += (q Bₕ) A        ┐ for each head h: latent attention multiplies queries by the matrix that
     ABSORBED_VALUES   c W  += (c Aᵀ) Bₕᵀ      ┘ makes keys of latents, and results by the one that makes values of them
 
-Where no kernel computes it, torch's operators do, an adapter at a time.
+Where lora.cpp does not compute it, the linear operations of the model's own kernels do, an adapter at a time: on a CPU
+a row's result depends on the row and its adapter alone.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.batched_linear import by_head
+from stoker_engine.kernels.bundle import MakeLinear, Operation
+from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraFactors, CpuLoraSite, CpuLoraTable
 from stoker_engine.kernels.cpu.matrix import CpuLinear
-from stoker_engine.kernels.lora import LoraPart, add_lora
+from stoker_engine.kernels.lora import LoraPart
+from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.layers.linear_site import LinearSite, SiteForm
 from stoker_engine.lora.adapter import Adapter, Factors
@@ -49,6 +53,7 @@ class AdaptedSite:
         if site.form is SiteForm.LINEAR and library is not None and table is not None:
             self._native = CpuLoraSite(library, table)
         self._library = library
+        self._linear = (REFERENCE if library is None else cpu_kernels(library)).linear
         self._operations: list[_AdaptedOperation] = []
 
     def cut(self, adapter: Adapter, memory: AdapterMemory) -> SiteFactors | None:
@@ -66,8 +71,8 @@ class AdaptedSite:
         if self._native is None or self._library is None:
             if self._device.type == "cuda":  # from where they are copied beside what the device does
                 parts = [LoraPart(part.a.pin_memory(), part.b.pin_memory(), part.first_output) for part in parts]
-            return SiteFactors(parts)
-        return SiteFactors((), CpuLoraFactors(self._library, parts, memory.empty))
+            return SiteFactors(self.site.form, parts, self._linear)
+        return SiteFactors(self.site.form, (), self._linear, CpuLoraFactors(self._library, parts, memory.empty))
 
     def set(self, slot: int, factors: SiteFactors | None) -> None:
         """Has a slot add `factors` from the next step on; None: nothing."""
@@ -100,41 +105,54 @@ class AdaptedSite:
         if not self._by_slot:
             return
         slots = self._rows.adapters_of(self.site.space)
-        if self.site.form is SiteForm.LINEAR:
-            add_lora(y, x, slots, {slot: factors.parts for slot, factors in self._by_slot.items()})
-            return
         for slot in sorted(set(slots.tolist()) & set(self._by_slot)):
             rows = (slots == slot).nonzero().squeeze(1)
-            for a, b, _ in self._by_slot[slot].parts:
-                y[rows] += _FORMS[self.site.form](x[rows], a, b).to(y.dtype)
+            taken = x[rows]
+            for columns, operation in self._by_slot[slot].operations:
+                y[rows, columns] += operation(taken).to(y.dtype)
 
 
-@dataclass(frozen=True, eq=False)
 class SiteFactors:
     """What an adapter adds to one operation on this rank.
 
-    Attributes:
+    Args:
+        form: of the operation.
         parts: of the matrices merged into the operation; of forms but LINEAR, one, with `Factors`' own shapes (the
             embedding's A is [vocabulary, rank]).
-        native: the same in the order of the CPU's kernel, instead; None: torch's operators compute.
+        linear: makes linear operations of matrices.
+        native: the parts in the order of the CPU's kernel, instead; None: it does not compute them.
     """
 
-    parts: Sequence[LoraPart]
-    native: CpuLoraFactors | None = None
+    def __init__(
+        self, form: SiteForm, parts: Sequence[LoraPart], linear: MakeLinear, native: CpuLoraFactors | None = None
+    ) -> None:
+        self._form, self._parts, self._linear, self.native = form, parts, linear, native
+
+    @functools.cached_property
+    def operations(self) -> list[tuple[slice, Operation]]:
+        """What is added to which columns of the operation's result; of a result by head, to all heads."""
+        return [
+            (
+                slice(first, first + len(b)) if self._form is SiteForm.LINEAR else slice(None),
+                _FORMS[self._form](a, b, self._linear),
+            )
+            for a, b, first in self._parts
+        ]
 
     def on(self, device: torch.device) -> SiteFactors:
         """The same on a device; copies go on when this returns."""
         if device.type == "cpu":
             return self
         copies: dict[int, torch.Tensor] = {}
-        for tensor in (each for part in self.parts for each in (part.a, part.b)):
+        for tensor in (each for part in self._parts for each in (part.a, part.b)):
             copies[id(tensor)] = tensor.to(device, non_blocking=True)
-        return SiteFactors([LoraPart(copies[id(a)], copies[id(b)], first) for a, b, first in self.parts])
+        parts = [LoraPart(copies[id(a)], copies[id(b)], first) for a, b, first in self._parts]
+        return SiteFactors(self._form, parts, self._linear)
 
     @property
     def num_bytes(self) -> int:
         """Of its matrices."""
-        tensors = {id(tensor): tensor for part in self.parts for tensor in (part.a, part.b)}
+        tensors = {id(tensor): tensor for part in self._parts for tensor in (part.a, part.b)}
         return sum(tensor.nbytes for tensor in tensors.values()) + (self.native.num_bytes if self.native else 0)
 
 
@@ -163,21 +181,30 @@ def _cut(factors: Factors, site: LinearSite) -> torch.Tensor:
     return factors.a
 
 
-def _embedding(tokens: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a[tokens] @ b.T
+def _linear(a: torch.Tensor, b: torch.Tensor, linear: MakeLinear) -> Operation:
+    shrink, expand = linear(a), linear(b)
+    return lambda x: expand(shrink(x.to(a.dtype)))
 
 
-def _absorbed_keys(query: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _embedding(a: torch.Tensor, b: torch.Tensor, linear: MakeLinear) -> Operation:
+    expand = linear(b)
+    return lambda tokens: expand(a[tokens])
+
+
+def _absorbed_keys(a: torch.Tensor, b: torch.Tensor, linear: MakeLinear) -> Operation:
     """[rows, heads, keys] → [rows, heads, latent]."""
-    return torch.einsum("thk,hkr->thr", query.to(a.dtype), b) @ a
+    heads, expand = by_head([linear(head.T.contiguous()) for head in b]), linear(a.T.contiguous())
+    return lambda query: expand(heads(query.to(a.dtype)))
 
 
-def _absorbed_values(latents: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _absorbed_values(a: torch.Tensor, b: torch.Tensor, linear: MakeLinear) -> Operation:
     """[rows, heads, latent] → [rows, heads, values]."""
-    return torch.einsum("thr,hvr->thv", latents.to(a.dtype) @ a.T, b)
+    shrink, heads = linear(a), by_head([linear(head) for head in b])
+    return lambda latents: heads(shrink(latents.to(a.dtype)))
 
 
-_FORMS = {
+_FORMS: Mapping[SiteForm, Callable[[torch.Tensor, torch.Tensor, MakeLinear], Operation]] = {
+    SiteForm.LINEAR: _linear,
     SiteForm.EMBEDDING: _embedding,
     SiteForm.ABSORBED_KEYS: _absorbed_keys,
     SiteForm.ABSORBED_VALUES: _absorbed_values,

@@ -60,7 +60,7 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
     """The manifest that the flags stand for.
 
     Raises:
-        Refused: the accelerator has no topology, and one is given.
+        Refused: the accelerator has no topology, and one is given; or flags of adapters without --enable-lora.
     """
     hardware = {"accelerator": options.accelerator or "cpu", "count": options.count, "nodes": options.nodes}
     if options.memory:
@@ -94,8 +94,14 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
 
 
 def _words_about_adapters(options: argparse.Namespace) -> list[str]:
-    words = ["--enable-lora"] if options.enable_lora else []
     stated = {name: getattr(options, name) for name in _ENGINE_WORDS}
+    if not options.enable_lora:
+        for name, value in {**stated, "lora_target_modules": options.lora_target_modules}.items():
+            if value is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise Refused(Violation(flag, "means nothing without --enable-lora", "add it, or leave this one out"))
+        return []
+    words = ["--enable-lora"]
     words += [f"--{name.replace('_', '-')}={value}" for name, value in stated.items() if value is not None]
     return words + (["--lora-target-modules", *options.lora_target_modules] if options.lora_target_modules else [])
 

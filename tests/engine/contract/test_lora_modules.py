@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stoker_common.errors import ArgumentError
+from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.lora_modules import LoRAModule
 from stoker_engine.contract.serve_args import ServeArgs
@@ -89,3 +90,15 @@ def test_flags_of_adapters_need_adapters(words: list[str]) -> None:
         ServeArgs.from_argv(["m", *words])
     args = ServeArgs.from_argv([*ENABLED, *words])
     assert ServeArgs.from_argv(args.to_argv()) == args
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_loras": 3}, {"max_cpu_loras": 30}, {"max_lora_rank": 8}, {"lora_dtype": "float32"},
+     {"lora_target_modules": ("q_proj",)}],
+    ids=str,
+)  # fmt: skip
+def test_the_engines_flags_of_adapters_need_adapters(fields: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="means nothing without --enable-lora"):
+        EngineArgs("m", **fields)
+    assert EngineArgs("m", enable_lora=True, **fields).num_resident_adapters > 0
