@@ -12,7 +12,7 @@ import torch
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import AdapterSource
-from stoker_engine.kernels.cpu.library import cpu_library
+from stoker_engine.kernels.cpu.library import cpu_library, library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.layers.build import Build
@@ -31,33 +31,63 @@ CPU = torch.device("cpu")
 SLOTS, HELD = [0, 2, -1, 2], {0: 1, 2: 0}
 
 
+class WithAdapters:
+    """A model of a family with two adapters of PEFT's, and what serves it.
+
+    Attributes:
+        adapters: of PEFT's, beside transformers' model.
+    """
+
+    def __init__(self, name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        theirs = tiny_family(name) if name in FAMILIES else tiny_mixture(name)
+        theirs.save_pretrained(folder)
+        self.adapters, self._dtype, self._rows = PeftAdapters(theirs), dtype, BatchRows()
+        folders = [
+            self.adapters.save_adapter(folder / "adapters", r=5, lora_alpha=7, use_rslora=True),
+            self.adapters.save_adapter(folder / "adapters", r=16, lora_alpha=16),
+        ]
+        args = EngineArgs(str(folder), dtype="float32", device="cpu", enable_lora=True, max_loras=3, max_lora_rank=64)
+        checkpoint, library = find_checkpoint(args), cpu_library(CPU, dtype)
+        self._loaded = LoadedAdapters(adapter_reader(checkpoint, args, dtype), dtype, args.max_loras, CPU, library)
+        build = Build(dtype, attention_backend(CPU, served(dtype)), select_kernels(CPU, dtype), rows=self._rows)
+        self._model = checkpoint.load(replace(build, extend=self._loaded.extend), CPU, 256)
+        self._rows.adapters = torch.full((len(SLOTS) + 1,), -1)
+        self._loaded.settle(self._rows)
+        for number, each in enumerate(folders):
+            self._loaded.load(AdapterSource(number, f"adapter {number}", str(each)))
+        for slot, number in HELD.items():
+            self._loaded.activate(slot, number)
+
+    def run(self, prompts: list[list[int]], slots: list[int], seed: int = 0) -> PagedRun:
+        """Computes these prompts together, each with the adapter in its slot."""
+        self._rows.adapters[: len(slots)] = torch.tensor(slots)
+        return PagedRun(self._model, prompts, new_tokens=12, seed=seed, dtype=self._dtype, rows=self._rows)
+
+    def drop(self, number: int) -> None:
+        """Forgets an adapter."""
+        self._loaded.drop(number)
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, *MIXTURES])
 def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
-    theirs = tiny_family(name) if name in FAMILIES else tiny_mixture(name)
-    theirs.save_pretrained(tmp_path)
-    adapters = PeftAdapters(theirs)
-    folders = [
-        adapters.save_adapter(tmp_path / "adapters", r=5, lora_alpha=7, use_rslora=True),
-        adapters.save_adapter(tmp_path / "adapters", r=16, lora_alpha=16),
-    ]
-    args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_lora=True, max_loras=3, max_lora_rank=64)
-    checkpoint = find_checkpoint(args)
-    dtype, rows = torch.float32, BatchRows()
-    loaded = LoadedAdapters(
-        adapter_reader(checkpoint, args, dtype), dtype, args.max_loras, CPU, cpu_library(CPU, dtype)
-    )
-    build = Build(dtype, attention_backend(CPU, served(dtype)), select_kernels(CPU, dtype), rows=rows)
-    model = checkpoint.load(replace(build, extend=loaded.extend), CPU, 256)
-    rows.adapters = torch.tensor([*SLOTS, -1])
-    loaded.settle(rows)
-    for number, folder in enumerate(folders):
-        loaded.load(AdapterSource(number, f"adapter {number}", str(folder)))
-    for slot, number in HELD.items():
-        loaded.activate(slot, number)
-    run = PagedRun(model, prompts(), new_tokens=12, rows=rows)
-    base = adapters.reference(-1)
+    model = WithAdapters(name, tmp_path)
+    run, base = model.run(prompts(), SLOTS), model.adapters.reference(-1)
     for slot, sequence, prompt in zip(SLOTS, run.sequences, prompts(), strict=True):
-        reference = adapters.reference(HELD.get(slot, -1))
+        reference = model.adapters.reference(HELD.get(slot, -1))
         assert_run_is(SimpleNamespace(prompts=[prompt], sequences=[sequence]), reference)
         if slot >= 0:
             assert (reference(prompt) - base(prompt)).abs().max() > 0.01
+
+
+@pytest.mark.skipif(library() is None, reason="without the CPU's kernels a row's result depends on its batch")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "mixtral", "gpt_oss", "dbrx", "deepseek_v3"])
+def test_a_sequence_is_the_same_alone_and_beside_other_adapters(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Bit for bit: the first sequence's adapter is the second one, and the other leaves."""
+    model = WithAdapters(name, tmp_path, dtype)
+    together = model.run(prompts(), SLOTS)
+    model.drop(HELD[2])
+    alone = model.run(prompts()[:1], SLOTS[:1], seed=1)
+    assert torch.equal(torch.stack(alone.sequences[0].logits), torch.stack(together.sequences[0].logits))
+    without = model.run(prompts()[2:3], SLOTS[2:3], seed=2)
+    assert torch.equal(torch.stack(without.sequences[0].logits), torch.stack(together.sequences[2].logits))
