@@ -71,6 +71,9 @@ def _prompts() -> list[list[int]]:
     return [one, one, one, two, [*one[:40], 7], [*one[:40], 7]]
 
 
+#: What `make test-all` runs alone: families and stages are compared with PEFT by `test_families.py` and, without
+#: adapters' files, by `test_row_spaces.py`.
+_LEFT_OUT = pytest.mark.slow(drawn=False)
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
@@ -80,12 +83,12 @@ PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         ("qwen3", {"max_num_batched_tokens": 24, "num_gpu_blocks_override": 60}),
         ("qwen3", {"async_scheduling": True, "max_loras": 1}),
         ("qwen3", {"tensor_parallel_size": 2, "max_num_batched_tokens": 40}),
-        pytest.param("qwen3", {"pipeline_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param("qwen3", {"pipeline_parallel_size": 2}, marks=_LEFT_OUT),
         ("gemma3", {"num_gpu_blocks_override": 500}),
         ("qwen3_moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
-        pytest.param("qwen3_moe", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
-        pytest.param("deepseek_v3", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
-        ("gpt_oss", {}),
+        pytest.param("qwen3_moe", {"tensor_parallel_size": 2}, marks=_LEFT_OUT),
+        pytest.param("deepseek_v3", {"tensor_parallel_size": 2}, marks=_LEFT_OUT),
+        pytest.param("gpt_oss", {}, marks=_LEFT_OUT),
     ],
     ids=str,
 )

@@ -24,7 +24,7 @@ def test_a_folder_without_sources_is_an_error_and_not_an_empty_library(
 
 def test_sources_are_found_in_every_folder() -> None:
     folders = {source.parent.name for source in build.SOURCES.rglob("*.cpp")}
-    assert {"attention", "gemm", "gguf", "quant", "ops", "layer", "comm", "common"} == folders
+    assert {"attention", "gemm", "gguf", "quant", "ops", "layer", "lora", "comm", "common"} == folders
 
 
 def test_the_command_builds_what_this_processor_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
