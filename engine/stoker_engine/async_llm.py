@@ -367,7 +367,7 @@ class AsyncLLM:
                     self.adapters[source.number] = adapter
                     return adapter.loaded
                 adapter = await self._load_into(missing, adapter, source)
-        except BaseException:  # also where nobody waits for it any more
+        except BaseException:  # also where the caller was cancelled
             for engine in self.engines:
                 engine.remove_adapter(source.number)
             raise

@@ -24,7 +24,7 @@ class EngineRequest:
         priority: lower is served earlier under ``--scheduling-policy priority``.
         cache_keys: prefix-cache blocks are shared only where these agree, as far as a block depends on them.
         adapter: number of the adapter that its tokens are computed with (`AdapterSource`); `NO_ADAPTER`: none.
-            Whoever sets it also sets `cache_keys.root_key`.
+            Where it is set, `cache_keys.root_key` is set, too.
         arrival_time: seconds on the monotonic clock, which all processes of a machine share.
         http_request_id: the id of the HTTP request that it is a part of, for log lines; None: it came by none.
     """

@@ -21,7 +21,7 @@ FILE: Final = "adapter_config.json"
 
 #: More than any model's matrices have; what is served is --max-lora-rank's.
 _MAX_RANK: Final = 10**9
-#: Seconds that all patterns of an adapter may take together: whoever wrote them may have meant harm.
+#: Seconds that all patterns of an adapter may take together: they may be hostile.
 _PATTERNS_S: Final = 2.0
 #: Of one pattern: nothing interrupts its compilation, which writes counted repeats out.
 _MAX_PATTERN_CHARACTERS: Final = 8 << 10
@@ -139,13 +139,13 @@ class AdapterConfig:
         _flag(fields, "fan_in_fan_out")  # of the model's matrices: A and B are the same either way
         layers = fields.get("layers_to_transform")
         return cls(
-            r=_positive(fields, "r", fields.get("r", 8)),
+            r=_positive("r", fields.get("r", 8)),
             lora_alpha=_number("lora_alpha", fields.get("lora_alpha", 8)),
-            rank_pattern={key: _positive(fields, "rank_pattern", n) for key, n in _object(fields, "rank_pattern")},
+            rank_pattern={key: _positive("rank_pattern", n) for key, n in _object(fields, "rank_pattern")},
             alpha_pattern={key: _number("alpha_pattern", n) for key, n in _object(fields, "alpha_pattern")},
             use_rslora=_flag(fields, "use_rslora"),
-            target_modules=_names(fields, "target_modules", or_pattern=True),
-            exclude_modules=_names(fields, "exclude_modules", or_pattern=True),
+            target_modules=_names(fields, "target_modules"),
+            exclude_modules=_names(fields, "exclude_modules"),
             target_parameters=_list(fields, "target_parameters"),
             layers_to_transform=None if layers in (None, []) else _layers(layers),
             layers_pattern=_list(fields, "layers_pattern"),
@@ -249,7 +249,7 @@ def _compiled(pattern: str) -> Any:
     return regex.compile(pattern)
 
 
-def _positive(fields: Mapping[str, Any], name: str, value: object) -> int:
+def _positive(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_RANK:
         raise AdapterError(f"{FILE}: {name} must be whole numbers from 1 to {_MAX_RANK}, not {_shown(value)}")
     return value
@@ -283,7 +283,7 @@ def _object(fields: Mapping[str, Any], name: str) -> Collection[tuple[str, objec
     return tuple(value.items())
 
 
-def _names(fields: Mapping[str, Any], name: str, or_pattern: bool) -> tuple[str, ...] | str:
+def _names(fields: Mapping[str, Any], name: str) -> tuple[str, ...] | str:
     value = fields.get(name)
     return value if isinstance(value, str) else _list(fields, name)
 

@@ -214,7 +214,7 @@ class AdapterReader:
         if name not in self._destinations:
             canonical = self._weight_names.canonical(name)
             self._destinations[name] = self._weight_names.destination(canonical, self._shapes, self._config)
-            if len(self._destinations) > 4 * len(self._shapes) + 64:  # names that nobody has
+            if len(self._destinations) > 4 * len(self._shapes) + 64:  # names that the model does not have
                 self._destinations = {key: value for key, value in self._destinations.items() if value is not None}
                 return self._weight_names.destination(canonical, self._shapes, self._config)
         return self._destinations[name]

@@ -116,7 +116,7 @@ class Generation:
                     try:
                         deltas = await self._stream.get()
                     except EngineDeadError as death:
-                        # Prompts go to another engine where nobody has seen anything of them yet. If it was no signal
+                        # Prompts go to another engine where no token of them was sent yet. If it was no signal
                         # from outside, one of them may be what the engine dies of, and they go on only once.
                         crashes += not isinstance(death, EngineKilledError)
                         if crashes > 1 or not self._started.isdisjoint(self._forget_lost()):
