@@ -145,4 +145,4 @@ def test_adapters_that_do_not_fit_are_named(fixed: int | None, monkeypatch: pyte
     many = replace(few, max_cpu_loras=100_000)
     with pytest.raises(OutOfMemoryError, match=r"adapters .* GiB \(100000 × rank 16\) .* lower --max-cpu-loras"):
         plan_kv_cache(many, config, torch.float32, torch.device("cpu"))
-    plan_kv_cache(replace(many, enable_lora=False), config, torch.float32, torch.device("cpu"))
+    plan_kv_cache(replace(many, enable_lora=False, max_cpu_loras=None), config, torch.float32, torch.device("cpu"))

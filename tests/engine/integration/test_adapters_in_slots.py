@@ -128,12 +128,13 @@ def test_each_request_gets_its_own_adapter(
 ) -> None:
     options = {"max_loras": max_loras, "max_cpu_loras": max_cpu_loras, "async_scheduling": async_scheduling}
     args = lora_args(tiny_llama, num_gpu_blocks_override=40, **options)
+    without = replace(args, enable_lora=False, max_loras=EngineArgs.max_loras, max_cpu_loras=None)
     submitted = requests(7, 500, count=12)
     engine, adapters = lora_engine(args)
     register(engine, *range(ADAPTERS))
     found = generated(engine, submitted)
     assert max_cpu_loras == ADAPTERS or len(adapters.loads) > ADAPTERS, "none was loaded again"
-    check_alike(found, one_by_one(replace(args, enable_lora=False), submitted, native=True))
+    check_alike(found, one_by_one(without, submitted, native=True))
 
 
 def test_a_request_that_waits_for_files_blocks_no_other(start: Start) -> None:

@@ -32,7 +32,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reader_of(base: Path, **options: Any) -> AdapterReader:
-    args = EngineArgs(model=str(base), **{"max_lora_rank": 16, **options})
+    args = EngineArgs(model=str(base), enable_lora=True, **{"max_lora_rank": 16, **options})
     return adapter_reader(find_checkpoint(args), args, torch.float32)
 
 
