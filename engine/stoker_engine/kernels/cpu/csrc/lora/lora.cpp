@@ -64,7 +64,7 @@ struct Piece {
   const Group* group;
   const LoraPart* part;
   const LoraMatrix* matrix;
-  long m, n, n_end;
+  long m, n, n_end, rows;
 
   template <class T>
   Bytes bytes() const {
@@ -73,18 +73,25 @@ struct Piece {
   }
 };
 
-// Calls body(piece, next) for each piece, in the threads that take part; `next` is what this thread reads after it.
+// Calls body(piece, next) for each piece; `next` is what this thread reads after it. The threads share the pieces, unless
+// that costs more than it saves.
 template <class T, class Body>
 void each_piece(const std::vector<Piece>& pieces, Body body) {
   const Piece* const all = pieces.data();
-  parallel((long)pieces.size(), [&](Pieces& taken) {
+  const auto run = [&](Pieces& taken) {
     auto work = body();
     long i, next;
     for (bool more = taken.take(i); more; i = next) {
       more = taken.take(next);
       work(all[i], more ? all[next].bytes<T>() : Bytes{});
     }
-  });
+  };
+  const long count = pieces.size();
+  long size = 0;
+  for (const Piece& piece : pieces) size += piece.rows * (piece.n_end - piece.n) * piece.matrix->inner;
+  if (size >= GRAIN_SIZE) return parallel(count, run);
+  Pieces own(count);
+  run(own);
 }
 
 struct Unit {
@@ -156,14 +163,14 @@ void shrink(const std::vector<Group>& groups, const LinearArgs& args, T* t) {
     const LoraMatrix& a = group.factors->a;
     for (long m = 0; m < group.count; m += ROWS)
       for (long n = 0; n < a.outputs; n += width)
-        pieces.push_back({&group, nullptr, &a, m, n, std::min(n + width, a.outputs)});
+        pieces.push_back({&group, nullptr, &a, m, n, std::min(n + width, a.outputs), std::min(ROWS, group.count - m)});
   }
   each_piece<T>(pieces, [&] {
     return [&, unit = std::make_unique<Unit>()](const Piece& piece, Bytes next) {
       static thread_local Memory memory;
       const Group& group = *piece.group;
       const LoraMatrix& a = *piece.matrix;
-      const long count = std::min(ROWS, group.count - piece.m);
+      const long count = piece.rows;
       const T* x = (const T*)args.x + group.rows[piece.m] * args.x_stride;
       long stride = args.x_stride;
       if (!group.follow && count > 1) {
@@ -190,7 +197,8 @@ void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t
       for (long p = 0; p < group.factors->num_parts; p++) {
         const LoraPart& part = group.factors->parts[p];
         for (long n = 0; n < part.b.outputs; n += run)
-          pieces.push_back({&group, &part, &part.b, m, n, std::min(n + run, part.b.outputs)});
+          pieces.push_back(
+              {&group, &part, &part.b, m, n, std::min(n + run, part.b.outputs), std::min(RUN_ROWS, group.count - m)});
       }
   }
   each_piece<T>(pieces, [&] {
@@ -198,11 +206,11 @@ void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t
       alignas(64) T added[RUN_ROWS * WIDTH];
       const Group& group = *piece.group;
       const LoraPart& part = *piece.part;
-      const long count = std::min(RUN_ROWS, group.count - piece.m), ranks = group.factors->a.outputs;
+      const long count = piece.rows, ranks = group.factors->a.outputs;
       const T* from = t + group.first_t + piece.m * ranks + part.first_rank;
       for (long n = piece.n; n < piece.n_end; n += WIDTH) {
         const long end = std::min(n + WIDTH, piece.n_end), width = std::min(end, part.outputs) - n;
-        const Piece after{&group, &part, &part.b, piece.m, end, std::min(end + WIDTH, piece.n_end)};
+        const Piece after{&group, &part, &part.b, piece.m, end, std::min(end + WIDTH, piece.n_end), count};
         multiply(*unit, part.b, from, ranks, count, n, end - n, added, WIDTH, end < piece.n_end ? after.bytes<T>() : next);
         for (long j = 0; j < count; j++) {
           T* to = (T*)args.y + group.rows[piece.m + j] * args.y_stride + part.first_output + n;
