@@ -56,8 +56,12 @@ class AdaptedSite:
         self._linear = (REFERENCE if library is None else cpu_kernels(library)).linear
         self._operations: list[_AdaptedOperation] = []
 
-    def cut(self, adapter: Adapter, memory: AdapterMemory) -> SiteFactors | None:
-        """What an adapter adds here, of this rank's part of the matrix, in `memory`; None: nothing."""
+    def cut(self, adapter: Adapter, memory: AdapterMemory | None) -> SiteFactors | None:
+        """What an adapter adds here, of this rank's part of the matrix; None: nothing.
+
+        Args:
+            memory: where the CPU's kernels compute, of the adapter's matrices for them.
+        """
         parts, first, cut_rows = list[LoraPart](), 0, dict[int, torch.Tensor]()
         for name, outputs in self.site.outputs.items():
             factors = adapter.factors.get(name)
@@ -68,11 +72,11 @@ class AdaptedSite:
             first += outputs.size
         if not parts:
             return None
-        if self._native is None or self._library is None:
+        if self._native is None or memory is None:
             if self._device.type == "cuda":  # from where they are copied beside what the device does
                 parts = [LoraPart(part.a.pin_memory(), part.b.pin_memory(), part.first_output) for part in parts]
             return SiteFactors(self.site.form, parts, self._linear)
-        return SiteFactors(self.site.form, (), self._linear, CpuLoraFactors(self._library, parts, memory.empty))
+        return SiteFactors(self.site.form, (), self._linear, CpuLoraFactors(parts, memory))
 
     def set(self, slot: int, factors: SiteFactors | None) -> None:
         """Has a slot add `factors` from the next step on; None: nothing."""

@@ -83,10 +83,13 @@ class LoadedAdapters:
             adapter = self._reader.read(Path(source.path))
             if source.digest not in ("", adapter.digest):
                 raise AdapterError(f"the files in {source.path} have changed since adapter {source.name} was loaded")
-            memory, cut = AdapterMemory(self._dtype), dict[_SiteKey, SiteFactors]()
+            memory = None if self._library is None else AdapterMemory(self._library, self._dtype)
+            cut = dict[_SiteKey, SiteFactors]()
             for key, site in self._sites.items():
                 if (factors := site.cut(adapter, memory)) is not None:
                     cut[key] = factors
+            if memory is not None:
+                memory.fill()
             self._loaded[source.number] = cut
         num_bytes = sum(factors.num_bytes for factors in cut.values())
         return LoadedAdapter(adapter.digest, adapter.rank, num_bytes, time.monotonic() - started)

@@ -15,7 +15,7 @@ from stoker_engine.kernels.cpu.block_panels import block_panels
 from stoker_engine.kernels.cpu.isa import usable_isas
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear
-from stoker_engine.kernels.cpu.lora import CpuLoraFactors, CpuLoraSite, CpuLoraTable
+from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraFactors, CpuLoraSite, CpuLoraTable
 from stoker_engine.kernels.cpu.panels import panels
 from stoker_engine.kernels.lora import LoraPart, add_lora
 
@@ -96,7 +96,9 @@ def test_adapters_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
     site, adapters = CpuLoraSite(kernels, table), {}
     for slot, rank in enumerate((32, dice.choice([5, 64]))):
         adapters[slot] = [LoraPart(numbers(rank, inner), numbers(outputs, rank), 0)]
-        site.set(slot, CpuLoraFactors(kernels, adapters[slot]))
+        memory = AdapterMemory(kernels, torch.bfloat16)
+        site.set(slot, CpuLoraFactors(adapters[slot], memory))
+        memory.fill()
     x, plain = numbers.rows_of_wider(count, inner, dice.randrange(9)), linear(kernels, numbers(outputs, inner))
     rows, before = torch.arange(count), kernels.amx_model_products()
     got, exact = site.extended(plain, lambda: rows)(x), plain(x).double()

@@ -33,7 +33,7 @@ from stoker_engine.kernels.cpu.blocks import rows as plain_rows
 from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear
-from stoker_engine.kernels.cpu.lora import CpuLoraFactors, CpuLoraSite, CpuLoraTable
+from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraFactors, CpuLoraSite, CpuLoraTable
 from stoker_engine.kernels.cpu.panels import panels
 from stoker_engine.kernels.cpu.rms_norm import rms_norm
 from stoker_engine.kernels.int8_activations import block_of, int8_activations
@@ -162,7 +162,9 @@ def test_lora(
             first += width
         if parts:
             adapters[slot] = parts
-            site.set(slot, CpuLoraFactors(kernels, parts))
+            memory = AdapterMemory(kernels, dtype)
+            site.set(slot, CpuLoraFactors(parts, memory))
+            memory.fill()
     x, weight = numbers.rows_of_wider(count, inner, more), numbers(sum(outputs), inner)
     batch_rows = torch.tensor([dice.randrange(-1, count) for _ in range(count)])
     plain = linear(kernels, weight)

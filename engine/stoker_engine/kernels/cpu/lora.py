@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
-from torch.nn.functional import pad
 
 from stoker_engine.kernels.cpu.matrix import ADD_TO_LINEAR, CpuLinear
 from stoker_engine.kernels.lora import LoraPart
@@ -52,24 +51,72 @@ class _Site(ctypes.Structure):
     _fields_ = (("table", ctypes.POINTER(_Table)), ("factors", _POINTER))
 
 
+class _Source(ctypes.Structure):
+    """lora.cpp's LoraSource."""
+
+    _fields_ = (
+        ("rows", _POINTER),
+        ("outputs", _LONG),
+        ("inner", _LONG),
+        ("to", _POINTER),
+        ("first", _LONG),
+        ("to_inner", _LONG),
+        ("is_panels", _LONG),
+    )
+
+
 class AdapterMemory:
-    """The memory of one adapter: pages that the system gets back once its tensors are gone, whatever else is in use.
+    """The memory of one adapter: pages that the system gets back once its matrices are gone, whatever else is in use.
+
+    Matrices are placed one by one and filled together, in one call that does not hold Python's lock.
 
     Args:
-        dtype: of its tensors.
+        library: of the kernels.
+        dtype: of its matrices.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype, self._free = dtype, torch.empty(0, dtype=torch.uint8)
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._library, self._dtype = library, dtype
+        self._in_panels = dtype == torch.bfloat16 and bool(library.stoker_has_panels())
+        self._free = torch.empty(0, dtype=torch.uint8)
+        self._sources = list[_Source]()
+        self._kept = list[torch.Tensor]()  # what the sources point to
 
-    def empty(self, shape: torch.Size) -> torch.Tensor:
-        """A tensor of any content."""
-        num_bytes = shape.numel() * self._dtype.itemsize
+    def place(self, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> tuple[_Matrix, torch.Tensor]:
+        """A matrix [outputs, inner] with these rows, and zeros elsewhere. `fill` writes the rows.
+
+        Args:
+            weights: rows of at most `inner` elements, by the first one's place in the matrix.
+
+        Returns:
+            The matrix, and the tensor that keeps its memory.
+        """
+        in_panels = self._in_panels and inner % 2 == 0
+        if in_panels:
+            outputs += -outputs % PANEL
+        memory = self._empty(outputs * inner)
+        for first, weight in weights.items():
+            assert weight.is_contiguous() and weight.dtype == self._dtype
+            address = weight.data_ptr()
+            self._sources.append(_Source(address, *weight.shape, memory.data_ptr(), first, inner, in_panels))
+            self._kept += (weight, memory)
+        return _Matrix(memory.data_ptr(), outputs, inner, in_panels), memory
+
+    def fill(self) -> None:
+        """Writes the matrices that have been placed."""
+        sources = (_Source * len(self._sources))(*self._sources)
+        self._library.stoker_pack_lora(ctypes.addressof(sources), len(sources), self._dtype == torch.bfloat16)
+        self._sources.clear()
+        self._kept.clear()
+
+    def _empty(self, size: int) -> torch.Tensor:
+        """Memory of so many elements, all zero."""
+        num_bytes = size * self._dtype.itemsize
         taken = -(-num_bytes // _ALIGNED) * _ALIGNED
         if taken > len(self._free):
             self._free = torch.frombuffer(mmap.mmap(-1, max(taken, _CHUNK), flags=_PRIVATE), dtype=torch.uint8)
         memory, self._free = self._free[:num_bytes], self._free[taken:]
-        return memory.view(self._dtype).view(shape)
+        return memory
 
 
 class CpuLoraTable:
@@ -96,62 +143,34 @@ class CpuLoraFactors:
 
     Args:
         parts: of the matrices merged into the operation, those that it changes.
-        empty: makes a tensor of this shape, for the matrices; None: torch does.
+        memory: of the adapter. The matrices may be used once it is filled.
 
     Attributes:
         num_bytes: of the matrices.
     """
 
-    def __init__(
-        self, library: ctypes.CDLL, parts: Sequence[LoraPart], empty: Callable[[torch.Size], torch.Tensor] | None = None
-    ) -> None:
-        dtype = parts[0].a.dtype
-        in_panels = dtype == torch.bfloat16 and bool(library.stoker_has_panels())
-        first_ranks, rows, num_ranks = dict[int, int](), list[torch.Tensor](), 0
+    def __init__(self, parts: Sequence[LoraPart], memory: AdapterMemory) -> None:
+        first_ranks, rows, num_ranks = dict[int, int](), dict[int, torch.Tensor](), 0
         for part in parts:
             if id(part.a) not in first_ranks:
                 first_ranks[id(part.a)] = num_ranks
-                rows.append(_even(part.a, 0))
-                num_ranks += len(rows[-1])
-        self._tensors, self._empty = list[torch.Tensor](), empty
-        each = (_Part * len(parts))(
-            *(
-                _Part(
-                    self._matrix(_even(part.b, 1), in_panels),
-                    first_ranks[id(part.a)],
-                    part.first_output,
-                    len(part.b),
-                )
-                for part in parts
-            )
-        )
-        a = rows[0] if len(rows) == 1 else torch.cat(rows)
-        self.factors = _Factors(self._matrix(a, in_panels), len(parts), each)
-        self._parts = each
+                rows[num_ranks] = part.a
+                num_ranks += _even(len(part.a))
+        a, kept = memory.place(rows, num_ranks, parts[0].a.shape[1])
+        self._tensors = [kept]
+        self._parts = (_Part * len(parts))()
+        for each, part in zip(self._parts, parts, strict=True):
+            b, kept = memory.place({0: part.b}, len(part.b), _even(part.b.shape[1]))
+            self._tensors.append(kept)
+            each.b, each.first_rank = b, first_ranks[id(part.a)]
+            each.first_output, each.outputs = part.first_output, len(part.b)
+        self.factors = _Factors(a, len(parts), self._parts)
         self.num_bytes = sum(tensor.nbytes for tensor in self._tensors)
 
-    def _matrix(self, weight: torch.Tensor, in_panels: bool) -> _Matrix:
-        outputs, inner = weight.shape
-        in_panels = in_panels and inner % 2 == 0
-        padding = -outputs % PANEL if in_panels else 0
-        shape = torch.Size((outputs + padding, inner))
-        matrix = torch.empty(shape, dtype=weight.dtype) if self._empty is None else self._empty(shape)
-        if in_panels:
-            # See `kernels.panels`; two numbers of bfloat16 are moved as one of four bytes.
-            weight = pad(weight, (0, 0, 0, padding)) if padding else weight
-            pairs = weight.contiguous().view(torch.int32).view(-1, PANEL, inner // 2)
-            matrix.view(torch.int32).view(-1, inner // 2, PANEL).copy_(pairs.transpose(1, 2))
-        else:
-            matrix.copy_(weight)
-        self._tensors.append(matrix)
-        return _Matrix(matrix.data_ptr(), len(matrix), inner, in_panels)
 
-
-def _even(weight: torch.Tensor, dim: int) -> torch.Tensor:
-    """With a row, or column, of zeros behind where their number is odd."""
-    if weight.shape[dim] % 2 == 0:
-        return weight
-    return pad(weight, (0, 0, 0, 1) if dim == 0 else (0, 1))
+def _even(size: int) -> int:
+    """The size, or the next one where it is odd."""
+    return size + size % 2
 
 
 class CpuLoraSite:

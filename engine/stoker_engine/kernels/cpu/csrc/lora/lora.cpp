@@ -37,6 +37,14 @@ struct LoraFactors {
   const LoraPart* parts;
 };
 
+// Rows of an adapter's files, and where they go: rows from `first` on of a matrix whose memory holds zeros.
+struct LoraSource {
+  const void* rows;  // [outputs][inner] without gaps
+  long outputs, inner;
+  void* to;
+  long first, to_inner, is_panels;
+};
+
 struct LoraTable {
   const int64_t* slots;  // [rows + 1], of each row of the input batch; −1: none. The last is padding's.
   long num_rows, num_slots;
@@ -238,6 +246,30 @@ void add_lora(const void* site, int is_bf16, const LinearArgs* args) {
   is_bf16 ? add<bf16>(*(const LoraSite*)site, *args) : add<float>(*(const LoraSite*)site, *args);
 }
 
+template <class T>
+void pack(const LoraSource& source) {
+  for (long j = 0; j < source.outputs; j++) {
+    const T* from = (const T*)source.rows + j * source.inner;
+    const long row = source.first + j;
+#if defined(STOKER_PANELS)
+    if (source.is_panels) {
+      T* to = (T*)source.to + row / PANEL * PANEL * source.to_inner + row % PANEL * 2;
+      for (long k = 0; k + 1 < source.inner; k += 2, to += 2 * PANEL) memcpy((void*)to, from + k, 2 * sizeof(T));
+      if (source.inner % 2) *to = from[source.inner - 1];
+      continue;
+    }
+#endif
+    memcpy((void*)((T*)source.to + row * source.to_inner), from, source.inner * sizeof(T));
+  }
+}
+
 }  // namespace
+
+extern "C" void stoker_pack_lora(const void* sources, long count, int is_bf16) {
+  for (long i = 0; i < count; i++) {
+    const LoraSource& source = ((const LoraSource*)sources)[i];
+    is_bf16 ? pack<bf16>(source) : pack<float>(source);
+  }
+}
 
 extern "C" const void* stoker_address_of_add_lora() { return (const void*)add_lora; }
