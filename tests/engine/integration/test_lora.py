@@ -80,7 +80,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("qwen3", {"max_num_batched_tokens": 24, "num_gpu_blocks_override": 60}),
+        ("qwen3", {"max_num_batched_tokens": 24, "num_gpu_blocks_override": 41}),
         ("qwen3", {"async_scheduling": True, "max_loras": 1}),
         ("qwen3", {"tensor_parallel_size": 2, "max_num_batched_tokens": 40}),
         pytest.param("qwen3", {"pipeline_parallel_size": 2}, marks=_LEFT_OUT),
@@ -101,7 +101,7 @@ def test_each_request_gets_its_adapter(served: Any, name: str, options: dict[str
         for adapter, prompt, output in zip(CHOICES, _prompts(), outputs, strict=True):
             of.check(adapter, prompt, output.outputs[0].token_ids)
     config = ModelConfig.from_dict(read_config(of.model))
-    if options.get("num_gpu_blocks_override") == 60:
+    if options.get("num_gpu_blocks_override") == 41:
         assert llm.engine.scheduler.num_preemptions > 0
     assert llm.engine.scheduler.kv.hits > 0 or any(layer.sliding_window for layer in config.layers)
 
