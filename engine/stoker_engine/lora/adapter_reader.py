@@ -38,6 +38,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.lora.adapter import Adapter, Factors
 from stoker_engine.lora.adapter_config import FILE, AdapterConfig
+from stoker_engine.lora.pace import Pace
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import DecoderLoader
@@ -54,6 +55,9 @@ _MAX_CONFIG_BYTES: Final = 1 << 20
 _MAX_HEADER_BYTES: Final = 16 << 20
 
 _MAX_NAME_CHARACTERS: Final = 500
+
+#: Bytes that are hashed between two pauses.
+_HASHED_BYTES: Final = 1 << 20
 
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+?)(?P<nested>(\.base_layer)*)"
@@ -134,17 +138,20 @@ class AdapterReader:
                 "PEFT's save_pretrained(safe_serialization=True)"
             )
         content = _content(folder, TENSORS, self._max_bytes)
+        pace = Pace()
         digest = hashlib.sha256(b"%d %s" % (len(described), described))
-        digest.update(content)
+        for start in range(0, len(content), _HASHED_BYTES):
+            digest.update(memoryview(content)[start : start + _HASHED_BYTES])
+            pace.give_way()
         try:
-            factors = self._factors(config, _tensors(content))
+            factors = self._factors(config, _tensors(content), pace)
         except AdapterError as error:
             raise AdapterError(f"the adapter in {folder} cannot be served: {error}") from None
         if (folder / "chat_template.jinja").exists():
             logger.warning("the chat template in %s is not used: chats are written as the model's own says", folder)
         return Adapter(factors, digest.hexdigest())
 
-    def _factors(self, config: AdapterConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, Factors]:
+    def _factors(self, config: AdapterConfig, tensors: Mapping[str, torch.Tensor], pace: Pace) -> dict[str, Factors]:
         pairs = self._pairs(config, tensors)
         if not pairs:
             raise AdapterError(f"{TENSORS} holds no matrices")
@@ -155,6 +162,7 @@ class AdapterReader:
                 if name in factors:
                     raise AdapterError(f"{pair.name} is changed twice")
                 factors[name] = each
+            pace.give_way()
         return factors
 
     def _pairs(self, config: AdapterConfig, tensors: Mapping[str, torch.Tensor]) -> list[_Pair]:

@@ -23,6 +23,7 @@ from stoker_engine.layers.batch_rows import BatchRows, RowSpace
 from stoker_engine.layers.linear_site import LinearSite
 from stoker_engine.lora.adapter_reader import AdapterReader
 from stoker_engine.lora.extension import AdaptedSite, SiteFactors
+from stoker_engine.lora.pace import Pace
 
 #: What a site is known by: its parameters' names.
 _SiteKey = tuple[str, ...]
@@ -85,11 +86,13 @@ class LoadedAdapters:
                 raise AdapterError(f"the files in {source.path} have changed since adapter {source.name} was loaded")
             memory = None if self._library is None else AdapterMemory(self._library, self._dtype)
             cut = dict[_SiteKey, SiteFactors]()
+            pace = Pace()
             for key, site in self._sites.items():
                 if (factors := site.cut(adapter, memory)) is not None:
                     cut[key] = factors
-            if memory is not None:
-                memory.fill()
+                    if memory is not None:
+                        memory.fill()
+                    pace.give_way()
             self._loaded[source.number] = cut
         num_bytes = sum(factors.num_bytes for factors in cut.values())
         return LoadedAdapter(adapter.digest, adapter.rank, num_bytes, time.monotonic() - started)
