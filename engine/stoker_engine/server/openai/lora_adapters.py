@@ -11,12 +11,13 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
-from stoker_common.errors import AdapterError, RequestError
+from stoker_common.errors import AdapterError, EngineDeadError, RequestError
 from stoker_engine.contract.lora_modules import MAX_NAME, LoRAModule, check_adapter_name
 from stoker_engine.server.adapters.registry import Origin
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.fields.field_types import StrictModel
+from stoker_engine.server.unavailable import UnavailableError
 
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -54,6 +55,10 @@ def routes(service: Service) -> APIRouter:
             await service.adapters.load(module, Origin.RUNTIME, folder=folder, in_place=body.load_inplace or False)
         except AdapterError as error:
             raise RequestError(str(error), "lora_path") from None
+        except EngineDeadError:  # it is restarted
+            raise UnavailableError(
+                f"the engine died while it loaded the adapter {body.lora_name!r}, which is not served; try again"
+            ) from None
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
