@@ -35,7 +35,6 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker_common.errors import (
-    AdapterError,
     ArgumentError,
     EngineDeadError,
     EngineStuckError,
@@ -45,6 +44,7 @@ from stoker_common.errors import (
 from stoker_common.subprocesses.lifeline import wait_for_last_words
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
+from stoker_engine.core.adapter_load import AdapterLoad
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.exec.rank import Rank
@@ -90,6 +90,9 @@ _STOPPED_S: Final = 3.0
 _GRACE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _KILL_S: Final = 5.0
+
+#: What is wrong where ranks have found different files of an adapter.
+_DIFFERENT_FILES: Final = "differ between nodes; each node needs the same files"
 
 
 class RankExecutor:
@@ -137,7 +140,7 @@ class RankExecutor:
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
         self._pending_grammars: dict[int, Future[object]] = {}
         self._grammar_ids = itertools.count()
-        self._adapter_loads: dict[int, _AdapterLoad] = {}
+        self._adapter_loads: dict[int, AdapterLoad] = {}
         with ExitStack() as undo:
             undo.callback(self._close)
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
@@ -209,7 +212,8 @@ class RankExecutor:
 
     def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
         """See `Executor`. Where ranks end it raises what ended them."""
-        load = self._adapter_loads[source.number] = _AdapterLoad(source)
+        names = [rank.name for rank in self._ranks]
+        load = self._adapter_loads[source.number] = AdapterLoad(source, names, _DIFFERENT_FILES)
         self._send(LoadAdapter(source))
         return load.ready
 
@@ -372,13 +376,11 @@ class RankExecutor:
         load = self._adapter_loads.get(answer.number)
         if load is None:
             return  # all ranks end
-        load.answers[rank] = answer
-        if len(load.answers) < len(self._ranks):
+        if not load.answer(rank.name, answer.loaded, answer.error):
             return
-        load.answers = {each: load.answers[each] for each in self._ranks}  # errors name the first of them
         error = load.error()
         if error is not None:
-            self._send(DropAdapter(answer.number), [each for each, found in load.answers.items() if found.loaded])
+            self._send(DropAdapter(answer.number), [each for each in self._ranks if load.has_loaded(each.name)])
         if self._adapter_loads.pop(answer.number, None) is not None:
             load.end(error)
 
@@ -446,44 +448,6 @@ class RankExecutor:
                 f"{_names(silent)} did not come to an operation of all ranks within {self._ranks_wait_s:.0f} s"
             )
         return EngineDeadError("; ".join(rank.lost.message for rank in self._ranks if rank.lost is not None))
-
-
-class _AdapterLoad:
-    """An adapter that ranks load: all of them, or none.
-
-    Attributes:
-        ready: what all of them have found.
-        answers: of the ranks that have answered.
-    """
-
-    def __init__(self, source: AdapterSource) -> None:
-        self.source = source
-        self.ready = Future[LoadedAdapter]()
-        self.answers: dict[Rank, AdapterLoaded] = {}
-
-    def error(self) -> AdapterError | None:
-        """Why not all have it, once all have answered."""
-        errors = {rank.name: answer.error for rank, answer in self.answers.items() if answer.error is not None}
-        if errors:
-            name, error = next(iter(errors.items()))
-            everywhere = len(errors) == len(self.answers) and len(set(errors.values())) == 1
-            return AdapterError(error if everywhere else f"{name}: {error}")
-        digests = {rank.name: answer.loaded.digest for rank, answer in self.answers.items() if answer.loaded}
-        if len(set(digests.values())) == 1:
-            return None
-        found = ", ".join(f"{name}: {digest[:12]}" for name, digest in digests.items())
-        return AdapterError(
-            f"the files of LoRA adapter {self.source.name} in {self.source.path} differ between nodes ({found}); "
-            "each node needs the same files"
-        )
-
-    def end(self, error: StokerError | None) -> None:
-        """Gives `ready` its result, or `error`."""
-        if error is not None:
-            self.ready.set_exception(error)
-            return
-        found = [answer.loaded for answer in self.answers.values() if answer.loaded is not None]
-        self.ready.set_result(max(found, key=lambda loaded: loaded.seconds))
 
 
 def _ran(since: float) -> float:

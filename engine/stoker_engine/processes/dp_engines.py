@@ -15,10 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from stoker_common.errors import AdapterError, EngineDeadError
+from stoker_common.errors import EngineDeadError
 from stoker_common.subprocesses.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
+from stoker_engine.core.adapter_load import AdapterLoad
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
@@ -39,6 +40,9 @@ from stoker_engine.processes.watchdog import INTERVAL_S, StuckDetector
 
 #: Seconds after which a step, or loading that does not get on, counts as stuck.
 STEP_TIMEOUT_S: Final = 300.0
+
+#: What is wrong where engines, which share their files, have found different ones.
+_CHANGED_FILES: Final = "changed while it was loaded; load it again"
 
 _News = queue.SimpleQueue[tuple[int, Any]]
 
@@ -65,7 +69,7 @@ class DPEngines:
         self._news: _News = queue.SimpleQueue()
         self._processes: list[EngineProcess] = []
         self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their engine, and which sequences run
-        self._adapter_loads: dict[int, _AdapterLoad] = {}
+        self._adapter_loads: dict[int, AdapterLoad] = {}
         self._dead_of: EngineDeadError | None = None
         self._detectors: dict[int, StuckDetector] = {}  # at engines that are waited for
         self._next_check = 0.0
@@ -137,7 +141,8 @@ class DPEngines:
         Returns:
             What its files hold. It raises `AdapterError` where they cannot be served; no engine has it then.
         """
-        load = self._adapter_loads[source.number] = _AdapterLoad(source)
+        names = [_name(engine) for engine in range(len(self._processes))]
+        load = self._adapter_loads[source.number] = AdapterLoad(source, names, _CHANGED_FILES)
         for process in self._processes:
             process.send(LoadAdapter(source))
         return load.ready
@@ -196,7 +201,7 @@ class DPEngines:
             self._end()
             raise self._dead_of
         if isinstance(message, AdapterReply):
-            self._take_adapter(message)
+            self._take_adapter(engine, message)
             return StepOutputs([], None)
         assert isinstance(message, StepOutputs), message
         return StepOutputs([delta for delta in message.deltas if self._is_wanted(delta)], message.report)
@@ -212,19 +217,17 @@ class DPEngines:
             return set(range(len(self._processes)))
         return {engine for engine, _ in self._unfinished.values()}
 
-    def _take_adapter(self, reply: AdapterReply) -> None:
+    def _take_adapter(self, engine: int, reply: AdapterReply) -> None:
         """What an engine says of an adapter. Once all have answered, either all have it or none."""
         load = self._adapter_loads[reply.number]
-        load.replies.append(reply)
-        if len(load.replies) < len(self._processes):
+        if not load.answer(_name(engine), reply.loaded, reply.error):
             return
         del self._adapter_loads[reply.number]
-        if (error := load.error()) is None:
-            load.ready.set_result(load.found[0])
-            return
-        for process in self._processes:
-            process.send(RemoveAdapter(reply.number))
-        load.ready.set_exception(error)
+        error = load.error()
+        if error is not None:
+            for process in self._processes:
+                process.send(RemoveAdapter(reply.number))
+        load.end(error)
 
     def _is_wanted(self, delta: TokenDelta) -> bool:
         """Whether somebody waits for a delta; takes down what it says of its request."""
@@ -243,33 +246,8 @@ class DPEngines:
             self._router.end(request_id)
 
 
-class _AdapterLoad:
-    """An adapter that engines load.
-
-    Attributes:
-        ready: what all of them have found.
-        replies: of the engines that have answered.
-    """
-
-    def __init__(self, source: AdapterSource) -> None:
-        self.source = source
-        self.ready = Future[LoadedAdapter]()
-        self.replies: list[AdapterReply] = []
-
-    @property
-    def found(self) -> list[LoadedAdapter]:
-        """What those that have it found."""
-        return [reply.loaded for reply in self.replies if reply.loaded is not None]
-
-    def error(self) -> AdapterError | None:
-        """Why not all have it, once all have answered."""
-        for reply in self.replies:
-            if reply.error is not None:
-                return AdapterError(reply.error)
-        if len({loaded.digest for loaded in self.found}) == 1:
-            return None
-        name, path = self.source.name, self.source.path
-        return AdapterError(f"the files of LoRA adapter {name} in {path} changed while it was loaded; load it again")
+def _name(engine: int) -> str:
+    return f"engine {engine}"
 
 
 def _put_message(news: _News, engine: int, message: Any) -> None:

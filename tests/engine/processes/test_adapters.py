@@ -28,6 +28,13 @@ ENGINE = Path(__file__).with_name("crashing_engine.py")
 LOADED = LoadedAdapter("content", 8, 100, 0.5)
 
 
+def write(path: Path, text: str) -> None:
+    """Gives a file another content at once: an engine may be reading it."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
 @asynccontextmanager
 async def running(model: Path, folder: Path, engines: int = 1, **options: int) -> AsyncIterator[AsyncLLM]:
     args = EngineArgs(str(model), enable_lora=True, data_parallel_size=engines, **options)  # type: ignore[arg-type]
@@ -71,8 +78,8 @@ def run(tiny_llama: Path, tmp_path: Path) -> Callable[..., None]:
 
 def test_one_engine(run: Callable[..., None], tmp_path: Path) -> None:
     """Starting processes takes seconds, so these share them."""
-    (tmp_path / "a").write_text("content")
-    (tmp_path / "bad").write_text("wrong: a rank of 99")
+    write(tmp_path / "a", "content")
+    write(tmp_path / "bad", "wrong: a rank of 99")
 
     async def test(llm: AsyncLLM) -> None:
         for check in (
@@ -117,14 +124,14 @@ async def prefixes_are_those_of_the_adapter_and_of_one_load(llm: AsyncLLM, folde
 
 
 async def a_load_that_nobody_waits_for_leaves_nothing(llm: AsyncLLM, folder: Path) -> None:
-    (folder / "slow").write_text("wait")
+    write(folder / "slow", "wait")
     loading = asyncio.create_task(llm.load_adapter(source(4, "slow")))
     await until_async(lambda: 4 in llm.engines[0]._adapter_loads)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
     assert len(await tokens(llm, -1)) == 6
-    (folder / "slow").write_text("content")
+    write(folder / "slow", "content")
     await until_async(lambda: 4 in dropped(folder))
     assert 4 not in llm.adapters and not llm.engines[0]._adapter_loads
 
@@ -138,14 +145,14 @@ def dropped(folder: Path) -> list[int]:
 @pytest.mark.parametrize("engines", [1, 2])
 def test_an_engine_that_comes_back_has_its_adapters(engines: int, run: Callable[..., None], tmp_path: Path) -> None:
     for name in "ab":
-        (tmp_path / name).write_text("content")
+        write(tmp_path / name, "content")
 
     async def test(llm: AsyncLLM) -> None:
         for number, path in ((1, "a"), (2, "b"), (3, "a")):
             await llm.load_adapter(source(number, path))
         llm.remove_adapter(3)
         await kill(llm)
-        (tmp_path / "b").write_text("other content")
+        write(tmp_path / "b", "other content")
         await llm.load(0)
         assert llm.serves(0)
         assert llm.adapter_error(1) is None
@@ -160,7 +167,7 @@ def test_an_engine_that_comes_back_has_its_adapters(engines: int, run: Callable[
             assert llm.adapter_error(2) is None
             for index in range(6):
                 assert [token % 2 for token in await tokens(llm, 2, f"s{index}")] == [1] * 6
-        (tmp_path / "b").write_text("content")
+        write(tmp_path / "b", "content")
         await kill(llm)
         await llm.load(0)
         assert not llm.adapters[2].errors and len(await tokens(llm, 2)) == 6
@@ -169,26 +176,26 @@ def test_an_engine_that_comes_back_has_its_adapters(engines: int, run: Callable[
 
 
 def test_one_engine_that_cannot_load_keeps_all_from_it(run: Callable[..., None], tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("content")
-    (tmp_path / "a-1").write_text("wrong: no such file here")
+    write(tmp_path / "a", "content")
+    write(tmp_path / "a-1", "wrong: no such file here")
 
     async def test(llm: AsyncLLM) -> None:
         with pytest.raises(AdapterError, match=r"^no such file here$"):
             await llm.load_adapter(source(1))
         await until_async(lambda: (tmp_path / "dropped").exists())
         assert not llm.adapters
-        (tmp_path / "a-1").write_text("other content")
+        write(tmp_path / "a-1", "other content")
         with pytest.raises(AdapterError, match="changed while it was loaded"):
             await llm.load_adapter(source(2))
-        (tmp_path / "a-1").write_text("content")
+        write(tmp_path / "a-1", "content")
         assert await llm.load_adapter(source(3)) == LOADED
 
     run(test, engines=2)
 
 
 def test_an_engine_that_dies_while_it_loads_has_it_when_it_is_back(run: Callable[..., None], tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("content")
-    (tmp_path / "a-1").write_text("wait")
+    write(tmp_path / "a", "content")
+    write(tmp_path / "a-1", "wait")
 
     async def test(llm: AsyncLLM) -> None:
         loading = asyncio.create_task(llm.load_adapter(source(1)))
@@ -209,17 +216,17 @@ def test_an_engine_that_dies_while_it_loads_has_it_when_it_is_back(run: Callable
 def test_an_adapter_that_comes_while_an_engine_is_loaded_again(run: Callable[..., None], tmp_path: Path) -> None:
     """It has it before it takes requests."""
     for name in "ab":
-        (tmp_path / name).write_text("content")
+        write(tmp_path / name, "content")
 
     async def test(llm: AsyncLLM) -> None:
         await llm.load_adapter(source(1, "a"))
         await kill(llm, 1)
-        (tmp_path / "a-1").write_text("wait")
+        write(tmp_path / "a-1", "wait")
         back = asyncio.create_task(llm.load(1))
         await until_async(lambda: 1 in llm.engines[1]._adapter_loads)
         await llm.load_adapter(source(2, "b"))
         assert not llm.serves(1)
-        (tmp_path / "a-1").write_text("content")
+        write(tmp_path / "a-1", "content")
         await back
         await kill(llm, 0)
         for adapter in (1, 2):
@@ -229,13 +236,13 @@ def test_an_adapter_that_comes_while_an_engine_is_loaded_again(run: Callable[...
 
 
 def test_engines_of_a_script_load_together(tiny_llama: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("content")
-    (tmp_path / "a-1").write_text("wrong: no such file here")
+    write(tmp_path / "a", "content")
+    write(tmp_path / "a-1", "wrong: no such file here")
     args = EngineArgs(str(tiny_llama), enable_lora=True, data_parallel_size=2)
     engines = DPEngines(args, program=(str(ENGINE), str(tmp_path)))
     try:
         for number, text in enumerate(("wrong: no such file here", "other content", "content")):
-            (tmp_path / "a-1").write_text(text)
+            write(tmp_path / "a-1", text)
             ready = engines.load_adapter(source(number))
             while not ready.done():
                 assert engines.has_work

@@ -1,0 +1,59 @@
+"""A LoRA adapter that several processes load: all of them, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from stoker_common.errors import AdapterError, StokerError
+from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
+
+
+class AdapterLoad:
+    """One load.
+
+    Args:
+        processes: what messages call them; an error is that of the first that has one.
+        if_different: what is wrong, and the remedy, where the processes have found different files.
+
+    Attributes:
+        ready: what all of them have found. The process whose load took longest counts.
+    """
+
+    def __init__(self, source: AdapterSource, processes: Iterable[str], if_different: str) -> None:
+        self.ready = Future[LoadedAdapter]()
+        self._source, self._if_different = source, if_different
+        self._answers: dict[str, LoadedAdapter | str | None] = dict.fromkeys(processes)
+
+    def answer(self, process: str, loaded: LoadedAdapter | None, error: str | None) -> bool:
+        """Takes the answer of a process. Returns whether all have answered."""
+        self._answers[process] = loaded or error or "it did not load the adapter"
+        return all(answer is not None for answer in self._answers.values())
+
+    def has_loaded(self, process: str) -> bool:
+        """Whether a process has the adapter."""
+        return isinstance(self._answers[process], LoadedAdapter)
+
+    def error(self) -> AdapterError | None:
+        """Why not all have it, once all have answered."""
+        errors = {process: answer for process, answer in self._answers.items() if isinstance(answer, str)}
+        if errors:
+            process, error = next(iter(errors.items()))
+            is_everywhere = len(errors) == len(self._answers) and len(set(errors.values())) == 1
+            return AdapterError(error if is_everywhere else f"{process}: {error}")
+        digests = {
+            process: loaded.digest for process, loaded in self._answers.items() if isinstance(loaded, LoadedAdapter)
+        }
+        if len(set(digests.values())) == 1:
+            return None
+        found = ", ".join(f"{process}: {digest[:12]}" for process, digest in digests.items())
+        name, path = self._source.name, self._source.path
+        return AdapterError(f"the files of LoRA adapter {name} in {path} {self._if_different} ({found})")
+
+    def end(self, error: StokerError | None) -> None:
+        """Gives `ready` its result, or `error`."""
+        if error is not None:
+            self.ready.set_exception(error)
+        else:
+            loaded = [answer for answer in self._answers.values() if isinstance(answer, LoadedAdapter)]
+            self.ready.set_result(max(loaded, key=lambda each: each.seconds))
