@@ -68,7 +68,7 @@ class _Source(ctypes.Structure):
 class AdapterMemory:
     """The memory of one adapter: pages that the system gets back once its matrices are gone, whatever else is in use.
 
-    Matrices are placed one by one and filled together, in one call that does not hold Python's lock.
+    Matrices are added one by one and filled together, in one call that does not hold Python's lock.
 
     Args:
         library: of the kernels.
@@ -82,7 +82,7 @@ class AdapterMemory:
         self._sources = list[_Source]()
         self._kept = list[torch.Tensor]()  # what the sources point to
 
-    def place(self, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> tuple[_Matrix, torch.Tensor]:
+    def add(self, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> tuple[_Matrix, torch.Tensor]:
         """A matrix [outputs, inner] with these rows, and zeros elsewhere. `fill` writes the rows.
 
         Args:
@@ -103,7 +103,7 @@ class AdapterMemory:
         return _Matrix(memory.data_ptr(), outputs, inner, in_panels), memory
 
     def fill(self) -> None:
-        """Writes the matrices that have been placed."""
+        """Writes the matrices that have been added."""
         sources = (_Source * len(self._sources))(*self._sources)
         self._library.stoker_pack_lora(ctypes.addressof(sources), len(sources), self._dtype == torch.bfloat16)
         self._sources.clear()
@@ -156,11 +156,11 @@ class CpuLoraFactors:
                 first_ranks[id(part.a)] = num_ranks
                 rows[num_ranks] = part.a
                 num_ranks += _even(len(part.a))
-        a, kept = memory.place(rows, num_ranks, parts[0].a.shape[1])
+        a, kept = memory.add(rows, num_ranks, parts[0].a.shape[1])
         self._tensors = [kept]
         self._parts = (_Part * len(parts))()
         for each, part in zip(self._parts, parts, strict=True):
-            b, kept = memory.place({0: part.b}, len(part.b), _even(part.b.shape[1]))
+            b, kept = memory.add({0: part.b}, len(part.b), _even(part.b.shape[1]))
             self._tensors.append(kept)
             each.b, each.first_rank = b, first_ranks[id(part.a)]
             each.first_output, each.outputs = part.first_output, len(part.b)
