@@ -1,0 +1,80 @@
+"""How much of an endpoint's metric there is that replicas are needed for.
+
+The sum of a metric is smoothed, since it is sampled much more often than HPA does: the highest of many samples would
+keep replicas that no sustained load needs. Requests that wait count at once, except those that will not wait
+any more once a new replica could take them:
+
+- while replicas start, only what the backlog has grown by within `WINDOW_SECONDS` counts, since the rest waits for these
+  replicas. A constant load thus needs a constant number of replicas, however slowly they start;
+- while the backlog shrinks, what is computed within the start-up time does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final, Literal
+
+from stoker_operator.scaling.signals import Signals
+
+Metric = Literal["pendingRequests", "runningRequests", "kvCacheUsage"]
+
+#: Over how many seconds the backlog's growth and the mean of the metric are measured.
+WINDOW_SECONDS: Final = 10.0
+#: A report of an engine that is older counts as missing.
+STALE_SECONDS: Final = 15.0
+
+
+class Demand:
+    """The demand of one endpoint, in units of its metric."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float, float]] = deque()  # time, requests or usage in service, backlog
+        self._started_at = -math.inf  # when a replica was last seen to start
+
+    def update(self, signals: Signals, metric: Metric, is_starting: bool, start_seconds: float, now: float) -> float:
+        """Add a sample.
+
+        Args:
+            signals: what is reported now.
+            metric: of which metric.
+            is_starting: whether replicas start.
+            start_seconds: how long a replica takes to start.
+            now: monotonic seconds, not before the last update.
+
+        Returns:
+            How much of the metric new replicas must be able to take.
+        """
+        if is_starting:
+            self._started_at = now
+        served, backlog = _measure(signals, metric)
+        self._samples.append((now, served, backlog))
+        while self._samples[0][0] < now - WINDOW_SECONDS:
+            self._samples.popleft()
+        first, _, earlier = self._samples[0]
+        if now - self._started_at <= WINDOW_SECONDS:
+            lowest = min(sample[2] for sample in self._samples)
+            counted = backlog - lowest
+        else:
+            shrinks = max(0.0, earlier - backlog) / (now - first) if now > first else 0.0
+            counted = max(0.0, backlog - shrinks * start_seconds)
+        mean = math.fsum(sample[1] for sample in self._samples) / len(self._samples)
+        return max(mean, served + counted if counted > 0 else 0.0)
+
+
+def has_missing_engines(signals: Signals, metric: Metric, ready: int) -> bool:
+    """Whether the metric comes from engines, and fewer of them report than are ready."""
+    if metric == "pendingRequests":
+        return False
+    return sum(engine.age_seconds <= STALE_SECONDS for engine in signals.engines.values()) < ready
+
+
+def _measure(signals: Signals, metric: Metric) -> tuple[float, float]:
+    """What engines work on, and what waits for them: requests, or for kvCacheUsage caches in use."""
+    engines = signals.engines.values()
+    if metric == "kvCacheUsage":
+        return math.fsum(engine.kv_usage for engine in engines), 0.0
+    if metric == "runningRequests":
+        return math.fsum(engine.running for engine in engines), 0.0
+    in_engines = math.fsum(engine.waiting for engine in engines)
+    return max(0.0, signals.in_flight - in_engines), signals.held + signals.queued + in_engines
