@@ -4,8 +4,8 @@ The sum of a metric is smoothed, since it is sampled much more often than HPA do
 keep replicas that no sustained load needs. Requests that wait count at once, except those that will not wait
 any more once a new replica could take them:
 
-- while replicas start, only what the backlog has grown by within `WINDOW_SECONDS` counts, since the rest waits for these
-  replicas. A constant load thus needs a constant number of replicas, however slowly they start;
+- while replicas start, only what the backlog has grown by within `WINDOW_SECONDS` counts, since the rest waits for
+  these replicas. A constant load thus needs a constant number of replicas, however slowly they start;
 - while the backlog shrinks, what is computed within the start-up time does not count.
 """
 
