@@ -4,7 +4,7 @@ The sum of a metric is smoothed, since it is sampled much more often than HPA do
 keep replicas that no sustained load needs. Requests that wait count at once, except those that will not wait
 any more once a new replica could take them:
 
-- while replicas start, only what the backlog has grown by within `WINDOW_SECONDS` counts, since the rest waits for
+- while replicas start, only what the backlog has grown by within a short window counts, since the rest waits for
   these replicas. A constant load thus needs a constant number of replicas, however slowly they start;
 - while the backlog shrinks, what is computed within the start-up time does not count.
 """
@@ -19,8 +19,15 @@ from stoker_operator.scaling.signals import Signals
 
 Metric = Literal["pendingRequests", "runningRequests", "kvCacheUsage"]
 
-#: Over how many seconds the backlog's growth and the mean of the metric are measured.
-WINDOW_SECONDS: Final = 10.0
+#: Over how many seconds the metric's mean is taken.
+MEAN_SECONDS: Final = 60.0
+#: Over how many seconds the backlog's growth is measured: a share of the start-up time within bounds. What grows in the
+#: meantime must be caught up with, so slow starts need more replicas.
+GROWTH_SHARE: Final = 0.1
+MIN_WINDOW_SECONDS: Final = 10.0
+MAX_WINDOW_SECONDS: Final = 60.0
+#: A backlog counts if it lasts so many seconds: a pod's short queue beside free slots of others needs no replica.
+LASTING_SECONDS: Final = 1.0
 #: A report of an engine that is older counts as missing.
 STALE_SECONDS: Final = 15.0
 
@@ -29,7 +36,8 @@ class Demand:
     """The demand of one endpoint, in units of its metric."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float, float]] = deque()  # time, requests or usage in service, backlog
+        self._served: deque[tuple[float, float]] = deque()  # when how much was in service
+        self._backlogs: deque[tuple[float, float]] = deque()  # when how much waited
         self._started_at = -math.inf  # when a replica was last seen to start
 
     def update(self, signals: Signals, metric: Metric, is_starting: bool, start_seconds: float, now: float) -> float:
@@ -48,18 +56,25 @@ class Demand:
         if is_starting:
             self._started_at = now
         served, backlog = _measure(signals, metric)
-        self._samples.append((now, served, backlog))
-        while self._samples[0][0] < now - WINDOW_SECONDS:
-            self._samples.popleft()
-        first, _, earlier = self._samples[0]
-        if now - self._started_at <= WINDOW_SECONDS:
-            lowest = min(sample[2] for sample in self._samples)
-            counted = backlog - lowest
-        else:
-            shrinks = max(0.0, earlier - backlog) / (now - first) if now > first else 0.0
-            counted = max(0.0, backlog - shrinks * start_seconds)
-        mean = math.fsum(sample[1] for sample in self._samples) / len(self._samples)
-        return max(mean, served + counted if counted > 0 else 0.0)
+        self._served.append((now, served))
+        while self._served[0][0] < now - MEAN_SECONDS:
+            self._served.popleft()
+        self._backlogs.append((now, backlog))
+        window = min(max(MIN_WINDOW_SECONDS, GROWTH_SHARE * start_seconds), MAX_WINDOW_SECONDS)
+        while self._backlogs[0][0] < now - window:
+            self._backlogs.popleft()
+        mean = math.fsum(sample for _, sample in self._served) / len(self._served)
+        lasting = min(waited for time, waited in self._backlogs if time >= now - LASTING_SECONDS)
+        counted = self._counted(max(lasting, float(signals.held)), start_seconds, window, now)
+        return max(mean, served + counted) if counted > 0 else mean
+
+    def _counted(self, backlog: float, start_seconds: float, window: float, now: float) -> float:
+        """The part of the backlog that needs more replicas."""
+        if now - self._started_at <= window:
+            return backlog - min(earlier for _, earlier in self._backlogs)
+        time, earlier = self._backlogs[0]
+        shrinks = max(0.0, earlier - backlog) / (now - time) if now > time else 0.0
+        return max(0.0, backlog - shrinks * start_seconds)
 
 
 def has_missing_engines(signals: Signals, metric: Metric, ready: int) -> bool:
