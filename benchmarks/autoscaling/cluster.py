@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
+from autoscaling.loads import Load
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
-
-from autoscaling.loads import Load
 
 #: Requests that a pod computes at the same time; the next ones wait in it, as long as the picker sends them.
 SLOTS: Final = 8

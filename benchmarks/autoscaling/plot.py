@@ -25,7 +25,7 @@ def plot(outcomes: Mapping[Load, Mapping[str, Outcome]], loads: Sequence[Load], 
         parts.append(f'<text x="{20 + 90 * place}" y="18" fill="{color}">{name}</text>')
     for number, load in enumerate(loads):
         left, top = 20 + number % 2 * (WIDTH + 20), 40 + number // 2 * (HEIGHT + 30)
-        highest = max(outcome.most for outcome in outcomes[load].values())
+        highest = max(max(outcome.counts) for outcome in outcomes[load].values())
         parts.append(f'<text x="{left}" y="{top - 4}">{load.name}, pods (to {highest})</text>')
         parts.append(f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#ced4da"/>')
         for name, color in reversed(COLORS.items()):
