@@ -126,8 +126,8 @@ def table(outcomes: dict[Load, dict[str, Outcome]]) -> str:
         for name, outcome in by_name.items():
             share = outcome.pod_seconds / reference.pod_seconds
             lines.append(
-                f"| {load.name} | {name} | {statistics.fmean(outcome.waits):.3f} | {p99(outcome):.2f} | {outcome.most} "
-                f"| {outcome.pod_seconds:,.0f} | {share:.2f} |"
+                f"| {load.name} | {name} | {statistics.fmean(outcome.waits):.3f} | {p99(outcome):.2f} "
+                f"| {outcome.highest} | {outcome.pod_seconds:,.0f} | {share:.2f} |"
             )
         ours = by_name["Stoker"]
         if (
@@ -148,7 +148,7 @@ def merge(outcomes: list[Outcome]) -> Outcome:
     """The outcome of several seeds: all waits, the sum of pod-seconds, the counts of the first."""
     waits = sorted(wait for outcome in outcomes for wait in outcome.waits)
     pod_seconds = sum(outcome.pod_seconds for outcome in outcomes)
-    return Outcome(waits, pod_seconds, max(outcome.most for outcome in outcomes), outcomes[0].counts)
+    return Outcome(waits, pod_seconds, max(outcome.highest for outcome in outcomes), outcomes[0].counts)
 
 
 def p99(outcome: Outcome) -> float:

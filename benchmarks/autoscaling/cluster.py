@@ -76,7 +76,7 @@ class Outcome:
 
     waits: list[float]
     pod_seconds: float
-    most: int
+    highest: int
     counts: list[int]
 
 

@@ -21,8 +21,8 @@ def plot(outcomes: Mapping[Load, Mapping[str, Outcome]], loads: Sequence[Load], 
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{2 * WIDTH + 60}" height="{height}" fill="white"/>',
     ]
-    for place, (name, color) in enumerate(COLORS.items()):
-        parts.append(f'<text x="{20 + 90 * place}" y="18" fill="{color}">{name}</text>')
+    for column, (name, color) in enumerate(COLORS.items()):
+        parts.append(f'<text x="{20 + 90 * column}" y="18" fill="{color}">{name}</text>')
     for number, load in enumerate(loads):
         left, top = 20 + number % 2 * (WIDTH + 20), 40 + number // 2 * (HEIGHT + 30)
         highest = max(max(outcome.counts) for outcome in outcomes[load].values())

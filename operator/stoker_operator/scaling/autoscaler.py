@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +20,8 @@ from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
 
 #: For how long an announcement may be acknowledged. Gateways obey one for twice as long by their own clocks.
 DRAIN_SECONDS: Final = 15.0
+#: For how many seconds an observation may show a count of ours that was replaced since.
+LAG_SECONDS: Final = 10.0
 #: How long after an announcement that was not acknowledged the next one is made: gateways have forgotten the last.
 RETRY_SECONDS: Final = 60.0
 
@@ -121,6 +124,7 @@ class Autoscaler:
         self._drain = ""
         self._announced_at = -math.inf
         self._replicas = 0  # the last recommendation
+        self._written: deque[tuple[int, float]] = deque(maxlen=64)  # earlier ones, and when they were replaced
         self._observed = 0  # the workload's count at the last update
         self._active_since = now
         self._ready_since: float | None = None
@@ -164,7 +168,10 @@ class Autoscaler:
             self._phase = Phase.ZERO if at_zero else Phase.ACTIVE
             self._drain = observation.drain if at_zero else ""
         elif observation.replicas not in (self._observed, self._replicas):
-            self._replicas = observation.replicas
+            while self._written and self._written[0][1] < now - LAG_SECONDS:
+                self._written.popleft()
+            if all(observation.replicas != count for count, _ in self._written):
+                self._replicas = observation.replicas
         self._observed = observation.replicas
 
     def _continue_draining(self, observation: Observation, now: float) -> None:
@@ -279,6 +286,10 @@ class Autoscaler:
             rules = settings.behavior.scale_up if ratio > current else settings.behavior.scale_down
             if abs(ratio / current - 1.0) <= rules.tolerance:
                 desired = current
+        if is_starting and signals.waiting:
+            # The demand leaves out what waits for replicas that start, so these must not be removed meanwhile.
+            by_waiting = signals.waiting / settings.target if settings.metric != "kvCacheUsage" else current
+            desired = max(desired, math.ceil(min(by_waiting, current)))
         if signals.held or signals.queued or signals.in_flight:
             desired = max(1, desired)
         return desired, total, missing
@@ -292,6 +303,7 @@ class Autoscaler:
     def _recommend(self, replicas: int, reason: str, message: str, now: float) -> Recommendation:
         if replicas != self._replicas:
             self._history.change(self._replicas, replicas, now)
+            self._written.append((self._replicas, now))
             self._start_time.change(self._replicas, replicas, now)
             self._replicas = replicas
         status: Literal["True", "False", "Unknown"] = "True"

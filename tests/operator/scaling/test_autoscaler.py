@@ -117,6 +117,26 @@ def test_slow_start_with_a_constant_load_does_not_overshoot() -> None:
     assert more[-1] > max(counts), "a real rise raises the count"
 
 
+def test_replicas_that_start_for_what_waits_are_not_removed() -> None:
+    loop = Loop(ZERO, 0, start_seconds=900.0, phase=Phase.ZERO, drain="word")
+    loop.run(60, held=40)
+    count = loop.replicas
+    assert loop.run(800, held=40).replicas == count >= 4
+
+
+def test_count_of_something_else_is_adopted_and_an_old_one_of_ours_is_not() -> None:
+    slow = Behavior(Rules(0.0, (Policy("Pods", 2, 15),)))
+    scaler = Autoscaler(dataclasses.replace(SETTINGS, behavior=slow), 0.0)
+    signals = Signals(in_flight=28, held=100, drained=("",))
+
+    def count(replicas: int, now: float) -> int:
+        return scaler.update(Observation(signals, replicas, replicas), now).replicas
+
+    assert [count(7, 0.0), count(7, 1.0), count(9, 16.5)] == [9, 9, 11]
+    assert count(9, 17.0) == 11, "the write of 11 is not seen yet"
+    assert count(17, 17.5) == 17, "set by something else: the new present count"
+
+
 def test_shrinking_backlog_raises_nothing() -> None:
     loop = Loop(SETTINGS, 4)
     loop.scaler = Autoscaler(SETTINGS, 0.0, 30.0)

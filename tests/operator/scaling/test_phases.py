@@ -60,6 +60,7 @@ class World:
         made.autoscaler = copy.copy(self.autoscaler)
         # With one replica at most, neither decides anything here.
         made.autoscaler._history, made.autoscaler._demand = History(), Demand()
+        made.autoscaler._written = copy.copy(self.autoscaler._written)
         made.autoscaler._new_word = made.new_word
         return made
 
