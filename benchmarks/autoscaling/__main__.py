@@ -86,7 +86,7 @@ def main() -> None:
     }
     if not options.no_large:
         outcomes[LARGE] = {
-            name: Simulation(LARGE, make(1200), 500, options.seeds[0]).run() for name, make in ALGORITHMS.items()
+            name: Simulation(LARGE, ALGORITHMS[name](1200), 500, options.seeds[0]).run() for name in ("Stoker", "HPA")
         }
     text = table(outcomes)
     print(text)

@@ -136,9 +136,6 @@ class Simulation:
         def become_ready() -> None:
             if pod.number in self.pods and not pod.leaves:
                 pod.ready = True
-                self.by_name[pod.name] = pod
-                self.picker.set_servers(self.by_name, self.now)
-                self.dispatch()
 
         self.at(self.now + start_seconds, become_ready)
 
@@ -147,8 +144,6 @@ class Simulation:
         staying = [pod for pod in self.pods.values() if not pod.leaves]
         pod = max(staying, key=lambda pod: (not pod.ready, pod.number))
         pod.leaves = True
-        if self.by_name.pop(pod.name, None):
-            self.picker.set_servers(self.by_name, self.now)
         self.end_if_empty(pod)
 
     def end_if_empty(self, pod: Pod) -> None:
@@ -187,8 +182,16 @@ class Simulation:
         self.end_if_empty(pod)
         self.dispatch()
 
+    def discover(self) -> None:
+        """The gateway sees which pods serve."""
+        by_name = {pod.name: pod for pod in self.pods.values() if pod.ready and not pod.leaves}
+        if by_name.keys() != self.by_name.keys():
+            self.by_name = by_name
+            self.picker.set_servers(by_name, self.now)
+
     def tick(self) -> None:
         """Ask the pods how they are, decide, and change the count."""
+        self.discover()
         for name, pod in self.by_name.items():
             self.picker.observe(name, ServerLoad(pod.running, len(pod.queue), pod.running / SLOTS), self.now, self.now)
         self.dispatch()
@@ -202,5 +205,6 @@ class Simulation:
             self.add_pod()
         for _ in range(staying - wish):
             self.remove_pod()
+        self.discover()
         if self.now < self.load.seconds or self.in_flight or self.waiting:
             self.at(self.now + TICK_SECONDS, self.tick)

@@ -191,7 +191,41 @@ def test_idle_counts_from_ready_and_from_the_last_request() -> None:
     loop = Loop(ZERO)
     engines = {"a": EngineReport(1, 0, 0.1, True, 0.0)}
     assert loop.run(200, idle_seconds=9999.0, engines=engines).phase is Phase.ACTIVE, "requests past the gateway"
-    assert loop.run(59, idle_seconds=9999.0).phase is Phase.ACTIVE
+    assert {loop.step(idle_seconds=9999.0).phase for _ in range(118)} == {Phase.ACTIVE}
+    assert loop.run(2, idle_seconds=9999.0).phase is Phase.DRAINING
+
+
+def test_announcement_lapses_and_the_next_one_is_later_and_different() -> None:
+    loop = Loop(ZERO)
+    announced = loop.run(60.5, idle_seconds=999.0)
+    assert announced.phase is Phase.DRAINING and announced.replicas == 1
+    assert loop.run(14.5, idle_seconds=999.0).drain == announced.drain, "no acknowledgement: still announced"
+    assert loop.step(idle_seconds=999.0).phase is Phase.ACTIVE
+    late = [loop.step(idle_seconds=999.0, drained=(announced.drain,)) for _ in range(89)]
+    assert {made.phase for made in late} == {Phase.ACTIVE}, "an acknowledgement that comes too late"
+    again = loop.step(idle_seconds=999.0)
+    assert again.phase is Phase.DRAINING and again.drain != announced.drain
+
+
+@pytest.mark.parametrize("signals", [{"held": 1}, {"queued": 1}, {"gateway_serves": False}])
+def test_announcement_is_withdrawn_at_once(signals: dict[str, Any]) -> None:
+    loop = Loop(ZERO)
+    loop.run(61, idle_seconds=999.0)
+    made = loop.step(**signals)
+    assert (made.phase, made.drain, made.replicas) == (Phase.ACTIVE, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("drained", "seconds", "phase"), [(True, 1.0, Phase.ZERO), (False, 1.0, Phase.ACTIVE), (True, 15.0, Phase.ACTIVE)]
+)
+def test_zero_that_is_not_written_yet_stays_only_while_it_is_safe(drained: bool, seconds: float, phase: Phase) -> None:
+    loop = Loop(ZERO)
+    word = loop.run(61, idle_seconds=999.0).drain
+    assert loop.step(idle_seconds=999.0, drained=(word,)).replicas == 0
+    loop.replicas = loop.ready = 1  # the write failed
+    loop.writes = [(1, 0.0)]
+    made = loop.step(seconds, idle_seconds=999.0, drained=(word if drained else "",))
+    assert made.phase is phase and made.replicas == (0 if phase is Phase.ZERO else 1)
 
 
 def test_pod_that_never_starts_is_ended_when_idle_only_if_its_start_failed() -> None:

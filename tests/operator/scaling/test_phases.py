@@ -75,7 +75,7 @@ class World:
         if gateway.held and self.replicas and not gateway.obeys(self.now):
             gateway.held, gateway.in_flight, gateway.busy_at = 0, 1, self.now
 
-    def update(self, silent: int | None = None, crashes: bool = False) -> None:
+    def update(self, silent: int | None = None, crashes: bool = False, unwritten: bool = False) -> None:
         answering = [gateway for index, gateway in enumerate(self.gateways) if index != silent]
         signals = Signals(
             held=sum(gateway.held for gateway in answering),
@@ -91,6 +91,7 @@ class World:
         self.phase, self.drain = made.phase, made.drain
         if crashes:
             self.new_leader()
+        if crashes or unwritten:
             return
         if made.replicas == 0 and self.replicas > 0:
             assert silent is None, self.path
@@ -106,7 +107,9 @@ class World:
         if name == "wait":
             self.now += float(argument)
         elif name == "update":
-            self.update(*({"silent": (1,), "crashes": (None, True)}.get(argument, ())))
+            self.update(
+                *({"silent": (1,), "crashes": (None, True), "unwritten": (None, False, True)}.get(argument, ()))
+            )
         elif name == "leader":
             self.new_leader()
         else:
@@ -141,7 +144,7 @@ class World:
 
 ACTIONS = (
     *("arrive 0", "finish 0", "sync 0", "sync 1", "restart 0"),
-    *("update", "update silent", "update crashes", "leader", "wait 6", "wait 20"),
+    *("update", "update silent", "update crashes", "update unwritten", "leader", "wait 6", "wait 20"),
 )
 
 
