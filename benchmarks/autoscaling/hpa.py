@@ -42,6 +42,8 @@ class HorizontalPodAutoscaler:
         """The new count, by the sum of the metric."""
         if current == 0:
             return 0
+        if not self.recommendations:
+            self.recommendations.append((now, current))  # a controller that starts keeps the count for one window
         if current > self.highest:
             new = self.highest
         elif current < self.lowest:

@@ -43,4 +43,4 @@ LOADS: Final = (
     Load("slow-start", lambda t: 2.0 if t < 600 or t >= 2400 else 10.0, 10.0, start_seconds=150.0),
 )
 #: Half of the pods' capacity, and then all that the target permits: 500 pods become 1,000.
-LARGE: Final = Load("1,000 pods", lambda t: 600.0 if t < 30 else 1200.0, 1200.0, 150.0)
+LARGE: Final = Load("1,000 pods", lambda t: 600.0 if t < 20 else 1200.0, 1200.0, 100.0)
