@@ -115,7 +115,7 @@ FOOTER: Final = """
 
 
 def table(outcomes: dict[Load, dict[str, Outcome]]) -> str:
-    """The markdown table, and a sentence about where Stoker is better than HPA."""
+    """The markdown table, and a sentence about the loads on which Stoker is better than HPA."""
     lines = [
         "| load | algorithm | mean wait, s | p99 wait, s | most pods | pod-seconds | of HPA's |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -133,14 +133,12 @@ def table(outcomes: dict[Load, dict[str, Outcome]]) -> str:
         if (
             load in LOADS
             and statistics.fmean(ours.waits) < statistics.fmean(reference.waits)
-            and p99(ours) < p99(reference)
+            and p99(ours) <= p99(reference)
             and ours.pod_seconds <= 1.02 * reference.pod_seconds
         ):
             better.append(load.name)
-    lines += [
-        "",
-        f"Less mean and p99 wait than HPA at no more than 1.02 × its pod-seconds: {', '.join(better) or 'none'}.",
-    ]
+    names = ", ".join(better) or "none"
+    lines += ["", f"Less mean wait than HPA, no more p99 wait, and at most 1.02 × its pod-seconds: {names}."]
     return "\n".join(lines) + "\n"
 
 
