@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, NoReturn, TypeVar
@@ -25,6 +26,8 @@ _LOOK_S: Final = 3
 _LOOKS: Final = 5
 #: The statistic that counts the pickers that Envoy reaches and that serve.
 _REACHED: Final = f"cluster.{PICKER}.membership_healthy"
+#: The statistics that count requests that a cluster's servers have, or that wait for a connection to one.
+_ACTIVE: Final = re.compile(r"cluster\.(.+)\.upstream_rq_(?:pending_)?active: (\d+)")
 
 
 class EnvoyError(GatewayError):
@@ -117,6 +120,19 @@ class EnvoyAdmin:
             EnvoyError: it does not answer.
         """
         return int((await self.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
+
+    async def active_by_cluster(self) -> dict[str, int]:
+        """How many requests are under way to the servers of each cluster that has any.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        answer = await self.ask("GET", "/stats?filter=upstream_rq_(pending_)?active$")
+        active: dict[str, int] = {}
+        for line in answer.split("\n"):
+            if (found := _ACTIVE.fullmatch(line.strip())) is not None and found[2] != "0":
+                active[found[1]] = active.get(found[1], 0) + int(found[2])
+        return active
 
     async def watch(self) -> NoReturn:
         """Checks, once Envoy serves, that it does its work.
