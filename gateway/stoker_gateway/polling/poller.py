@@ -112,7 +112,7 @@ class Poller:
         self._servers = tuple(dict.fromkeys(servers))
 
     def set_awaited(self, servers: Iterable[str]) -> None:
-        """Requests wait for these, so they are asked more often, as long as they are few. May be called by any thread."""
+        """Requests wait for these: they are asked more often, if they are few. May be called by any thread."""
         self._awaited = tuple(dict.fromkeys(servers))[:MAX_AWAITED]
 
     async def run(self) -> None:

@@ -26,7 +26,8 @@ class MetricsServer:
             asked, and then they are left out.
         host: the IP address to listen on.
         port: the port; 0: one that is free.
-        scaling: makes the report for the autoscaler, in JSON; None: there is none yet, which is answered with 503.
+        scaling: makes the report for the autoscaler, in JSON; its None: there is none yet, which is answered with 503.
+            None: no endpoint is scaled.
     """
 
     def __init__(
@@ -35,15 +36,15 @@ class MetricsServer:
         envoy_statistics: Callable[[], Awaitable[str]],
         host: str,
         port: int,
-        scaling: Callable[[], bytes | None],
+        scaling: Callable[[], bytes | None] | None = None,
     ) -> None:
         self._registry = registry
         self._envoy_statistics = envoy_statistics
         self._host, self._port = host, port
-        self._scaling = scaling
         app = web.Application(client_max_size=1024)
         app.router.add_get("/metrics", self._answer)
-        app.router.add_get("/scaling", self._report)
+        if scaling is not None:
+            app.router.add_get("/scaling", _answer_with(scaling))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
 
     async def start(self) -> int:
@@ -67,7 +68,11 @@ class MetricsServer:
             text += (await self._envoy_statistics()).encode()
         return web.Response(body=text, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def _report(self, _: web.Request) -> web.Response:
-        if (report := self._scaling()) is None:
+
+def _answer_with(scaling: Callable[[], bytes | None]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        if (report := scaling()) is None:
             return web.Response(status=503, text="it is not known yet what is served\n", headers={"retry-after": "1"})
         return web.Response(body=report, content_type="application/json")
+
+    return answer

@@ -126,10 +126,9 @@ class _Picker:
         self._scaling = ScalingWatch(
             self._picker, self._envoy, identity, self._registry_known.is_set, self._poller.poller.set_awaited
         )
+        report = None if cluster is None else self._scaling.report
         port, envoy_metrics = settings.metrics_port, self._envoy.prometheus
-        self._metrics = (
-            None if port is None else MetricsServer(registry, envoy_metrics, settings.host, port, self._scaling.report)
-        )
+        self._metrics = None if port is None else MetricsServer(registry, envoy_metrics, settings.host, port, report)
 
     async def run(self) -> None:
         """See `run`."""
