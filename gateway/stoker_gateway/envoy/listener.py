@@ -23,8 +23,8 @@ INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
 CERTIFICATE: Final = "gateway"
 #: What is on its way to a client that does not read. Bodies of requests have a limit of their own.
 _CONNECTION_BUFFER_BYTES: Final = 1 << 20
-#: Seconds that an extended timeout may be longer than the hold.
-_EXTENSION_S: Final = 60
+#: Seconds that an extended timeout may be longer than the hold. Envoy takes an hour in all.
+_EXTENSION_S: Final = 30
 
 
 def listener(settings: EnvoySettings) -> Config:

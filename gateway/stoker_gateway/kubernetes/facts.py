@@ -23,8 +23,9 @@ ADDRESS: Final = "gateway"
 PORT: Final = "http"
 #: The label that says which Service a slice is of.
 SERVICE: Final = "kubernetes.io/service-name"
-#: The longest ``holdSeconds``, and the one of an endpoint that does not say it.
-MAX_HOLD_S: Final = 3600.0
+#: The longest that a request is held, and the ``holdSeconds`` of an endpoint that does not say it. Envoy waits for one
+#: decision for at most an hour, and the answer must come before.
+MAX_HOLD_S: Final = 3570.0
 DEFAULT_HOLD_S: Final = 300.0
 #: Characters of an announcement's word, and of the reason why a start failed, at most.
 _MAX_WORD: Final = 253
