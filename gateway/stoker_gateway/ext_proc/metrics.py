@@ -67,6 +67,13 @@ class PickerMetrics:
 
     def forget(self, model: str) -> None:
         """The model is not served any more: its queue is not, either."""
-        for metric in (self.queue_length, self.queue_seconds, self.held_requests, self.held_seconds):
+        for metric in (self.queue_length, self.queue_seconds):
+            if (model,) in metric._metrics:
+                metric.remove(model)
+        self.forget_holds(model)
+
+    def forget_holds(self, model: str) -> None:
+        """The model's requests are not held any more."""
+        for metric in (self.held_requests, self.held_seconds):
             if (model,) in metric._metrics:
                 metric.remove(model)

@@ -157,7 +157,7 @@ class RequestHandler:
             else:
                 limits = self._limits
                 self._queues[name] = RequestQueue(pickers[name], limits.max_waiting, limits.max_wait_s, self._clock)
-                self._watch_queue(name, self._queues[name])
+                self._metrics.queue_length.labels(name).set_function(self._queues[name].num_queued)
         for name, queue in previous.items():
             queue.close()
             if name not in model_registry.endpoints:
@@ -168,10 +168,6 @@ class RequestHandler:
         self._cards.keep(servers)
         self._server_keys.keep(servers)
 
-    def _watch_queue(self, name: str, queue: RequestQueue) -> None:
-        self._metrics.queue_length.labels(name).set_function(lambda: queue.num_queued)
-        self._metrics.held_requests.labels(name).set_function(lambda: queue.num_held)
-
     def _update_holds(self) -> None:
         """Has queues hold requests where endpoints have scaling. What is known of those that had it before is kept."""
         now, previous, self._holds, self._served_names = self._clock(), self._holds, {}, {}
@@ -180,12 +176,14 @@ class RequestHandler:
             queue, scaling = self._queues[name], endpoint.scaling
             if scaling is None:
                 queue.hold = None
+                self._metrics.forget_holds(name)
                 continue
             hold = self._holds.get(scaling.key) or previous.get(scaling.key)
             if hold is None:
                 hold = EndpointHold(scaling, self._limits.max_held, self._limits.max_held_bytes, now)
             hold.update(scaling, now)
             self._holds[scaling.key] = queue.hold = hold
+            self._metrics.held_requests.labels(name).set_function(queue.num_held)
             self._in_flight[name] = in_flight.get(name) or InFlight(now)
             served = ServedName(queue, self._pickers[name], self._in_flight[name])
             self._served_names.setdefault(scaling.key, {})[name] = served

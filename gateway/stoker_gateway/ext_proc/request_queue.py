@@ -84,12 +84,10 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    @property
     def num_held(self) -> int:
         """Requests that wait because no server may get them."""
         return len(self) if self.is_holding(self._clock()) else 0
 
-    @property
     def num_queued(self) -> int:
         """Requests that wait because all servers are full."""
         return 0 if self.is_holding(self._clock()) else len(self)

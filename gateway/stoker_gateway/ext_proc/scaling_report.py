@@ -35,8 +35,8 @@ def endpoint_report(hold: EndpointHold, names: Iterable[ServedName], now: float)
         names: all of its served names.
     """
     names = list(names)
-    held = sum(each.queue.num_held for each in names)
-    queued = sum(each.queue.num_queued for each in names)
+    held = sum(each.queue.num_held() for each in names)
+    queued = sum(each.queue.num_queued() for each in names)
     in_flight = sum(len(each.in_flight) for each in names)
     report: dict[str, Any] = {
         "namespace": hold.scaling.namespace,

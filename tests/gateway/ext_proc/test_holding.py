@@ -90,12 +90,12 @@ def test_held_requests_go_in_order_and_not_all_to_the_first_server(virtual_time:
         names = [f"a{number:02}" for number in range(40)]
         tasks = await at.begin(*names)
         await elapse(20.0)
-        assert kinds(tasks) == ["waits"] * 40 and at.queues[0].num_held == 40 and at.queues[0].num_queued == 0
+        assert kinds(tasks) == ["waits"] * 40 and at.queues[0].num_held() == 40 and at.queues[0].num_queued() == 0
         assert all(len(each) == 1 and 99.9 < each[0] <= 100 for each in at.extensions.values())
         at.report()
         await elapse(0.01)
         assert at.order == names[:FIRST_REQUESTS]
-        assert at.queues[0].num_queued == 40 - FIRST_REQUESTS and at.queues[0].num_held == 0
+        assert at.queues[0].num_queued() == 40 - FIRST_REQUESTS and at.queues[0].num_held() == 0
         at.report(running=4, waiting=4)  # it has no room for more
         await elapse(0.01)
         assert len(at.order) == FIRST_REQUESTS
@@ -147,7 +147,7 @@ def test_all_is_held_while_the_endpoint_drains_until_that_lapses(virtual_time: R
         at.report()
         await elapse(ANNOUNCED_S - 1)
         at.report()
-        assert kinds(tasks) == ["waits"] * 2 and at.queues[0].num_held == 2
+        assert kinds(tasks) == ["waits"] * 2 and at.queues[0].num_held() == 2
         await elapse(2.1)  # nobody withdraws it
         assert kinds(tasks) == ["sent"] * 2 and at.order == ["a0", "a1", "a2"]
         at.say(phase=Phase.DRAINING, drain="w2")
@@ -172,11 +172,11 @@ def test_what_waits_for_room_is_held_longer_when_the_endpoint_drains(virtual_tim
         at.report()
         at.report(running=4, waiting=4)
         tasks = await at.begin("a1", "a2")
-        assert at.queues[0].num_queued == 2 and not at.extensions
+        assert at.queues[0].num_queued() == 2 and not at.extensions
         await elapse(9)
         at.say(phase=Phase.DRAINING, drain="w")
         await elapse(5)
-        assert kinds(tasks) == ["waits"] * 2 and at.queues[0].num_held == 2
+        assert kinds(tasks) == ["waits"] * 2 and at.queues[0].num_held() == 2
         assert [len(each) for each in at.extensions.values()] == [1, 1]
         at.say(phase=Phase.ACTIVE)
         at.report()
@@ -264,7 +264,7 @@ def test_a_server_that_cannot_be_reached_gets_nothing_until_it_reports(virtual_t
         at.pickers[0].failed(SERVERS[0], at.clock() + 0.001)
         await elapse(0.01)
         tasks = await at.begin("a2")
-        assert kinds(tasks) == ["waits"] and at.queues[0].num_held == 1
+        assert kinds(tasks) == ["waits"] and at.queues[0].num_held() == 1
         at.report()
         await elapse(0.01)
         assert kinds(tasks) == ["sent"]
