@@ -38,8 +38,8 @@ def route_config(settings: EnvoySettings) -> Config:
             **without_picker,
         },
     ]
-    said = (*ratelimit_headers.HEADERS, HELD_HEADER)
-    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in said]}
+    headers = (*ratelimit_headers.HEADERS, HELD_HEADER)
+    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in headers]}
     for match in _allowed():
         if settings.fail_open is None:
             routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})

@@ -267,6 +267,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if (response := exchange.go_on()) is not None:
                     await context.write(response)
                 continue
+            del message  # which has the body, too: it may wait for long
             outcome.model, route = await self._handler.decide(
                 request_head, exchange.body, lambda seconds: context.write(exchange.extend(seconds))
             )
