@@ -41,6 +41,7 @@ class Held:
     picker: PickerServer
     port: int
     client: aiohttp.ClientSession
+    envoy: EnvoyProcess
 
     def set_scaling(self, scaling: Scaling) -> None:
         """The operator says this."""
@@ -92,7 +93,7 @@ async def held(**limits: Any) -> AsyncIterator[Held]:
         try:
             await envoy.start()
             async with aiohttp.ClientSession() as client:
-                yield Held(server, registry, pickers, picker, await envoy.port(), client)
+                yield Held(server, registry, pickers, picker, await envoy.port(), client, envoy)
         finally:
             await envoy.end()
             await picker.stop(0)
@@ -185,6 +186,9 @@ def test_nothing_is_sent_while_an_endpoint_drains_and_all_goes_on_after() -> Non
             under_way = asyncio.create_task(at.ask())
             await at.server.until_requests(1)
             assert at.state["inFlight"] == 1
+            assert (await at.envoy.active_by_cluster())["cluster-m"] == 1
+            known = await at.envoy.ask("GET", "/stats?filter=cluster-m")
+            assert "upstream_rq_pending_active: 0" in known  # those that wait for a connection
             at.set_scaling(replace(SCALING, phase=Phase.DRAINING, drain="w"))
             asked = [asyncio.create_task(at.ask()) for _ in range(3)]
             await at.until_held(3)
@@ -192,6 +196,7 @@ def test_nothing_is_sent_while_an_endpoint_drains_and_all_goes_on_after() -> Non
             assert at.state["held"] == 3 and len(at.server.requests) == 1 and "drained" not in at.state
             at.server.more.set()
             assert (await under_way)[0] == 200
+            assert "cluster-m" not in await at.envoy.active_by_cluster()
             at.server.does = "answer"
             at.set_scaling(SCALING)
             assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 3
