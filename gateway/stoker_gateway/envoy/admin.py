@@ -128,10 +128,13 @@ class EnvoyAdmin:
             EnvoyError: it does not answer.
         """
         answer = await self.ask("GET", "/stats?filter=upstream_rq_(pending_)?active$")
+        found = [match for line in answer.split("\n") if (match := _ACTIVE.fullmatch(line.strip())) is not None]
+        if not found:  # it has at least the picker's: an answer without any is no count of 0
+            raise EnvoyError("Envoy does not say how many requests are under way")
         active: dict[str, int] = {}
-        for line in answer.split("\n"):
-            if (found := _ACTIVE.fullmatch(line.strip())) is not None and found[2] != "0":
-                active[found[1]] = active.get(found[1], 0) + int(found[2])
+        for match in found:
+            if match[2] != "0":
+                active[match[1]] = active.get(match[1], 0) + int(match[2])
         return active
 
     async def watch(self) -> NoReturn:

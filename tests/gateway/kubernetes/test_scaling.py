@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -229,6 +231,45 @@ def test_no_request_fails_from_one_server_to_none_and_back(tmp_path: Path) -> No
             assert len(held) == len(in_order) and min(held) > 0 and sorted(second.got, key=int) == in_order
             await at.until(held=0, queued=0, inFlight=0)
             assert (await at.ask())[1] is None
+
+    asyncio.run(run())
+
+
+def test_traffic_that_does_not_retry_passes_through_all_phases(tmp_path: Path) -> None:
+    async def run() -> None:
+        rng = random.Random(5)
+        pods = [Pod() for _ in range(4)]
+        async with gateway(tmp_path, *pods) as at:
+            assert await until_async(lambda: _first_answer(at)) == 200
+            going = True
+
+            async def ask() -> None:
+                while going:
+                    await at.ask("x")
+
+            asking = [asyncio.create_task(ask()) for _ in range(6)]
+            for number, (leaves, comes) in enumerate(itertools.pairwise(pods)):
+                for word in range(rng.randrange(3)):  # announcements that are withdrawn
+                    at.say("Draining", f"withdrawn {number} {word}")
+                    await at.until(held=6)
+                    at.say("Active")
+                    await at.until(held=0)
+                at.say("Draining", f"w{number}")
+                await at.until(drained=f"w{number}", held=6, inFlight=0)
+                at.say("Zero", f"w{number}")
+                await leaves.stop()  # at once: connections to it are refused
+                at.pods()
+                await at.until(engines=[], held=6)
+                comes.ready = False
+                at.say("Active")
+                at.pods(comes, ready=False)
+                await until_async(lambda: _has_engines(at))
+                comes.ready = True
+                got = len(comes.got)
+                await until_async(lambda got=got, comes=comes: len(comes.got) > got + 12)
+            going = False
+            await asyncio.gather(*asking)
+            assert set(at.statuses) == {200}
 
     asyncio.run(run())
 
