@@ -117,6 +117,27 @@ def test_held_requests_go_in_order_and_not_all_to_the_first_server(virtual_time:
     virtual_time(main)
 
 
+def test_a_backlog_is_never_sent_all_at_once(virtual_time: Run) -> None:
+    async def main() -> None:
+        at = _Endpoint(max_held=500)
+        tasks = await at.begin(*(f"a{number:03}" for number in range(400)))
+        batches = []
+        while len(at.order) < 400:
+            before = len(at.order)
+            at.report(running=before)  # none waits: it has room
+            await elapse(0.2)
+            batches.append(len(at.order) - before)
+        assert batches == [8, 16, 32, 64, 64, 64, 64, 64, 24]
+        await asyncio.gather(*tasks)
+        for _ in range(2):
+            at.report(running=400)
+            await elapse(0.2)
+        assert len(await at.begin(*(f"b{number:03}" for number in range(200)))) == 200
+        assert len(at.order) == 600  # it has long been ready, so its reports say whether it is full
+
+    virtual_time(main)
+
+
 def test_a_hold_ends_after_its_time_and_not_before(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
