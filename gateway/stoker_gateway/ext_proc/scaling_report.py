@@ -10,13 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from stoker_gateway.ext_proc.hold import EndpointHold
 from stoker_gateway.ext_proc.request_queue import RequestQueue
 from stoker_gateway.scheduling.in_flight import ON_THE_WAY_S, InFlight
 from stoker_gateway.scheduling.picker import EndpointPicker
 from stoker_gateway.scheduling.server_pool import PooledServer
+
+
+#: The most requests that are reported of an engine. What engines report of themselves is not trusted, and one number that
+#: cannot be would make the autoscaler ignore all of the report.
+_MAX_REQUESTS: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,10 @@ def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
         {
             "address": server,
             # A server that does not report it has what it was sent.
-            "running": known.load.reported.running if known.load.reported.counted else known.load.sequences,
-            "waiting": known.load.reported.waiting,
+            "running": min(
+                _MAX_REQUESTS, known.load.reported.running if known.load.reported.counted else known.load.sequences
+            ),
+            "waiting": min(_MAX_REQUESTS, known.load.reported.waiting),
             "kvUsage": known.load.reported.kv_usage,
             "ready": known.load.reported.ready,
             "ageSeconds": max(0.0, now - known.asked_at),
