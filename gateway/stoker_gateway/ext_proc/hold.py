@@ -20,7 +20,6 @@ class EndpointHold:
     Attributes:
         num_held: requests that were held and still wait.
         held_bytes: of their bodies.
-        stopped_at: since when none of its requests may be sent; None: they may.
         active_at: when a request for it last came or ended; None: none has.
     """
 
@@ -29,7 +28,6 @@ class EndpointHold:
         self.max_bytes = max_bytes
         self.num_held = 0
         self.held_bytes = 0
-        self.stopped_at: float | None = None
         self.active_at: float | None = None
         self.scaling = scaling
         self._drain = Drain()
@@ -42,16 +40,15 @@ class EndpointHold:
             self._failed_at = now
         self.scaling = scaling
         self._drain.update(scaling, now)
-        self.stops(now)
 
     def stops(self, now: float) -> bool:
         """Whether none of its requests may be sent, whatever its servers report."""
-        stops = self._drain.stops(now)
-        if not stops:
-            self.stopped_at = None
-        elif self.stopped_at is None:
-            self.stopped_at = now
-        return stops
+        return self._drain.stops(now)
+
+    @property
+    def stopped_at(self) -> float:
+        """Since when none of its requests may be sent, while none may."""
+        return self._drain.stopped_at
 
     def announcement(self, now: float) -> str:
         """The operator's word for which none of its requests is sent; empty: there is none."""

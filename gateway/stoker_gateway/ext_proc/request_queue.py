@@ -79,18 +79,19 @@ class RequestQueue:
         self._max_wait_s = hold_s
         self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, hold_s)
         self._timer: asyncio.TimerHandle | None = None
+        self._holds = False  # when last looked at
         self.hold: EndpointHold | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def num_held(self) -> int:
-        """Requests that wait because no server may get them."""
-        return len(self) if self.is_holding(self._clock()) else 0
+        """Requests that wait because no server may get them. May be called by any thread."""
+        return len(self) if self._holds else 0
 
     def num_queued(self) -> int:
-        """Requests that wait because all servers are full."""
-        return 0 if self.is_holding(self._clock()) else len(self)
+        """Requests that wait because all servers are full. May be called by any thread."""
+        return 0 if self._holds else len(self)
 
     def is_holding(self, now: float) -> bool:
         """Whether requests are held."""
@@ -112,15 +113,18 @@ class RequestQueue:
         now = self._clock()
         waiting = _Waiting(ask, terms, now)
         hold = self.hold
-        if hold is not None and self.is_holding(now):
+        self._holds = self.is_holding(now)
+        if hold is not None and self._holds:
             if hold.start_failed(now):
                 return Refusal("not started", HELD_RETRY_AFTER_S)
             self._push_held(waiting, hold, now)
         else:
             wait_s = max(0.0, self._max_wait_s - terms.waited_s)
-            displaced = self._queue.push(terms.key, terms.priority, waiting, now, wait_s)
+            # Requests that were held may wait for room, too.
+            max_items = self._max_waiting if hold is None else max(self._max_waiting, hold.max_held)
+            displaced = self._queue.push(terms.key, terms.priority, waiting, now, wait_s, max_items)
             if displaced is not None:
-                displaced.end(displaced.refusal)
+                self._refuse_room(displaced)
         self.wake()
         try:
             news: tuple[asyncio.Future[Any], ...] = waiting.choice, waiting.held
@@ -140,14 +144,15 @@ class RequestQueue:
         now = self._clock()
         for expired in self._queue.expire(now):
             expired.end(expired.refusal)
-        if self.hold is not None and self.is_holding(now):
+        self._holds = self.is_holding(now)
+        if self.hold is not None and self._holds:
             self._hold_all(self.hold, now)
         else:
             self._release(now)
         self._picker.backlog = bool(self)
         if not self:
             return
-        tick_s = _TICK_S if not self.is_holding(now) else max(_TICK_S, min(_HELD_TICK_S, self._queue.next_limit - now))
+        tick_s = _TICK_S if not self._holds else max(_TICK_S, min(_HELD_TICK_S, self._queue.next_limit - now))
         if self._timer is not None and self._timer.when() > asyncio.get_running_loop().time() + tick_s:
             self._timer.cancel()
             self._timer = None
@@ -189,12 +194,12 @@ class RequestQueue:
         """Holds a new request, if there is room; a request that must give way to it is refused."""
         terms, queue = waiting.terms, self._queue
         if terms.num_bytes > hold.max_bytes:
-            self._refuse_hold(waiting)
+            self._refuse_room(waiting)
             return
         max_items = len(queue) + hold.max_held - hold.num_held
         displaced = queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, max_items)
         if displaced is not None:
-            self._refuse_hold(displaced)
+            self._refuse_room(displaced)
         if displaced is waiting:
             return
         waiting.become_held(hold, now)
@@ -204,10 +209,10 @@ class RequestQueue:
                 terms.key, terms.priority, terms.num_bytes, lambda each: each.terms.num_bytes
             )
             if displaced is None:
-                self._refuse_hold(waiting)
+                self._refuse_room(waiting)
                 return
             queue.remove(displaced)
-            self._refuse_hold(displaced)
+            self._refuse_room(displaced)
             queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, len(queue) + 1)
 
     def _hold_all(self, hold: EndpointHold, now: float) -> None:
@@ -219,14 +224,14 @@ class RequestQueue:
             elif not waiting.was_held:
                 if hold.num_held >= hold.max_held or hold.held_bytes + waiting.terms.num_bytes > hold.max_bytes:
                     self._queue.remove(waiting)
-                    self._refuse_hold(waiting)
+                    self._refuse_room(waiting)
                     continue
                 waiting.become_held(hold, now)
                 self._queue.extend(waiting, waiting.since + hold.scaling.hold_s)
 
-    @staticmethod
-    def _refuse_hold(waiting: _Waiting) -> None:
-        waiting.end(Refusal("not held", HELD_RETRY_AFTER_S))
+    def _refuse_room(self, waiting: _Waiting) -> None:
+        """Refuses a request since too many wait."""
+        waiting.end(Refusal("not held", HELD_RETRY_AFTER_S) if self._holds or waiting.was_held else waiting.refusal)
         waiting.let_go()
 
     def _tick(self) -> None:

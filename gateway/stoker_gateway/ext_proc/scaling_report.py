@@ -64,7 +64,7 @@ def _drained(hold: EndpointHold, names: list[ServedName], now: float) -> str:
     """The announcement for which no request is sent and none is under way; empty: there is none."""
     word = hold.announcement(now)
     # What was picked just before is counted by now.
-    if not word or hold.stopped_at is None or now - hold.stopped_at < ON_THE_WAY_S:
+    if not word or now - hold.stopped_at < ON_THE_WAY_S:
         return ""
     return word if all(each.in_flight.is_none() for each in names) else ""
 

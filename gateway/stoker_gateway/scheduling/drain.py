@@ -17,18 +17,26 @@ ANNOUNCED_S: Final = 30.0
 
 
 class Drain:
-    """What was announced for one endpoint. Used by one thread."""
+    """What was announced for one endpoint. Used by one thread.
+
+    Attributes:
+        stopped_at: since when no request may be sent, while none may.
+    """
 
     def __init__(self) -> None:
         self._phase = Phase.ACTIVE
         self._word = ""
         self._since = 0.0
+        self.stopped_at = 0.0
 
     def update(self, scaling: Scaling, now: float) -> None:
         """This is announced now."""
+        stopped = self.stops(now)
         if scaling.phase is Phase.DRAINING and (self._phase is not Phase.DRAINING or scaling.drain != self._word):
             self._since = now
         self._phase, self._word = scaling.phase, scaling.drain
+        if self.stops(now) and not stopped:
+            self.stopped_at = now
 
     def stops(self, now: float) -> bool:
         """Whether no request may be sent."""
