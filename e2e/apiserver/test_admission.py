@@ -218,7 +218,10 @@ specs = st.fixed_dictionaries(
     optional={
         "replicas": st.sampled_from([0, 1, 3, -1]),
         "scaling": st.fixed_dictionaries(
-            {"maxReplicas": st.sampled_from([0, 1, 2, 10001]), "target": st.sampled_from([0, 0.5, 1, 1.0, 8, 15.9, "1"])},
+            {
+                "maxReplicas": st.sampled_from([0, 1, 2, 10001]),
+                "target": st.sampled_from([0, 0.5, 1, 1.0, 8, 15.9, "1"]),
+            },
             optional={
                 "minReplicas": st.sampled_from([0, 1, 2, -1]),
                 "metric": st.sampled_from(["pendingRequests", "runningRequests", "kvCacheUsage", "load"]),

@@ -1,8 +1,8 @@
 """An endpoint that is scaled between no pod and three, by clients that do not retry.
 
-Asserted: a burst at zero is held, starts pods and is answered whole; the pods go again; requests that arrive around each
-moment of the way to zero are answered, and so are those that come after all operators and gateways were restarted at
-zero, while the leading operator is killed. Requests whose start fails are answered with the reason.
+Asserted: a burst at zero is held, starts pods and is answered whole; the pods go again; requests that arrive around
+each moment of the way to zero are answered, and so are those that come after all operators and gateways were restarted
+at zero, while the leading operator is killed. Requests whose start fails are answered with the reason.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images
 def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
     cluster = scaled.cluster
-    for name in ("stoker-operator", "stoker-gateway"):
+    for name in (release.RELEASE, "stoker-gateway"):
         cluster.kubectl("rollout", "restart", f"deployment/{name}", "--namespace", release.SYSTEM)
         cluster.kubectl("rollout", "status", f"deployment/{name}", "--namespace", release.SYSTEM, "--timeout=180s")
     assert phase(scaled) == "Zero"

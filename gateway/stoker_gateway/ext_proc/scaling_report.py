@@ -18,9 +18,8 @@ from stoker_gateway.scheduling.in_flight import ON_THE_WAY_S, InFlight
 from stoker_gateway.scheduling.picker import EndpointPicker
 from stoker_gateway.scheduling.server_pool import PooledServer
 
-
-#: The most requests that are reported of an engine. What engines report of themselves is not trusted, and one number that
-#: cannot be would make the autoscaler ignore all of the report.
+#: The most requests that are reported of an engine. What engines report of themselves is not trusted, and one number
+#: that cannot be would make the autoscaler ignore all of the report.
 _MAX_REQUESTS: Final = 1e6
 
 

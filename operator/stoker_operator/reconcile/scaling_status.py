@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker_engine.contract.termination_message import Reason as TerminationReason
 from stoker_operator.api.v1alpha1.status import MAX_START_FAILURE
 from stoker_operator.objects.facts import Endpoint, Object, Rollout
 from stoker_operator.reconcile.diagnosis import Diagnosis
@@ -13,6 +14,18 @@ from stoker_operator.scaling.autoscaler import Phase, Recommendation
 
 #: What HorizontalPodAutoscaler writes the scale subresource as.
 _HPA: Final = "kube-controller-manager"
+#: Why a start counts as failed though waiting might help: clients should not wait until an image or a quota is there.
+#: Pods that wait for room on nodes are no failure: an autoscaler of nodes may add some.
+_FAILURES: Final = frozenset(
+    {
+        "ImagePullError",
+        "QuotaExceeded",
+        "CrashLoopBackOff",
+        "OOMKilled",
+        "StartError",
+        *(str(reason) for reason in TerminationReason if reason is not TerminationReason.DOWNLOAD_FAILED),
+    }
+)
 _WAITING: Final = "the number of replicas stays as it is until the gateway has reported requests"
 
 
@@ -60,8 +73,10 @@ def observe_scaling(
         trouble: why they do not serve.
     """
     before = endpoint.status.get("scaling") or {}
-    ready: Mapping[str, Any] = next((each for each in endpoint.status.get("conditions", ()) if each["type"] == "Ready"), {})
-    fails = rollout is not None and rollout.available == 0 and trouble is not None and trouble.lasting
+    conditions = {each["type"]: each for each in endpoint.status.get("conditions", ())}
+    ready = conditions.get("Ready", {})
+    is_failure = trouble is not None and (trouble.lasting or trouble.reason in _FAILURES)
+    fails = rollout is not None and rollout.available == 0 and is_failure
     return ObservedScaling(
         replicas=replicas,
         recommended=recommended,
