@@ -50,7 +50,7 @@ def main() -> None:
     url, key, model, tokens, *times = sys.argv[1:]
     began, threads = time.monotonic(), list[threading.Thread]()
     for number, at in enumerate(map(float, times)):
-        time.sleep(max(0.0, began + at - time.monotonic()))
+        time.sleep(max(0.0, began + at - time.monotonic()))  # sleeps: until the next request begins
         threads.append(threading.Thread(target=send, args=(number, url, key, model, int(tokens))))
         threads[-1].start()
     for thread in threads:

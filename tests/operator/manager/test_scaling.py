@@ -235,7 +235,7 @@ def test_a_replica_that_does_not_lead_asks_nobody(document: Any) -> None:
                 world.working = False
                 await until_async(lambda: world.loop.recommendation(KEY) is None)
                 asked = gateway.asked
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(1.5)  # sleeps: three polls would be made meanwhile
                 assert gateway.asked <= asked + 1
 
     asyncio.run(main())
