@@ -92,4 +92,6 @@ class HorizontalPodAutoscaler:
                 share = start * (1 + sign * policy["value"] / 100)
                 limits.append(math.ceil(share) if is_up else int(share))
         farthest = (rules["selectPolicy"] == "Max") == is_up
-        return max(limits) if farthest else min(limits)
+        farthest = (rules["selectPolicy"] == "Max") == is_up
+        limit: int = max(limits) if farthest else min(limits)
+        return limit

@@ -31,6 +31,7 @@ from stoker_operator.reconcile.scaling_status import scaling_condition
 NO_ROLLOUT: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
 #: The most characters the schema of a condition takes is more than anyone reads.
 _MESSAGE: Final = 2048
+_NO_REQUESTS: Final = "no requests come; the gateway holds the next one until a pod serves"
 _ZERO: Final = "spec.replicas is 0"
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
 #: Pods that are named, of those that lack an engine or run with an earlier object.
@@ -222,8 +223,7 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
     rollout = seen.rollout
     if rollout is not None and seen.complete and decision.objects and not seen.refusal:
         if rollout.desired == 0:
-            why = "no requests come; the gateway holds the next one until a pod serves" if seen.scaling else _ZERO
-            return ConditionStatus("True", "ScaledToZero", why)
+            return ConditionStatus("True", "ScaledToZero", _NO_REQUESTS if seen.scaling else _ZERO)
         serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
         return ConditionStatus("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
     if scales := _scales(decision, seen, trouble):
@@ -245,12 +245,15 @@ def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Co
     rollout, scaling = seen.rollout, seen.scaling
     if rollout is None or scaling is None or not decision.objects or seen.refusal or not scaling.was_ready:
         return None
-    if not rollout.current or rollout.updated < rollout.total:
-        return None
+    if rollout.current and rollout.updated < rollout.total:
+        return None  # pods are replaced, as by another image
+    if rollout.desired == 0:
+        return ConditionStatus("True", "ScaledToZero", _NO_REQUESTS)
     if rollout.available > 0:
         serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
-        return ConditionStatus("True", "Ready", f"{serving}; the others start")
-    if trouble is None and rollout.desired > 0:
+        rest = "; the others start" if rollout.available < rollout.desired else ""
+        return ConditionStatus("True", "Ready", f"{serving}{rest}")
+    if trouble is None:
         return ConditionStatus("True", "Waking", "the first pod starts; the gateway holds requests until it serves")
     return None
 

@@ -97,7 +97,8 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
     }
     seen = Observed(applied.live, applied.refusal, workloads, context.route, _serving(evaluation))
     if evaluation.serving is not None and evaluation.serving.spec.scaling is not None:
-        seen = dataclasses.replace(seen, scaling=_scaling(endpoint, context, seen))
+        first = evaluation.serving.spec.first_replicas
+        seen = dataclasses.replace(seen, scaling=_scaling(endpoint, context, seen, first))
     new_status = status(endpoint, decision, seen, now)
     if operators and new_status != endpoint.status and operators.replaces(key, new_status):
         return Outcome.YIELDED
@@ -158,8 +159,8 @@ def _serving(evaluation: Evaluation) -> str:
     return evaluation.serving.name if evaluation.serving else MAIN
 
 
-def _scaling(endpoint: Endpoint, context: PlanningContext, seen: Observed) -> ObservedScaling:
-    replicas = context.scaling.replicas if context.scaling else seen.rollout.desired if seen.rollout else 0
+def _scaling(endpoint: Endpoint, context: PlanningContext, seen: Observed, first: int) -> ObservedScaling:
+    replicas = context.scaling.replicas if context.scaling else seen.rollout.desired if seen.rollout else first
     return observe_scaling(endpoint, context.scaling, replicas, seen.rollout, seen.trouble)
 
 

@@ -232,7 +232,7 @@ class Autoscaler:
         else:
             stabilized = self._history.stabilized(desired, current, behavior, now)
             limited = max(lowest, min(self._within_policies(stabilized, current, now), highest))
-        amount = f"{settings.metric} is {total:.6g}, target {settings.target:g} a replica: {_replicas(desired)} needed"
+        amount = f"{settings.metric} is {total:.3g}, target {settings.target:g} a replica: {_replicas(desired)} needed"
         if signals is None or not signals.drained:
             reason, why = "MissingSignals", "no gateway replica answers, so the count does not go down"
         elif missing:

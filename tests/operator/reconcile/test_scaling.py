@@ -73,7 +73,9 @@ def test_scaling_up_leaves_it_ready(scaled: World) -> None:
     scaled.reconcile()
     assert condition(scaled, "Ready")["status"] == "True"
     recommend(scaled, 3)
-    scaled.reconcile()
+    scaled.change("Deployment", metadata={**scaled.kube.objects["Deployment", "demo"]["metadata"], "generation": 100})
+    scaled.reconcile()  # the Deployment's controller has not seen the new count
+    assert condition(scaled, "Ready")["status"] == "True"
     more = {"replicas": 3, "updatedReplicas": 3, "readyReplicas": 1, "availableReplicas": 1, "observedGeneration": 99}
     scaled.change("Deployment", status=more)
     scaled.reconcile()
