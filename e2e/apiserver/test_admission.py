@@ -153,6 +153,8 @@ def test_a_table_tells_what_runs_where(kube: Any, document: Any, ns: str) -> Non
         "replicas": 3,
         "updatedReplicas": 2,
         "availableReplicas": 1,
+        "desiredReplicas": 2,
+        "scaling": {"phase": "Draining", "drain": "5f0c", "replicas": 2, "startSeconds": 12.5, "startFailure": "no"},
     }
     kube.custom.patch_namespaced_custom_object_status(
         *ENDPOINTS[:2], ns, ENDPOINTS[2], "demo", {"status": status}, _content_type="application/merge-patch+json"
@@ -215,6 +217,18 @@ specs = st.fixed_dictionaries(
     },
     optional={
         "replicas": st.sampled_from([0, 1, 3, -1]),
+        "scaling": st.fixed_dictionaries(
+            {
+                "maxReplicas": st.sampled_from([0, 1, 2, 10001]),
+                "target": st.sampled_from([0, 0.5, 1, 1.0, 8, 15.9, "1"]),
+            },
+            optional={
+                "minReplicas": st.sampled_from([0, 1, 2, -1]),
+                "metric": st.sampled_from(["pendingRequests", "runningRequests", "kvCacheUsage", "load"]),
+                "idleSecondsToZero": st.sampled_from([0, 1, 300]),
+                "behavior": st.sampled_from([{}, {"scaleUp": {"tolerance": 0}}, {"scaleDown": {"policies": []}}]),
+            },
+        ),
         "parallelism": st.fixed_dictionaries(
             {},
             optional={
@@ -229,7 +243,7 @@ specs = st.fixed_dictionaries(
             optional={
                 "runtime": st.sampled_from(["stoker", "vllm"]),
                 "kvCacheDtype": st.sampled_from(["auto", "fp8", "fp8_e4m3", "int3"]),
-                "maxNumSeqs": st.sampled_from([0, 1, 2**31 - 1, 2**31]),
+                "maxNumSeqs": st.sampled_from([0, 1, 8, 2**31 - 1, 2**31]),
                 "gpuMemoryUtilizationPercent": st.sampled_from([0, 1, 92, 100, 101]),
                 "env": st.lists(
                     st.fixed_dictionaries(

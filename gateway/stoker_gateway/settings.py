@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
+from stoker_gateway.envoy.settings import UPLOAD_S, EnvoySettings, TLSFiles
 from stoker_gateway.ext_proc.request_limits import RequestLimits
+from stoker_gateway.kubernetes.facts import MAX_HOLD_S
 from stoker_gateway.limits.peer_settings import PeerSettings
 
 
@@ -25,6 +26,9 @@ class GatewaySettings:
         access_log: whether each request is told on standard output.
         billing_log: the file for lines about the tokens of requests; ``-``: standard output; None: nowhere.
         json_log: whether Envoy's log is JSON.
+        max_held: requests of an endpoint with scaling that are held while none of its servers is ready, at most.
+        max_held_bytes: of their bodies.
+        holds: whether there may be such endpoints.
         allowed_origins: pages of which may use it, as browsers say them; ``*``: of any.
         fail_open: the cluster whose servers Envoy chooses among while the picker fails; None: requests are then
             refused.
@@ -43,11 +47,17 @@ class GatewaySettings:
     json_log: bool = False
     fail_open: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    max_held: int = 1000
+    max_held_bytes: int = 64 << 20
+    holds: bool = False
 
     @property
     def limits(self) -> RequestLimits:
         """What the picker takes in."""
-        return RequestLimits(max_body_bytes=self.max_body_bytes)
+        limits = RequestLimits(
+            max_body_bytes=self.max_body_bytes, max_held=self.max_held, max_held_bytes=self.max_held_bytes
+        )
+        return replace(limits, upload_s=UPLOAD_S) if self.holds else limits
 
     def envoy(self, folder: Path) -> EnvoySettings:
         """Envoy's, with this folder for its sockets and files."""
@@ -62,4 +72,5 @@ class GatewaySettings:
             json_log=self.json_log,
             fail_open=self.fail_open,
             allowed_origins=self.allowed_origins,
+            max_held_s=MAX_HOLD_S if self.holds else 0,
         )

@@ -45,11 +45,14 @@ class GatewaySettings:
     Attributes:
         url: where clients reach it, without a path.
         namespace, service_account: who it is.
+        signals: ``HOST:PORT``, a name whose addresses are all its replicas', where they report requests; empty:
+            nowhere, so no endpoint can be scaled by them.
     """
 
     url: str
     namespace: str
     service_account: str
+    signals: str = ""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from stoker_gateway.ext_proc.metrics import PickerMetrics
 from stoker_gateway.kubernetes.cluster_watch import age_gauge
 from stoker_gateway.polling.poller import Poller, PollResult
 from stoker_gateway.polling.server_watch import ServerWatch
-from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.usage.metrics import UsageMetrics
 
@@ -66,6 +66,8 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         (["--kubernetes", "--namespace=x", "--picker-failure-mode=fail-open"], "--kubernetes"),
         ([SERVER, "--keys=/nonexistent", "--picker-failure-mode=fail-open"], "lets nobody in"),
         ([SERVER, "--api-key", "secret"], "--api-key"),
+        ([SERVER, "--max-held", "5"], "--max-held"),
+        ([SERVER, "--max-held-bytes", "100000000"], "--max-held-bytes"),
         ([SERVER, "serve"], "serve"),
         *(
             (["--endpoint", text], "--endpoint")
@@ -154,6 +156,20 @@ def test_a_server_that_is_lost_is_told_once_and_so_is_its_return(caplog: pytest.
     back, (level, uncounted) = new_records()
     assert back == ("INFO", f"{two} (a) is back")
     assert level == "WARNING" and uncounted.startswith(f"{two} (a) has no metrics")
+
+
+def test_a_server_of_an_endpoint_with_scaling_is_not_lost_before_it_has_started(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "stoker_gateway")
+    server, scaling = "127.0.0.1:1", Scaling("one", "a", 10)
+    watch = ServerWatch(ModelRegistry({"a": Endpoint("a", "a", (server,), scaling=scaling)}))
+    watch.heard(PollResult(server, ServerLoad(ready=False, counted=False), 0, answered=False))
+    watch.heard(PollResult(server, ServerLoad(ready=False), 1))
+    watch.heard(PollResult(server, ServerLoad(), 2))
+    assert not caplog.records
+    watch.heard(PollResult(server, ServerLoad(ready=False, counted=False), 3, answered=False))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_whether_a_server_answered_is_heard() -> None:

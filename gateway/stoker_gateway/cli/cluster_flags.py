@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 
+#: What is held for an endpoint at most, unless the flags say otherwise.
+MAX_HELD: Final = 1000
+MAX_HELD_BYTES: Final = 64 << 20
+
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 #: Where Kubernetes tells a pod its own.
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -34,6 +38,20 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
         metavar="NAME",
         help="with --kubernetes: the namespace of clients' keys (default: the one that this runs in)",
     )
+    parser.add_argument(
+        "--max-held",
+        type=_count,
+        metavar="REQUESTS",
+        help="with --kubernetes: requests of an endpoint with spec.scaling that are held while none of its pods is "
+        f"ready; more are refused (default: {MAX_HELD})",
+    )
+    parser.add_argument(
+        "--max-held-bytes",
+        type=_count,
+        metavar="BYTES",
+        help="with --kubernetes: bytes of the bodies of these; at least --max-body-size "
+        f"(default: {MAX_HELD_BYTES}, or --max-body-size if that is more)",
+    )
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -41,7 +59,15 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if not options.kubernetes:
         if options.namespace is not None:
             parser.error("argument --namespace: it is for --kubernetes only")
+        for flag, value in (("--max-held", options.max_held), ("--max-held-bytes", options.max_held_bytes)):
+            if value is not None:
+                parser.error(f"argument {flag}: it is for --kubernetes only; no other endpoint's requests are held")
         return
+    if options.max_held_bytes is not None and options.max_held_bytes < options.max_body_size:
+        parser.error(
+            f"argument --max-held-bytes: one body may have {options.max_body_size} bytes by --max-body-size; write as "
+            "many or more, or lower --max-body-size"
+        )
     if options.keys is not None:
         parser.error("argument --keys: with --kubernetes, keys are Secrets; make them by stoker keys --namespace")
     if options.session_header is not None:
@@ -68,3 +94,9 @@ def cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
 
     api = Api.connect()
     return lambda registry: ClusterWatch(api, namespace, registry)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 12 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)

@@ -96,6 +96,9 @@ def parse_command(argv: list[str]) -> Command:
         json_log=options.log_format == "json",
         fail_open=fail_open,
         allowed_origins=tuple(options.allowed_origins),
+        max_held=options.max_held or cluster_flags.MAX_HELD,
+        max_held_bytes=options.max_held_bytes or max(cluster_flags.MAX_HELD_BYTES, options.max_body_size),
+        holds=options.kubernetes,
     )
     return Command(settings, model_registry, keys, options.namespace if options.kubernetes else None, names)
 

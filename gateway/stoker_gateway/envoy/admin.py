@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, NoReturn, TypeVar
@@ -25,6 +26,8 @@ _LOOK_S: Final = 3
 _LOOKS: Final = 5
 #: The statistic that counts the pickers that Envoy reaches and that serve.
 _REACHED: Final = f"cluster.{PICKER}.membership_healthy"
+#: The statistics that count requests that a cluster's servers have, or that wait for a connection to one.
+_ACTIVE: Final = re.compile(r"cluster\.(.+)\.upstream_rq_(?:pending_)?active: (\d+)")
 
 
 class EnvoyError(GatewayError):
@@ -117,6 +120,22 @@ class EnvoyAdmin:
             EnvoyError: it does not answer.
         """
         return int((await self.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
+
+    async def active_by_cluster(self) -> dict[str, int]:
+        """How many requests are under way to the servers of each cluster that has any.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        answer = await self.ask("GET", "/stats?filter=upstream_rq_(pending_)?active$")
+        found = [match for line in answer.split("\n") if (match := _ACTIVE.fullmatch(line.strip())) is not None]
+        if not found:  # it has at least the picker's: an answer without any is no count of 0
+            raise EnvoyError("Envoy does not say how many requests are under way")
+        active: dict[str, int] = {}
+        for match in found:
+            if match[2] != "0":
+                active[match[1]] = active.get(match[1], 0) + int(match[2])
+        return active
 
     async def watch(self) -> NoReturn:
         """Checks, once Envoy serves, that it does its work.

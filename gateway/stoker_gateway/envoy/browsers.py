@@ -7,11 +7,15 @@ from typing import Final
 
 from stoker_gateway.envoy.values import Config
 from stoker_gateway.limits import ratelimit_headers
+from stoker_gateway.protocol.envoy_headers import HELD_HEADER
 
 #: The filter's name, in the list of filters and of what is said of hosts.
 NAME: Final = "cors"
 #: Headers of answers that pages may read.
-_EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-should-retry", *ratelimit_headers.HEADERS)
+_EXPOSED: Final = (
+    *("x-request-id", "request-id", "retry-after", "x-should-retry", HELD_HEADER),
+    *ratelimit_headers.HEADERS,
+)
 _METHODS: Final = "GET, POST, DELETE, OPTIONS"
 #: For how many seconds a browser need not ask again.
 _MAX_AGE_S: Final = 600

@@ -48,7 +48,7 @@ def _statistics() -> list[Config]:
         r"access_logs\.grpc_access_log\..*",
         r"cluster_manager\.(active_clusters|cluster_removed|warming_clusters|cds\.update_rejected|cds\.update_success"
         r"|cds\.version_text)",
-        r"cluster\..*\.(upstream_(rq|cx)_(active|total|[0-9].*|retry.*|connect_fail|rx_reset|tx_reset|timeout|time)"
+        r"cluster\..*\.(upstream_(rq|cx)_(active|pending_active|total|[0-9].*|retry.*|connect_fail|rx_reset|tx_reset|timeout|time)"
         r"|membership_.*|update_rejected|version_text|health_check\..*)",
     )
     return [{"safe_regex": {"regex": pattern}} for pattern in patterns]

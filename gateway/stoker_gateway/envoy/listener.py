@@ -23,6 +23,8 @@ INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
 CERTIFICATE: Final = "gateway"
 #: What is on its way to a client that does not read. Bodies of requests have a limit of their own.
 _CONNECTION_BUFFER_BYTES: Final = 1 << 20
+#: Seconds that an extended timeout may be longer than the hold. Envoy takes an hour in all.
+_EXTENSION_S: Final = 30
 
 
 def listener(settings: EnvoySettings) -> Config:
@@ -103,8 +105,9 @@ def _connections(settings: EnvoySettings) -> Config:
         },
         "max_request_headers_kb": 32,
         "request_headers_timeout": seconds(settings.headers_s),
-        "request_timeout": seconds(settings.upload_s),
-        "stream_idle_timeout": seconds(settings.idle_s),
+        # It goes on while the picker holds a request.
+        "request_timeout": seconds(settings.upload_s + settings.max_held_s),
+        "stream_idle_timeout": seconds(settings.idle_s + settings.max_held_s),
         # Proxies such as nginx speak it by default; whom they speak to they always say.
         "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": LISTENER},
         "http2_protocol_options": {"max_concurrent_streams": 2048},
@@ -145,6 +148,8 @@ def _filters(settings: EnvoySettings) -> list[Config]:
                 # that is under way goes on even if the picker dies before the end of its stream is read.
                 "failure_mode_allow": True,
                 "message_timeout": seconds(settings.hold_s + 5),
+                # The picker extends it for a request that it holds.
+                **({"max_message_timeout": seconds(settings.max_held_s + _EXTENSION_S)} if settings.max_held_s else {}),
                 "processing_mode": {
                     "request_header_mode": "SEND",
                     "request_body_mode": "BUFFERED",

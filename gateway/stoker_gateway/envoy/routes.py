@@ -10,7 +10,7 @@ from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.envoy.values import LISTENER, TYPE, Config, seconds
 from stoker_gateway.limits import ratelimit_headers
 from stoker_gateway.protocol import paths
-from stoker_gateway.protocol.envoy_headers import CLUSTER, METADATA, NOT_BEGUN_HEADER, USAGE_HEADER
+from stoker_gateway.protocol.envoy_headers import CLUSTER, HELD_HEADER, METADATA, NOT_BEGUN_HEADER, USAGE_HEADER
 
 
 def route_config(settings: EnvoySettings) -> Config:
@@ -38,7 +38,8 @@ def route_config(settings: EnvoySettings) -> Config:
             **without_picker,
         },
     ]
-    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in ratelimit_headers.HEADERS]}
+    headers = (*ratelimit_headers.HEADERS, HELD_HEADER)
+    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in headers]}
     for match in _allowed():
         if settings.fail_open is None:
             routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
@@ -80,7 +81,7 @@ def _to_server(settings: EnvoySettings) -> Config:
     return {
         "cluster_header": CLUSTER,
         "timeout": "0s",
-        "idle_timeout": seconds(settings.idle_s),
+        "idle_timeout": seconds(settings.idle_s + settings.max_held_s),
         "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
         # Only while no byte of an answer came (then Envoy itself no longer repeats), or where nothing was started.
         "retry_policy": {

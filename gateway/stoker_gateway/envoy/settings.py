@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+#: Seconds that a client may take to send a request.
+UPLOAD_S: Final = 120.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,9 @@ class EnvoySettings:
         host: the IP address it listens on.
         port: the port; 0: one that is free.
         folder: where its sockets and files are; its path is short, since a socket's path has at most 107 bytes.
-        hold_s: the longest that the picker holds a request.
+        hold_s: the longest that a request waits in the picker for a server with room.
+        max_held_s: the longest that the picker holds a request until a server is ready at all; 0: it holds none. The
+            picker, and not Envoy, then limits the time that a request takes to come.
         max_body_bytes: the longest body of a request. Each request's body is in memory until its server has it.
         upload_s: the longest that a client may take to send a request, with what the picker then takes to place it.
         headers_s: the longest that a client may take to send its headers.
@@ -41,7 +47,7 @@ class EnvoySettings:
     folder: Path
     hold_s: float
     max_body_bytes: int = 32 << 20
-    upload_s: float = 120
+    upload_s: float = UPLOAD_S
     headers_s: float = 10
     idle_s: float = 3600
     max_connections: int = 20_000
@@ -51,6 +57,7 @@ class EnvoySettings:
     json_log: bool = False
     fail_open: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    max_held_s: float = 0
 
     @property
     def picker_socket(self) -> Path:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker_common.errors import RequestError
-from stoker_gateway.ext_proc.errors import MethodError, RateLimitError, RetryableError
+from stoker_gateway.ext_proc.errors import HeldError, MethodError, RateLimitError, RetryableError, StartError
 from stoker_gateway.ext_proc.model_cards import ModelCards
 from stoker_gateway.keys.errors import UnauthorizedError
+from stoker_gateway.protocol.envoy_headers import HELD_HEADER
 from stoker_gateway.registry.model_registry import Endpoint
 
 #: What an engine takes as a request's id.
@@ -50,6 +51,10 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     headers = [] if request_id is None else [("x-request-id", request_id)]
     if isinstance(error, RetryableError):
         headers.append(_retry_after(error.retry_after_s))
+    if isinstance(error, StartError):
+        headers.append(("x-should-retry", "false"))
+    if isinstance(error, HeldError | StartError) and error.held_s is not None:
+        headers.append((HELD_HEADER, f"{error.held_s:.3f}"))
     if isinstance(error, RateLimitError):
         retry_after_s = error.denial.retry_after_s
         # OpenAI's clients heed it.

@@ -7,6 +7,9 @@ RequestError
 ├── MediaTypeError      the body is encoded, or no JSON, or no form         HTTP 415
 ├── TooLargeError       the body is larger than the gateway takes           HTTP 413
 ├── UnavailableError    no server can take it now                           HTTP 503
+│   └── HeldError       it was held, or could not be                        HTTP 503
+├── StartError          no server can be started                            HTTP 503
+├── UploadError         the rest of it does not come                        HTTP 408
 ├── SaturatedError      all servers are busy, and it has waited             HTTP 429
 ├── RateLimitError      its key has no room for it                          HTTP 429
 └── PickerError         our mistake, or the proxy's configuration           HTTP 500
@@ -62,6 +65,39 @@ class UnavailableError(RetryableError):
 
     status = 503
     type = "service_unavailable_error"
+
+
+class HeldError(UnavailableError):
+    """No server of the model was ready while the request was held, or too much was held.
+
+    Args:
+        held_s: for how many seconds it was held; None: it was not.
+    """
+
+    def __init__(self, message: str, retry_after_s: float, held_s: float | None) -> None:
+        super().__init__(message, retry_after_s)
+        self.held_s = held_s
+
+
+class StartError(RequestError):
+    """No server of the model can be started. Another try soon ends alike, so clients are asked not to make one.
+
+    Args:
+        held_s: for how many seconds the request was held; None: it was not.
+    """
+
+    status = 503
+    type = "service_unavailable_error"
+
+    def __init__(self, message: str, held_s: float | None) -> None:
+        super().__init__(message, code="model_start_failed")
+        self.held_s = held_s
+
+
+class UploadError(RequestError):
+    """The rest of a request did not come in time."""
+
+    status = 408
 
 
 class SaturatedError(RetryableError):

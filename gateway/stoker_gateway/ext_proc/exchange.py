@@ -148,6 +148,12 @@ class Exchange:
         else:
             raise ProtocolError("trailers came without a body")
 
+    def extend(self, seconds: float) -> ext_proc.ProcessingResponse:
+        """What makes the proxy wait for so long, from now on, for what `route` or `answer` says. It obeys once."""
+        response = ext_proc.ProcessingResponse()
+        response.override_message_timeout.FromMilliseconds(round(seconds * 1000))
+        return response
+
     def answer(self, answer: LocalReply) -> ext_proc.ProcessingResponse:
         """What answers the request in the servers' stead."""
         return ext_proc.ProcessingResponse(

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 #: Seconds, from what a decision takes to what a request may wait.
 _DECISIONS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 _WAITS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_HOLDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
 class PickerMetrics:
@@ -44,6 +45,19 @@ class PickerMetrics:
             buckets=_WAITS,
             registry=registry,
         )
+        self.held_requests = Gauge(
+            "stoker:gateway_held_requests",
+            "Requests that wait until a server of an endpoint with scaling is ready.",
+            ["model"],
+            registry=registry,
+        )
+        self.held_seconds = Histogram(
+            "stoker:gateway_held_seconds",
+            "How long requests were held because no server was ready.",
+            ["model"],
+            buckets=_HOLDS,
+            registry=registry,
+        )
         self.decision_seconds = Histogram(
             "stoker:gateway_decision_seconds",
             "From the whole request to what becomes of it, without waiting for a server.",
@@ -54,5 +68,12 @@ class PickerMetrics:
     def forget(self, model: str) -> None:
         """The model is not served any more: its queue is not, either."""
         for metric in (self.queue_length, self.queue_seconds):
+            if (model,) in metric._metrics:
+                metric.remove(model)
+        self.forget_holds(model)
+
+    def forget_holds(self, model: str) -> None:
+        """The model's requests are not held any more."""
+        for metric in (self.held_requests, self.held_seconds):
             if (model,) in metric._metrics:
                 metric.remove(model)

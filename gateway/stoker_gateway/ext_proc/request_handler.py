@@ -11,12 +11,11 @@ as if they were not there.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from stoker_common.errors import NotFoundError, RequestError
@@ -24,27 +23,32 @@ from stoker_gateway.ext_proc import credentials, rate_reservation
 from stoker_gateway.ext_proc.answers import REQUEST_ID, LocalReply, model_answer, models_answer
 from stoker_gateway.ext_proc.body_reader import BodyReader
 from stoker_gateway.ext_proc.errors import (
+    HeldError,
     MediaTypeError,
     MethodError,
     SaturatedError,
+    StartError,
     TooLargeError,
     UnavailableError,
 )
 from stoker_gateway.ext_proc.exchange import Exchange, Route
 from stoker_gateway.ext_proc.forms import is_form
+from stoker_gateway.ext_proc.hold import EndpointHold
 from stoker_gateway.ext_proc.metrics import PickerMetrics
 from stoker_gateway.ext_proc.model_cards import ModelCards
 from stoker_gateway.ext_proc.request import ModelRequest
 from stoker_gateway.ext_proc.request_limits import RequestLimits
-from stoker_gateway.ext_proc.request_queue import RETRY_AFTER_S, RequestQueue
+from stoker_gateway.ext_proc.request_queue import RequestQueue, WaitTerms, not_extended
 from stoker_gateway.ext_proc.response_holders import Holder, ResponseHolders
+from stoker_gateway.ext_proc.scaling_report import ServedName, endpoint_report
 from stoker_gateway.ext_proc.server_keys import ServerKeys
 from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter, LocalLimiter
-from stoker_gateway.protocol.envoy_headers import ESTIMATE, GRANT, KEY, MODEL, PICK
+from stoker_gateway.protocol.envoy_headers import ESTIMATE, GRANT, HELD_HEADER, KEY, MODEL, PICK
 from stoker_gateway.protocol.paths import FORMS, MODELS, POSTED, RESPONSES, SCHEMA, response_id
-from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling
+from stoker_gateway.scheduling.in_flight import InFlight
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
@@ -52,6 +56,26 @@ from stoker_gateway.scheduling.routing_request import RoutingRequest
 _REFUSED_S: Final = 5.0
 #: Seconds of reading a body from which on they count as waiting: the proxy waits only so long for both.
 _READ_S: Final = 0.5
+#: How many seconds longer than a hold the proxy waits for it.
+_EXTENSION_S: Final = 30.0
+
+#: Has the proxy wait for so many seconds more for the decision.
+Extend = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What it takes to let a request wait.
+
+    Attributes:
+        began: when what can be decided at once began to be.
+        num_bytes: of its body.
+        extend: see `Extend`.
+    """
+
+    began: float
+    num_bytes: int
+    extend: Extend
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +142,10 @@ class RequestHandler:
         self._model_registry = ModelRegistry()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._queues: dict[str, RequestQueue] = {}
+        #: By InferenceEndpoint with scaling, and by its served names.
+        self._holds: dict[tuple[str, str], EndpointHold] = {}
+        self._served_names: dict[tuple[str, str], dict[str, ServedName]] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self.update(model_registry, pickers)
 
     def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
@@ -129,15 +157,36 @@ class RequestHandler:
             else:
                 limits = self._limits
                 self._queues[name] = RequestQueue(pickers[name], limits.max_waiting, limits.max_wait_s, self._clock)
-                self._metrics.queue_length.labels(name).set_function(self._queues[name].__len__)
+                self._metrics.queue_length.labels(name).set_function(self._queues[name].num_queued)
         for name, queue in previous.items():
             queue.close()
             if name not in model_registry.endpoints:
                 self._metrics.forget(name)
         self._model_registry, self._pickers = model_registry, dict(pickers)
+        self._update_holds()
         servers = {server for endpoint in model_registry.endpoints.values() for server in endpoint.servers}
         self._cards.keep(servers)
         self._server_keys.keep(servers)
+
+    def _update_holds(self) -> None:
+        """Has queues hold requests where endpoints have scaling. What is known of those that had it before is kept."""
+        now, previous, self._holds, self._served_names = self._clock(), self._holds, {}, {}
+        in_flight, self._in_flight = self._in_flight, {}
+        for name, endpoint in self._model_registry.endpoints.items():
+            queue, scaling = self._queues[name], endpoint.scaling
+            if scaling is None:
+                queue.hold = None
+                self._metrics.forget_holds(name)
+                continue
+            hold = self._holds.get(scaling.key) or previous.get(scaling.key)
+            if hold is None:
+                hold = EndpointHold(scaling, self._limits.max_held, self._limits.max_held_bytes, now)
+            hold.update(scaling, now)
+            self._holds[scaling.key] = queue.hold = hold
+            self._metrics.held_requests.labels(name).set_function(queue.num_held)
+            self._in_flight[name] = in_flight.get(name) or InFlight(now)
+            served = ServedName(queue, self._pickers[name], self._in_flight[name])
+            self._served_names.setdefault(scaling.key, {})[name] = served
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
         """A server's answer to ``GET /v1/models``, and the ``Authorization`` that it answered to."""
@@ -152,6 +201,52 @@ class RequestHandler:
         """There is news of a model's servers: some may have room."""
         if (queue := self._queues.get(model)) is not None:
             queue.wake()
+
+    def awaited(self) -> set[str]:
+        """Servers that requests wait for: those of endpoints with scaling where any does."""
+        endpoints = self._model_registry.endpoints
+        return {
+            server
+            for names in self._served_names.values()
+            for name, served in names.items()
+            if len(served.queue)
+            for server in endpoints[name].servers
+        }
+
+    def scaling_report(self) -> list[dict[str, Any]]:
+        """What the autoscaler reads of each endpoint with scaling."""
+        now = self._clock()
+        return [endpoint_report(hold, self._served_names[key].values(), now) for key, hold in self._holds.items()]
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the end of requests is waited for, since an endpoint's servers are to be removed."""
+        now = self._clock()
+        return any(
+            hold.announcement(now) and not all(each.in_flight.is_none() for each in self._served_names[key].values())
+            for key, hold in self._holds.items()
+        )
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether Envoy's counts may tell something that is not known here."""
+        return any(each.needs_count or len(each) for each in self._in_flight.values())
+
+    def counted(self, active: Mapping[str, int], asked_at: float) -> None:
+        """Envoy has so many requests under way, by cluster; it was asked at this time. One that it does not name has
+        none."""
+        for name, in_flight in self._in_flight.items():
+            in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), asked_at)
+
+    def ended(self, model: str, pick: int) -> None:
+        """A request has ended."""
+        if (in_flight := self._in_flight.get(model)) is not None:
+            in_flight.ended(pick)
+            self._active(self._model_registry.endpoints[model])
+
+    def _active(self, endpoint: Endpoint) -> None:
+        if endpoint.scaling is not None:
+            self._holds[endpoint.scaling.key].active_at = self._clock()
 
     async def close(self) -> None:
         """Ends what was started."""
@@ -186,8 +281,11 @@ class RequestHandler:
             _check_kind(head)
         return None
 
-    async def decide(self, head: RequestHead, body: bytes) -> tuple[str, Route]:
+    async def decide(self, head: RequestHead, body: bytes, extend: Extend = not_extended) -> tuple[str, Route]:
         """The model, and the servers for a request that `at_once` says nothing of.
+
+        Args:
+            extend: awaited once, if the request is held.
 
         Raises:
             RequestError: it is refused.
@@ -196,12 +294,13 @@ class RequestHandler:
         if head.path == SCHEMA:
             endpoint = self._first_endpoint(key)
             request, ask = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
-            return endpoint.name, await self._route(head, endpoint, request, ask, key, self._clock())
+            wait = _Wait(self._clock(), len(body), extend)
+            return endpoint.name, await self._route(head, endpoint, request, ask, key, wait)
         if head.path not in POSTED:
-            return await self._to_holder(head, key)
+            return await self._to_holder(head, key, _Wait(self._clock(), len(body), extend))
         began = self._clock()
         request = await self._reader.read(head.path, body, head.header("content-type"), _owner_of(head, key))
-        return request.model, await self._to_server(head, request, key, began)
+        return request.model, await self._to_server(head, request, key, _Wait(began, len(body), extend))
 
     def answered(self, model: str, pick: int, server: str) -> None:
         """A request has ended, by this server's answer."""
@@ -209,6 +308,7 @@ class RequestHandler:
 
     def undo(self, route: Route) -> None:
         """The proxy did not hear of this route, so the request ends here."""
+        self.ended(str(route.metadata[MODEL]), int(route.metadata[PICK]))
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, 0, self._clock())
 
@@ -243,16 +343,16 @@ class RequestHandler:
             raise NotFoundError("no model is served here")
         return endpoint
 
-    async def _to_holder(self, head: RequestHead, key: Key | None) -> tuple[str, Route]:
+    async def _to_holder(self, head: RequestHead, key: Key | None, wait: _Wait) -> tuple[str, Route]:
         name = unquote(response_id(head.path) or "")
         holder = self._holders.of(_owner_of(head, key), name)
         if holder is None:
             raise NotFoundError(f"no response {name[:200]!r} is known here", "response_id")
         ask = RoutingRequest(held_by=holder.server, subset=head.subset)
-        began, request = self._clock(), ModelRequest(holder.model)
-        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, ask, key, began)
+        request = ModelRequest(holder.model)
+        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, ask, key, wait)
 
-    async def _to_server(self, head: RequestHead, request: ModelRequest, key: Key | None, began: float) -> Route:
+    async def _to_server(self, head: RequestHead, request: ModelRequest, key: Key | None, wait: _Wait) -> Route:
         endpoint = self._endpoint(request.model, key)
         session, held_by = request.session, None
         if endpoint.session_header is not None:
@@ -261,7 +361,7 @@ class RequestHandler:
             holder = self._holders.of(_owner_of(head, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
         ask = RoutingRequest(request.chain, request.size, session, held_by, head.subset)
-        route = await self._route(head, endpoint, request, ask, key, began)
+        route = await self._route(head, endpoint, request, ask, key, wait)
         if head.path == RESPONSES:
             holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
             name = self._holders.sent(_owner_of(head, key), holder, pick, head.request_id, request.request_id)
@@ -275,20 +375,21 @@ class RequestHandler:
         request: ModelRequest,
         ask: RoutingRequest,
         key: Key | None,
-        began: float,
+        wait: _Wait,
     ) -> Route:
         if endpoint.refusal is not None:
             raise UnavailableError(f"the model {endpoint.name!r} gets no requests: {endpoint.refusal}", _REFUSED_S)
+        self._active(endpoint)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
-            pick = await self._pick(head, endpoint, ask, key, began)
-            known |= {PICK: pick.number}
+            pick = await self._pick(head, endpoint, ask, key, wait)
+            known |= {PICK: pick.number, **_held(pick)}
             if self._keyring is None:  # there may be one by now
                 return Route(endpoint.cluster, pick.servers, (), (), known)
             return self._with_key(endpoint, pick, known)
         async with rate_reservation.reserved(self._limiter, key, request, self._clock) as grant:
-            pick = await self._pick(head, endpoint, ask, key, began)
-            known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers()}
+            pick = await self._pick(head, endpoint, ask, key, wait)
+            known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers(), **_held(pick)}
             return self._with_key(endpoint, pick, known)
 
     def _with_key(self, endpoint: Endpoint, pick: Pick, metadata: dict[str, str | int]) -> Route:
@@ -297,35 +398,65 @@ class RequestHandler:
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
     async def _pick(
-        self, head: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, began: float
+        self, head: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, wait: _Wait
     ) -> Pick:
         queue = self._queues[endpoint.name]
         choice = queue.at_once(ask)
         now = self._clock()
-        self._metrics.decision_seconds.observe(now - began)
+        spent_s = now - wait.began
+        self._metrics.decision_seconds.observe(spent_s)
         if choice is None:
-            priority = 0 if key is None else key.priority
-            # Reading the body may have taken some of it.
-            remaining_s = max(0.0, self._limits.max_wait_s - (now - began))
-            try:
-                async with asyncio.timeout(remaining_s if now - began > _READ_S else None):
-                    choice = await queue.wait(ask, _owner_of(head, key), priority, lambda: self._key(head))
-            except TimeoutError:
-                choice = Refusal("saturated", RETRY_AFTER_S)
-            self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
-        if isinstance(choice, Refusal):
-            if choice.kind == "saturated":
-                raise SaturatedError(
-                    f"all servers of the model {endpoint.name!r} are busy; try again", choice.retry_after_s
-                )
-            raise UnavailableError(
-                f"no server of the model {endpoint.name!r} can take requests now; try again", choice.retry_after_s
+            terms = WaitTerms(
+                _owner_of(head, key),
+                0 if key is None else key.priority,
+                wait.num_bytes,
+                spent_s if spent_s > _READ_S else 0.0,
+                lambda: self._key(head),
+                lambda hold_s: wait.extend(hold_s + _EXTENSION_S),
             )
+            choice = await queue.wait(ask, terms)
+            if choice.held_s is None:
+                self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
+            else:
+                self._metrics.held_seconds.labels(endpoint.name).observe(choice.held_s)
+        if isinstance(choice, Refusal):
+            raise self._refused(endpoint, choice)
         metrics, name = self._metrics, endpoint.name
+        if (in_flight := self._in_flight.get(name)) is not None:
+            in_flight.sent(choice.number, self._clock())
         metrics.picks.labels(name, choice.why).inc()
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
         return choice
+
+    def _refused(self, endpoint: Endpoint, refusal: Refusal) -> RequestError:
+        """Why a request is sent to no server of an endpoint, in words for clients."""
+        model, retry_after_s = f"the model {endpoint.name!r}", refusal.retry_after_s
+        match refusal.kind:
+            case "saturated":
+                return SaturatedError(f"all servers of {model} are busy; try again", retry_after_s)
+            case "not started":
+                failure = "" if endpoint.scaling is None else self._scaling(endpoint).start_failure
+                return StartError(f"{model} cannot start: {failure}", refusal.held_s)
+            case "held":
+                held = f"{model} has no server that is ready; the request was held for {refusal.held_s or 0:.0f} s"
+                return HeldError(f"{held}; try again", retry_after_s, refusal.held_s)
+            case "not held":
+                room = f"{self._limits.max_held} requests, {self._limits.max_held_bytes} bytes"
+                text = f"{model} has no server that is ready, and no more requests are held for it ({room}); try again"
+                return HeldError(text, retry_after_s, refusal.held_s)
+        return UnavailableError(f"no server of {model} can take requests now; try again", retry_after_s)
+
+    def _scaling(self, endpoint: Endpoint) -> Scaling:
+        """How an endpoint is scaled, as it is known now: it may have changed while a request waited."""
+        assert endpoint.scaling is not None
+        hold = self._holds.get(endpoint.scaling.key)
+        return endpoint.scaling if hold is None else hold.scaling
+
+
+def _held(pick: Pick) -> dict[str, str]:
+    """How long a request was held, as its answer says it."""
+    return {} if pick.held_s is None else {HELD_HEADER: f"{pick.held_s:.3f}"}
 
 
 def _check_kind(head: RequestHead) -> None:

@@ -1,28 +1,62 @@
-"""Requests that wait until one of an endpoint's servers has room.
+"""Requests that wait until one of an endpoint's servers has room, or is ready at all.
 
 A new request queues behind those that wait, by the queue's rules (`scheduling/fair_queue.py`), but not behind requests
 that wait for servers of their own: what only some servers may serve delays no other request. A poll may find room,
 hence `wake` after each; and requests time out, hence a timer while any waits.
+
+An endpoint with scaling *holds* its requests while none of its servers is ready, or while none of them may be sent
+requests (`hold.py`). They wait in the same queue, by the same rules, but for longer; and what is held is bounded in
+bytes, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from stoker_common.errors import RequestError
+from stoker_gateway.ext_proc.hold import EndpointHold
 from stoker_gateway.scheduling.fair_queue import FairQueue
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: Seconds between looks for who has waited too long.
+#: Seconds between looks for requests that have waited for too long; and the same while requests are held.
 _TICK_S: Final = 0.1
+_HELD_TICK_S: Final = 1.0
 #: Retry-After, in seconds, for requests that were not let in.
 RETRY_AFTER_S: Final = 1.0
+#: The same, for requests that were held, or for which there was no room among those.
+HELD_RETRY_AFTER_S: Final = 5.0
 #: What a request wants that any server may get: no subset, no holder.
 _ANY: Final = (None, None)
+
+
+async def not_extended(_: float) -> None:
+    """The proxy waits for as long as it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitTerms:
+    """How a request may wait.
+
+    Attributes:
+        key: whose it is.
+        priority: the higher, the earlier its turn comes.
+        num_bytes: of its body, which is in memory meanwhile.
+        waited_s: for how many seconds it has waited before, as its body was read.
+        check: called when its turn comes, before anything is chosen; what it raises ends the wait.
+        extend: awaited once, if the request is held, with the seconds for which the proxy must wait from now on.
+    """
+
+    key: str
+    priority: int = 0
+    num_bytes: int = 0
+    waited_s: float = 0.0
+    check: Callable[[], object] = lambda: None
+    extend: Callable[[float], Awaitable[None]] = not_extended
 
 
 class RequestQueue:
@@ -30,53 +64,107 @@ class RequestQueue:
 
     Args:
         picker: of its servers.
-        max_waiting: how many may wait.
+        max_waiting: how many may wait for room.
         hold_s: for how many seconds each may.
         clock: seconds.
+
+    Attributes:
+        hold: what it holds while none of its servers is ready; None: its requests are refused then.
     """
 
     def __init__(self, picker: EndpointPicker, max_waiting: int, hold_s: float, clock: Callable[[], float]) -> None:
         self._picker = picker
         self._clock = clock
+        self._max_waiting = max_waiting
+        self._max_wait_s = hold_s
         self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, hold_s)
         self._timer: asyncio.TimerHandle | None = None
+        self._holds = False  # when last looked at
+        self.hold: EndpointHold | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
 
+    def num_held(self) -> int:
+        """Requests that wait because no server may get them. May be called by any thread."""
+        return len(self) if self._holds else 0
+
+    def num_queued(self) -> int:
+        """Requests that wait because all servers are full. May be called by any thread."""
+        return 0 if self._holds else len(self)
+
+    def is_holding(self, now: float) -> bool:
+        """Whether requests are held."""
+        return self.hold is not None and (self.hold.stops(now) or not self._picker.has_server(now))
+
     def at_once(self, ask: RoutingRequest) -> Pick | Refusal | None:
         """The choice, where nobody has to wait for it; None if this request has to."""
-        if self:
+        if self or self.is_holding(self._clock()):
             return None
         choice = self._picker.pick(ask, self._clock())
         return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
 
-    async def wait(
-        self, ask: RoutingRequest, key: str, priority: int = 0, check: Callable[[], object] = lambda: None
-    ) -> Pick | Refusal:
+    async def wait(self, ask: RoutingRequest, terms: WaitTerms) -> Pick | Refusal:
         """Waits for the choice.
-
-        Args:
-            key: whose request it is.
-            check: called when its turn comes, before anything is chosen; what it raises is raised here.
 
         Returns:
             a refusal, if nothing may take it, too many wait, or it has waited for too long.
         """
-        waiting = _Waiting(ask, check)
-        if (displaced := self._queue.push(key, priority, waiting, self._clock())) is not None:
-            displaced.end(displaced.refusal)
+        now = self._clock()
+        waiting = _Waiting(ask, terms, now)
+        hold = self.hold
+        self._holds = self.is_holding(now)
+        if hold is not None and self._holds:
+            if hold.start_failed(now):
+                return Refusal("not started", HELD_RETRY_AFTER_S)
+            self._push_held(waiting, hold, now)
+        else:
+            wait_s = max(0.0, self._max_wait_s - terms.waited_s)
+            # Requests that were held may wait for room, too.
+            max_items = self._max_waiting if hold is None else max(self._max_waiting, hold.max_held)
+            displaced = self._queue.push(terms.key, terms.priority, waiting, now, wait_s, max_items)
+            if displaced is not None:
+                self._refuse_room(displaced)
         self.wake()
         try:
-            return await waiting.choice
+            news: tuple[asyncio.Future[Any], ...] = waiting.choice, waiting.held
+            await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.choice.done():
+                await terms.extend(waiting.held.result())
+            choice = await waiting.choice
+            if not waiting.was_held:
+                return choice
+            return replace(choice, held_s=self._clock() - waiting.since)
         finally:
             self._queue.remove(waiting)
+            waiting.let_go()
 
     def wake(self) -> None:
         """Lets those go whose turn it is, as there may be room now."""
         now = self._clock()
         for expired in self._queue.expire(now):
             expired.end(expired.refusal)
+        self._holds = self.is_holding(now)
+        if self.hold is not None and self._holds:
+            self._hold_all(self.hold, now)
+        else:
+            self._release(now)
+        self._picker.backlog = bool(self)
+        if not self:
+            return
+        tick_s = _TICK_S if not self._holds else max(_TICK_S, min(_HELD_TICK_S, self._queue.next_limit - now))
+        if self._timer is not None and self._timer.when() > asyncio.get_running_loop().time() + tick_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(tick_s, self._tick)
+
+    def close(self) -> None:
+        """Refuses all who wait: the endpoint is gone."""
+        for each in self._queue.expire(math.inf):
+            each.end(Refusal("none", RETRY_AFTER_S))
+
+    def _release(self, now: float) -> None:
         full = set[tuple[frozenset[str] | None, str | None]]()
 
         def may_go(waiting: _Waiting) -> bool:
@@ -86,13 +174,14 @@ class RequestQueue:
             if requirement in full or _ANY in full:
                 return False
             try:
-                waiting.check()
+                waiting.terms.check()
             except RequestError as error:
                 waiting.choice.set_exception(error)
                 return True
             choice = self._picker.pick(waiting.ask, now)
             if isinstance(choice, Refusal) and choice.kind == "saturated":
-                waiting.refusal = choice
+                if not waiting.was_held:
+                    waiting.refusal = choice
                 full.add(requirement)
                 return False
             waiting.end(choice)
@@ -100,13 +189,50 @@ class RequestQueue:
 
         while self._queue.pop(now, may_go) is not None:
             pass
-        if self and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
-    def close(self) -> None:
-        """Refuses all who wait: the endpoint is gone."""
-        for each in self._queue.expire(math.inf):
-            each.end(Refusal("none", RETRY_AFTER_S))
+    def _push_held(self, waiting: _Waiting, hold: EndpointHold, now: float) -> None:
+        """Holds a new request, if there is room; a request that must give way to it is refused."""
+        terms, queue = waiting.terms, self._queue
+        if terms.num_bytes > hold.max_bytes:
+            self._refuse_room(waiting)
+            return
+        max_items = len(queue) + hold.max_held - hold.num_held
+        displaced = queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, max_items)
+        if displaced is not None:
+            self._refuse_room(displaced)
+        if displaced is waiting:
+            return
+        waiting.become_held(hold, now)
+        while hold.held_bytes > hold.max_bytes:
+            queue.remove(waiting)
+            displaced = queue.least_deserving(
+                terms.key, terms.priority, terms.num_bytes, lambda each: each.terms.num_bytes
+            )
+            if displaced is None:
+                self._refuse_room(waiting)
+                return
+            queue.remove(displaced)
+            self._refuse_room(displaced)
+            queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, len(queue) + 1)
+
+    def _hold_all(self, hold: EndpointHold, now: float) -> None:
+        """None of the endpoint's servers may be sent requests: requests that wait are held."""
+        for waiting in list(self._queue):
+            if hold.start_failed(waiting.since):
+                self._queue.remove(waiting)
+                waiting.end(Refusal("not started", HELD_RETRY_AFTER_S))
+            elif not waiting.was_held:
+                if hold.num_held >= hold.max_held or hold.held_bytes + waiting.terms.num_bytes > hold.max_bytes:
+                    self._queue.remove(waiting)
+                    self._refuse_room(waiting)
+                    continue
+                waiting.become_held(hold, now)
+                self._queue.extend(waiting, waiting.since + hold.scaling.hold_s)
+
+    def _refuse_room(self, waiting: _Waiting) -> None:
+        """Refuses a request since too many wait."""
+        waiting.end(Refusal("not held", HELD_RETRY_AFTER_S) if self._holds or waiting.was_held else waiting.refusal)
+        waiting.let_go()
 
     def _tick(self) -> None:
         self._timer = None
@@ -119,16 +245,42 @@ class _Waiting:
 
     Args:
         ask: for what.
-        check: whether it may go on; see `RequestQueue.wait`.
+        terms: how.
+        since: when it came.
     """
 
-    def __init__(self, ask: RoutingRequest, check: Callable[[], object]) -> None:
+    def __init__(self, ask: RoutingRequest, terms: WaitTerms, since: float) -> None:
+        loop = asyncio.get_running_loop()
         self.ask = ask
-        self.check = check
-        self.choice: asyncio.Future[Pick | Refusal] = asyncio.get_running_loop().create_future()
+        self.terms = terms
+        self.since = since
+        self.choice: asyncio.Future[Pick | Refusal] = loop.create_future()
         self.refusal = Refusal("saturated", RETRY_AFTER_S)
+        #: Done when it is held: for how many seconds it may be.
+        self.held: asyncio.Future[float] = loop.create_future()
+        self._hold: EndpointHold | None = None
+
+    @property
+    def was_held(self) -> bool:
+        """Whether it was held at any time."""
+        return self.held.done()
+
+    def become_held(self, hold: EndpointHold, now: float) -> None:
+        """Counts it as held."""
+        self._hold = hold
+        hold.num_held += 1
+        hold.held_bytes += self.terms.num_bytes
+        self.refusal = Refusal("held", HELD_RETRY_AFTER_S)
+        self.held.set_result(max(0.0, self.since + hold.scaling.hold_s - now))
+
+    def let_go(self) -> None:
+        """Counts it as held no longer."""
+        if self._hold is not None:
+            self._hold.num_held -= 1
+            self._hold.held_bytes -= self.terms.num_bytes
+            self._hold = None
 
     def end(self, choice: Pick | Refusal) -> None:
-        """Says what became of it, unless nobody waits any more."""
+        """Reports what became of it, unless its client has left."""
         if not self.choice.done():
             self.choice.set_result(choice)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from stoker_gateway.ext_proc.errors import (
     PickerError,
     RateLimitError,
     SaturatedError,
+    StartError,
     TooLargeError,
     UnavailableError,
+    UploadError,
 )
 from stoker_gateway.ext_proc.exchange import Exchange, Progress, ProtocolError, Route
 from stoker_gateway.ext_proc.metrics import PickerMetrics
@@ -171,6 +174,37 @@ class PickerServer:
         it answered to, which it is told from now on."""
         self._handler.update_models(server, answer, authorization)
 
+    def ended(self, model: str, pick: int) -> None:
+        """A request has ended.
+
+        Args:
+            model: its served name.
+            pick: the number of the pick that sent it.
+        """
+        self._handler.ended(model, pick)
+
+    def awaited(self) -> set[str]:
+        """Servers of endpoints with scaling that requests wait for."""
+        return self._handler.awaited()
+
+    def scaling_report(self) -> list[dict[str, Any]]:
+        """What the autoscaler reads of each endpoint with scaling."""
+        return self._handler.scaling_report()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether an endpoint's servers are to be removed once its requests have ended."""
+        return self._handler.is_draining
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether Envoy's counts of requests under way are needed."""
+        return self._handler.needs_counts
+
+    def counted(self, active: Mapping[str, int], asked_at: float) -> None:
+        """Envoy has so many requests under way, by cluster; it was asked at this time."""
+        self._handler.counted(active, asked_at)
+
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""
         self._handler.wake(model)
@@ -213,7 +247,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
     async def _decide(self, exchange: Exchange, context: Any, outcome: _Outcome) -> None:
         request_head: RequestHead | None = None
-        while (message := await context.read()) is not grpc.aio.EOF:
+        while (message := await self._read(context, request_head)) is not grpc.aio.EOF:
             progress = exchange.receive(message)
             if progress is Progress.MORE:
                 continue
@@ -233,13 +267,26 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if (response := exchange.go_on()) is not None:
                     await context.write(response)
                 continue
-            outcome.model, route = await self._handler.decide(request_head, exchange.body)
+            del message  # which has the body, too: it may wait for long
+            outcome.model, route = await self._handler.decide(
+                request_head, exchange.body, lambda seconds: context.write(exchange.extend(seconds))
+            )
             outcome.word = "routed"
             responses = exchange.route(route)
             await self._send_route(route, responses, context)
             for response in responses:
                 await context.write(response)
             return
+
+    async def _read(self, context: Any, request_head: RequestHead | None) -> Any:
+        """The next message. What follows a request's head must come in time."""
+        limit_s = self._limits.upload_s
+        if request_head is None or math.isinf(limit_s):
+            return await context.read()
+        try:
+            return await asyncio.wait_for(context.read(), limit_s)
+        except TimeoutError:
+            raise UploadError(f"the request took more than {limit_s:g} s to arrive") from None
 
     async def _send_route(self, route: Route, responses: Iterator[Any], context: Any) -> None:
         """Sends the first response, which has the route. If it cannot be sent, what the request reserved is free again.
@@ -285,7 +332,7 @@ def _word(error: RequestError) -> str:
             return "not_found"
         case TooLargeError():
             return "too_large"
-        case UnavailableError():
+        case UnavailableError() | StartError():
             return "unavailable"
         case SaturatedError() | OverloadedError():
             return "saturated"

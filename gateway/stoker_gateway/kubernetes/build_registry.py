@@ -28,7 +28,8 @@ def make(
         credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
         history: the keys of earlier registries.
     """
-    servers = _servers(slices)
+    slices = list(slices)
+    servers, with_starting = _servers(slices), _servers(slices, with_starting=True)
     made: dict[str, Endpoint] = {}
     for facts in sorted(endpoints, key=lambda each: (each.created, each.namespace, each.name)):
         at = (facts.namespace, facts.name)
@@ -43,22 +44,24 @@ def make(
                 made[served] = Endpoint(
                     served,
                     cluster_name(served),
-                    () if facts.speaks_tls else servers.get(at, ()),
+                    # Where requests may be held, the gateway's own polls find out at once that a pod has started.
+                    () if facts.speaks_tls else (with_starting if facts.scaling else servers).get(at, ()),
                     facts.session_header,
                     authorizations[0] if authorizations else None,
                     int(facts.created) if math.isfinite(facts.created) else 0,
                     refusal,
                     tuple(each or "" for each in authorizations[1:]),
+                    facts.scaling,
                 )
     return ModelRegistry(made)
 
 
-def _servers(slices: Iterable[SliceFacts]) -> dict[Name, tuple[str, ...]]:
+def _servers(slices: Iterable[SliceFacts], *, with_starting: bool = False) -> dict[Name, tuple[str, ...]]:
     """Each pod once, though it may have an address of each kind, or be in two slices while it moves between them."""
     found: dict[Name, dict[str, str]] = {}
     for each in slices:
         pods = found.setdefault((each.namespace, each.service), {})
-        for pod, server in each.servers:
+        for pod, server in (*each.servers, *(each.starting if with_starting else ())):
             if pod not in pods or (server.startswith("["), server) < (pods[pod].startswith("["), pods[pod]):
                 pods[pod] = server
     return {service: tuple(sorted(set(pods.values()))) for service, pods in found.items()}

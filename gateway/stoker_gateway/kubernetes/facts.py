@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 from stoker_common.errors import ArgumentError
 from stoker_common.model_source import ModelSource
 from stoker_gateway.registry.addresses import netloc
+from stoker_gateway.registry.model_registry import Phase, Scaling
 
 #: The entry of ``status.addresses`` by which the operator says that the gateway serves an endpoint.
 ADDRESS: Final = "gateway"
@@ -21,6 +23,13 @@ ADDRESS: Final = "gateway"
 PORT: Final = "http"
 #: The label that says which Service a slice is of.
 SERVICE: Final = "kubernetes.io/service-name"
+#: The longest that a request is held, and the ``holdSeconds`` of an endpoint that does not say it. Envoy waits for one
+#: decision for at most an hour, and the answer must come before.
+MAX_HOLD_S: Final = 3570.0
+DEFAULT_HOLD_S: Final = 300.0
+#: Characters of an announcement's word, and of the reason why a start failed, at most.
+_MAX_WORD: Final = 253
+_MAX_REASON: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class EndpointFacts:
         session_header: in lower case.
         secret: the name of the Secret with the keys that its pods want; None: they want none.
         speaks_tls: whether its pods serve HTTPS.
+        scaling: how the operator scales it; None: it does not.
     """
 
     namespace: str
@@ -44,6 +54,7 @@ class EndpointFacts:
     session_header: str | None = None
     secret: str | None = None
     speaks_tls: bool = False
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +64,13 @@ class SliceFacts:
     Attributes:
         namespace, service: whose pods these are.
         servers: pods that take requests, each by what tells it from others, and its ``IP:PORT``.
+        starting: pods that are not ready yet, in the same form.
     """
 
     namespace: str
     service: str
     servers: tuple[tuple[str, str], ...]
+    starting: tuple[tuple[str, str], ...] = ()
 
 
 def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
@@ -71,15 +84,17 @@ def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
     header = _mapping(spec.get("routing")).get("sessionHeader")
     secret = _mapping(_mapping(spec.get("auth")).get("apiKeysSecretRef")).get("name")
     generation = metadata.get("generation")
+    namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
     return EndpointFacts(
-        namespace=str(metadata.get("namespace", "")),
-        name=str(metadata.get("name", "")),
+        namespace=namespace,
+        name=name,
         generation=generation if isinstance(generation, int) else 0,
         created=_moment(metadata.get("creationTimestamp")),
         served_names=names,
         session_header=header.lower() if isinstance(header, str) and header else None,
         secret=secret if isinstance(secret, str) and secret else None,
         speaks_tls=str(status.get("url", "")).startswith("https:"),
+        scaling=_scaling(namespace, name, spec.get("scaling"), _mapping(status.get("scaling"))),
     )
 
 
@@ -90,17 +105,21 @@ def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
     port = next((each.get("port") for each in _mappings(manifest.get("ports")) if each.get("name") == PORT), None)
     if not isinstance(service, str) or not isinstance(port, int) or not 0 < port < 65536:
         return None
-    servers = list[tuple[str, str]]()
+    servers, starting = list[tuple[str, str]](), list[tuple[str, str]]()
     for each in _mappings(manifest.get("endpoints")):
         conditions = _mapping(each.get("conditions"))
-        if conditions.get("ready") is False or conditions.get("terminating") is True:
+        if conditions.get("terminating") is True:
             continue
         addresses = each.get("addresses")
         host = _ip(addresses[0]) if isinstance(addresses, list) and addresses else None  # the others say the same
         if host is not None:
             pod = _mapping(each.get("targetRef")).get("uid")
-            servers.append((pod if isinstance(pod, str) else host, netloc(host, port)))
-    return SliceFacts(str(metadata.get("namespace", "")), service, tuple(sorted(servers))) if servers else None
+            found = starting if conditions.get("ready") is False else servers
+            found.append((pod if isinstance(pod, str) else host, netloc(host, port)))
+    if not servers and not starting:
+        return None
+    namespace = str(metadata.get("namespace", ""))
+    return SliceFacts(namespace, service, tuple(sorted(servers)), tuple(sorted(starting)))
 
 
 def read_key(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -108,6 +127,27 @@ def read_key(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     metadata = _mapping(manifest.get("metadata"))
     kept = {part: metadata[part] for part in ("name", "labels", "deletionTimestamp") if part in metadata}
     return {"metadata": kept, "type": manifest.get("type"), "data": manifest.get("data")}
+
+
+def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any]) -> Scaling | None:
+    """How an endpoint is scaled. A status that makes no sense stops no traffic: it counts as `Phase.ACTIVE`."""
+    if not isinstance(spec, Mapping):
+        return None
+    hold, phase = spec.get("holdSeconds"), Phase.ACTIVE
+    if not isinstance(hold, int | float) or isinstance(hold, bool) or not hold >= 0:
+        hold = DEFAULT_HOLD_S
+    drain = _text(status.get("drain"))
+    drain = drain if len(drain) <= _MAX_WORD else ""
+    with suppress(ValueError):
+        phase = Phase(status.get("phase"))
+    if phase is Phase.DRAINING and not drain:
+        phase = Phase.ACTIVE  # nothing could be acknowledged
+    failure = _text(status.get("startFailure"))[:_MAX_REASON].strip()
+    return Scaling(namespace, name, float(min(hold, MAX_HOLD_S)), phase, drain, failure)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _served_names(model: Mapping[str, Any]) -> tuple[str, ...]:

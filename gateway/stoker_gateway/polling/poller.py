@@ -31,6 +31,10 @@ CORE_SHARE: Final = 0.08
 #: Seconds between two times a server is asked, if there are few.
 SHORTEST_PERIOD_S: Final = 1.0
 
+#: The same, for servers that requests wait for; and how many of these are asked so often.
+AWAITED_PERIOD_S: Final = 0.2
+MAX_AWAITED: Final = 32
+
 #: Processor seconds that asking a server is taken to cost until it is known.
 FIRST_COST_S: Final = 0.001
 
@@ -90,6 +94,8 @@ class Poller:
         self._hear = hear
         self._cpu_s = cpu_s
         self._servers: tuple[str, ...] = ()
+        self._awaited: tuple[str, ...] = ()
+        self._num_asked = 0
         self._in_flight: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, int] = {}
@@ -105,34 +111,55 @@ class Poller:
         """These are all there are, from the next period on. May be called by any thread."""
         self._servers = tuple(dict.fromkeys(servers))
 
+    def set_awaited(self, servers: Iterable[str]) -> None:
+        """Requests wait for these: they are asked more often, if they are few. May be called by any thread."""
+        self._awaited = tuple(dict.fromkeys(servers))[:MAX_AWAITED]
+
     async def run(self) -> None:
         """Asks until it is cancelled."""
-        loop = asyncio.get_running_loop()
+        awaited = asyncio.get_running_loop().create_task(self._ask_awaited())
         try:
-            while True:
-                servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
-                known = set(servers)
-                for memory in (self._unanswered, self._silent_since):
-                    for departed in memory.keys() - known:
-                        memory.pop(departed)
-                for number, server in enumerate(servers):
-                    await asyncio.sleep(began + period * number / len(servers) - loop.time())
-                    if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
-                        # As of then, so that a late answer still counts; and once, until it answers.
-                        self._silent_since[server] = math.inf
-                        self._hear(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
-                    if server not in self._in_flight:
-                        self._in_flight.add(server)
-                        task = loop.create_task(self._ask_one(server))
-                        self._tasks.add(task)
-                        task.add_done_callback(self._tasks.discard)
-                await asyncio.sleep(began + period - loop.time())
-                if servers:
-                    self._cost_s = (self._cpu_s() - cpu) / len(servers)
+            await self._ask_all()
         finally:
+            awaited.cancel()
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(awaited, *self._tasks, return_exceptions=True)
+
+    async def _ask_awaited(self) -> None:
+        while True:
+            await asyncio.sleep(AWAITED_PERIOD_S)
+            for server in set(self._awaited).intersection(self._servers):
+                self._start_asking(server)
+
+    async def _ask_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
+            self._num_asked = 0
+            known = set(servers)
+            for memory in (self._unanswered, self._silent_since):
+                for departed in memory.keys() - known:
+                    memory.pop(departed)
+            for number, server in enumerate(servers):
+                await asyncio.sleep(began + period * number / len(servers) - loop.time())
+                if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
+                    # As of then, so that a late answer still counts; and once, until it answers.
+                    self._silent_since[server] = math.inf
+                    self._hear(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
+                self._start_asking(server)
+            await asyncio.sleep(began + period - loop.time())
+            if servers:
+                self._cost_s = (self._cpu_s() - cpu) / max(1, self._num_asked)
+
+    def _start_asking(self, server: str) -> None:
+        if server in self._in_flight:
+            return
+        self._in_flight.add(server)
+        self._num_asked += 1
+        task = asyncio.get_running_loop().create_task(self._ask_one(server))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _ask_one(self, server: str) -> None:
         sent_at = asyncio.get_running_loop().time()

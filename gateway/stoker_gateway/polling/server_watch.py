@@ -23,14 +23,19 @@ class ServerWatch:
     def __init__(self, model_registry: ModelRegistry | None = None) -> None:
         self._models: dict[str, list[str]] = {}
         self._states: dict[str, State] = {}
+        #: Servers of endpoints with scaling, which are known before they have started.
+        self._may_start: set[str] = set()
         self.set_model_registry(model_registry or ModelRegistry())
 
     def set_model_registry(self, model_registry: ModelRegistry) -> None:
         """These are all servers there are, from now on."""
         self._models = {}
+        self._may_start = set()
         for name, endpoint in model_registry.endpoints.items():
             for server in endpoint.servers:
                 self._models.setdefault(server, []).append(name)
+            if endpoint.scaling is not None:
+                self._may_start.update(endpoint.servers)
         for departed in self._states.keys() - self._models.keys():
             del self._states[departed]
 
@@ -43,7 +48,10 @@ class ServerWatch:
             state = "is not ready" if heard.answered else "does not answer"
         elif not heard.load.counted:
             state = "says no load"
+        starts = heard.server in self._may_start and heard.server not in self._states
         previous = self._states.get(heard.server, "serves")
+        if starts and not heard.load.ready:
+            return  # it has not been ready yet
         self._states[heard.server] = state
         if state == previous:
             return

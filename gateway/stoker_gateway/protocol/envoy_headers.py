@@ -32,6 +32,9 @@ USAGE_HEADER: Final = "x-stoker-usage"
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 #: The header of an engine's answer that says that nothing of the request was started: another server may be asked.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
+#: The header of an answer that says for how many seconds the request was held until a server was ready; also the key of
+#: the picker's metadata that says the same.
+HELD_HEADER: Final = "x-stoker-held-seconds"
 #: The dynamic metadata where Envoy keeps what answers say of their tokens (``envoy/usage.lua``): objects as text. Whose
 #: they are: our engine's so far; OpenAI's and Anthropic's; of OpenAI's responses; of Anthropic's first event.
 USAGE_METADATA: Final = "stoker.usage"

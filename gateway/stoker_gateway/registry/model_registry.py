@@ -6,10 +6,46 @@ another one, which goes to Envoy's configuration and to the picker.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+class Phase(enum.Enum):
+    """What the operator lets an endpoint with scaling do; the values are those of its status."""
+
+    ACTIVE = "Active"
+    """Its servers get requests."""
+    DRAINING = "Draining"
+    """Its servers get no new requests, so that they can be removed."""
+    ZERO = "Zero"
+    """It has no servers, or those that it has are leaving."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How an endpoint with ``spec.scaling`` is scaled, as far as it concerns the gateway.
+
+    Attributes:
+        namespace, name: the InferenceEndpoint's. It may have several served names, which share this.
+        hold_s: for how many seconds a request waits for a server that is ready.
+        drain: the word by which the operator announces that the servers are to be removed; empty: none.
+        start_failure: why its servers do not start, in words for clients; empty: nothing is known to be wrong.
+    """
+
+    namespace: str
+    name: str
+    hold_s: float
+    phase: Phase = Phase.ACTIVE
+    drain: str = ""
+    start_failure: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells the InferenceEndpoint from others."""
+        return self.namespace, self.name
 
 
 @dataclass(frozen=True)
@@ -27,6 +63,7 @@ class Endpoint:
             start want it until they are restarted. Secrets.
         created: when it came to be, as far as clients are told: seconds since 1970.
         refusal: why none of its servers gets requests though it has some, in words for clients; None: they get them.
+        scaling: how the operator scales it; None: it does not, and requests are not held.
     """
 
     name: str
@@ -37,6 +74,7 @@ class Endpoint:
     created: int = 0
     refusal: str | None = None
     earlier_authorizations: tuple[str, ...] = field(default=(), repr=False)
+    scaling: Scaling | None = None
 
     @property
     def authorizations(self) -> tuple[str, ...]:

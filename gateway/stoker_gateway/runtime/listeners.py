@@ -75,6 +75,19 @@ def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[Co
     return hear
 
 
+def in_flight_listener(has_ended: Callable[[str, int], None]) -> Callable[[CompletedRequest], None]:
+    """What tells which request has ended.
+
+    Args:
+        has_ended: told the model's served name, and the number of the pick.
+    """
+
+    def hear(ended: CompletedRequest) -> None:
+        has_ended(ended.model, ended.pick)
+
+    return hear
+
+
 def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[CompletedRequest], None]:
     """What tells limits how many tokens a request used, in place of those that were reserved for it."""
 

@@ -21,6 +21,7 @@ from stoker_gateway.polling.poller import PollResult
 from stoker_gateway.polling.server_watch import ServerWatch
 from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.runtime.listeners import listener
+from stoker_gateway.scheduling.in_flight import ON_THE_WAY_S
 from stoker_gateway.scheduling.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)
@@ -28,8 +29,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between looks whether Envoy has read its files, and how long it may take.
 _LOOK_S: Final = 0.02
 _READ_S: Final = 10.0
-#: Seconds that what the picker said may be on its way to Envoy.
-_ON_THE_WAY_S: Final = 2.0
+_ON_THE_WAY_S: Final = ON_THE_WAY_S
 #: How many models a log line names.
 _MAX_SHOWN: Final = 20
 
@@ -136,6 +136,7 @@ class LiveConfig:
         for name, endpoint in model_registry.endpoints.items():
             if name not in self.pickers:
                 self.pickers[name] = EndpointPicker(identity=self._identity)
+            self.pickers[name].careful = endpoint.scaling is not None
             known = self.model_registry.endpoints.get(name)
             if known is None or known.servers != endpoint.servers:
                 self.pickers[name].set_servers(endpoint.servers, now)

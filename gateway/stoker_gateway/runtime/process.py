@@ -30,9 +30,10 @@ from stoker_gateway.polling.poller import PollerThread
 from stoker_gateway.registry.addresses import check_free, netloc
 from stoker_gateway.registry.model_registry import ModelRegistry
 from stoker_gateway.registry.named_servers import NamedServers
-from stoker_gateway.runtime.listeners import answered_listener, ended_listener, settler
+from stoker_gateway.runtime.listeners import answered_listener, ended_listener, in_flight_listener, settler
 from stoker_gateway.runtime.live_config import LiveConfig, describe
 from stoker_gateway.runtime.metrics_server import MetricsServer
+from stoker_gateway.runtime.scaling_watch import ScalingWatch
 from stoker_gateway.settings import GatewaySettings
 from stoker_gateway.tasks import first_of
 from stoker_gateway.usage.access_log_service import AccessLogService
@@ -116,13 +117,18 @@ class _Picker:
         listeners = [
             ended_listener(self._live_config.pickers, self._picker.wake),
             answered_listener(self._picker.answered),
+            in_flight_listener(self._picker.ended),
             settler(limiter),
             self._usage.ended,
         ]
         self._ends = AccessLogService(listeners if self._billing is None else [*listeners, self._billing.ended])
         self._picker.serve_also(self._ends.register)
-        port = settings.metrics_port
-        self._metrics = None if port is None else MetricsServer(registry, self._envoy.prometheus, settings.host, port)
+        self._scaling = ScalingWatch(
+            self._picker, self._envoy, identity, self._registry_known.is_set, self._poller.poller.set_awaited
+        )
+        report = None if cluster is None else self._scaling.report
+        port, envoy_metrics = settings.metrics_port, self._envoy.prometheus
+        self._metrics = None if port is None else MetricsServer(registry, envoy_metrics, settings.host, port, report)
 
     async def run(self) -> None:
         """See `run`."""
@@ -164,7 +170,7 @@ class _Picker:
         if self._keys is not None:
             works.append(self._keys.watch(self._set_keyring))
         if self._cluster is not None:
-            works.append(self._cluster.watch(self._change, self._set_keyring))
+            works += [self._cluster.watch(self._change, self._set_keyring), self._scaling.watch()]
         if self._names is not None and self._names.are_names:
             works.append(
                 self._names.watch(

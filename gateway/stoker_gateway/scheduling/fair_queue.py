@@ -7,8 +7,11 @@ newcomer.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -18,8 +21,8 @@ class FairQueue(Generic[Item]):
     """A queue of items, each in it once at most.
 
     Args:
-        max_items: how many may wait.
-        hold_s: for how many seconds each may.
+        max_items: how many may wait, unless `push` says otherwise.
+        hold_s: for how many seconds each may, unless `push` or `extend` says otherwise.
     """
 
     def __init__(self, max_items: int, hold_s: float) -> None:
@@ -29,29 +32,60 @@ class FairQueue(Generic[Item]):
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
         # By item: its priority, its key, and until when it waits.
         self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
+        # Until when items wait, the earliest first; with entries that do not hold any more.
+        self._limits: list[tuple[float, int, Item]] = []
+        self._order = count()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def push(self, key: str, priority: int, item: Item, now: float) -> Item | None:
+    def __iter__(self) -> Iterator[Item]:
+        """The items, in the order in which they came."""
+        return iter(self._entries)
+
+    @property
+    def next_limit(self) -> float:
+        """When the first of them has waited for too long; infinite if none waits."""
+        while self._limits and not self._holds(self._limits[0]):
+            heappop(self._limits)
+        return self._limits[0][0] if self._limits else math.inf
+
+    def push(
+        self,
+        key: str,
+        priority: int,
+        item: Item,
+        now: float,
+        hold_s: float | None = None,
+        max_items: int | None = None,
+    ) -> Item | None:
         """Lets an item wait.
 
         Args:
             priority: the higher, the earlier.
+            hold_s: for how many seconds it may.
+            max_items: how many may wait now.
 
         Returns:
             The item that must give way, which may be this one; None if there is room.
         """
         displaced: Item | None = None
-        if len(self._entries) >= self._max_items:
-            displaced = self._least_deserving(key, priority)
+        if len(self._entries) >= (self._max_items if max_items is None else max_items):
+            displaced = self.least_deserving(key, priority)
             if displaced is None:
                 return item
             self.remove(displaced)
         level = self._levels.setdefault(priority, OrderedDict())
         level.setdefault(key, deque()).append(item)
-        self._entries[item] = (priority, key, now + self._hold_s)
+        self._entries[item] = (priority, key, 0.0)
+        self.extend(item, now + (self._hold_s if hold_s is None else hold_s))
         return displaced
+
+    def extend(self, item: Item, until: float) -> None:
+        """Lets an item that waits do so until then."""
+        priority, key, _ = self._entries[item]
+        self._entries[item] = (priority, key, until)
+        heappush(self._limits, (until, next(self._order), item))
 
     def pop(self, now: float, may_go: Callable[[Item], bool] = lambda item: True) -> Item | None:
         """Takes out whose turn it is; None if nobody may go. What is over its time is left to `expire`.
@@ -72,12 +106,11 @@ class FairQueue(Generic[Item]):
     def expire(self, now: float) -> list[Item]:
         """Takes out those that have waited for too long."""
         expired = []
-        for item, (_, _, until) in self._entries.items():
-            if until > now:
-                break  # they came in order, and all wait for the same time
-            expired.append(item)
-        for item in expired:
-            self.remove(item)
+        while self._limits and self._limits[0][0] <= now:
+            limit = heappop(self._limits)
+            if self._holds(limit):
+                expired.append(limit[2])
+                self.remove(limit[2])
         return expired
 
     def remove(self, item: Item) -> bool:
@@ -93,15 +126,31 @@ class FairQueue(Generic[Item]):
             del level[key]
         if not level:
             del self._levels[priority]
+        if len(self._limits) > 2 * len(self._entries) + 64:
+            self._limits = [each for each in self._limits if self._holds(each)]
+            heapify(self._limits)
         return True
 
-    def _least_deserving(self, key: str, priority: int) -> Item | None:
-        """Who gives way to a newcomer: of the lowest priority below or at its own, the newest of who has most there."""
+    def least_deserving(
+        self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] = lambda _: 1
+    ) -> Item | None:
+        """The item that gives way to a newcomer: of the lowest priority below or at its own, the newest of the key that
+        has most there. None: the newcomer itself.
+
+        Args:
+            weight: the newcomer's.
+            weigh: how much an item counts.
+        """
         lowest = min(self._levels, default=priority)
         if lowest > priority or not self._levels:
             return None
         level = self._levels[lowest]
-        largest = max(level, key=lambda each: len(level[each]))
-        if lowest == priority and len(level[largest]) <= len(level.get(key, ())) + 1:
+        weights = {each: sum(map(weigh, items)) for each, items in level.items()}
+        largest = max(weights, key=lambda each: weights[each])
+        if lowest == priority and weights[largest] <= weights.get(key, 0) + weight:
             return None
         return level[largest][-1]
+
+    def _holds(self, limit: tuple[float, int, Item]) -> bool:
+        entry = self._entries.get(limit[2])
+        return entry is not None and entry[2] == limit[0]

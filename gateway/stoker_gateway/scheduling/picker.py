@@ -71,12 +71,14 @@ class Pick:
         why: ``held``, ``session``, ``prefix``, ``home`` or ``load``.
         cached_share: part of its prompt that the first server was given before, as far as is known.
         number: tells it from others of its picker: when it was made, in microseconds, or a little later.
+        held_s: for how many seconds its request was held before; None: it was not.
     """
 
     servers: tuple[str, ...]
     why: Literal["held", "session", "prefix", "home", "load"]
     cached_share: float
     number: int = 0
+    held_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,15 @@ class Refusal:
     """Why a request goes nowhere.
 
     Attributes:
-        kind: ``none``: no server may get it; ``saturated``: all that may are full.
+        kind: ``none``: no server may get it; ``saturated``: all that may are full; ``not held``: too much is held;
+            ``held``: it was held for as long as it may be; ``not started``: the endpoint's servers do not start.
         retry_after_s: seconds after which it should be sent again.
+        held_s: for how many seconds it was held; None: it was not.
     """
 
-    kind: Literal["none", "saturated"]
+    kind: Literal["none", "saturated", "not held", "held", "not started"]
     retry_after_s: float
+    held_s: float | None = None
 
 
 class EndpointPicker(ServerPool):
@@ -181,13 +186,16 @@ class EndpointPicker(ServerPool):
     def _none_has_room(
         self, ask: RoutingRequest, order: Rendezvous, key: bytes, masks: list[int], now: float
     ) -> Pick | Refusal:
-        """All are full or have failed. If all have failed, they are tried nevertheless: it may be us who failed."""
+        """All are full or have failed. If all have failed, they are tried nevertheless: it may be us who failed. A
+        careful pool waits instead until one of them reports."""
         failed = list[str]()
         for server in order.order(key):
             if self._servers[server].failed_until <= now:
                 self._all_full = ask.subset is None and not failed
                 return Refusal("saturated", self._settings.retry_after_s)
             failed.append(server)
+        if self.careful:
+            return Refusal("none", self._settings.retry_after_s)
         return self._send(ask, tuple(failed[:MAX_SERVERS]), "load", masks, now)
 
     def _send(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,9 @@ from stoker_gateway.scheduling.rendezvous import Rendezvous
 FAILED_S: Final = 1.0
 LONGEST_FAILED_S: Final = 30.0
 
+#: Requests that a server of a careful pool gets after it has started, until it reports again.
+FIRST_REQUESTS: Final = 8
+
 
 @dataclass
 class PooledServer:
@@ -24,6 +27,7 @@ class PooledServer:
         asked_at: when it was asked what it last said.
         failures: since it last said that it is ready.
         failed_at, failed_until: the last of them, and until when it gets nothing.
+        allowance: how many requests it may be sent until it reports again; None: as many as there are.
     """
 
     load: Load = field(default_factory=Load)
@@ -31,6 +35,7 @@ class PooledServer:
     failures: int = 0
     failed_at: float = -math.inf
     failed_until: float = -math.inf
+    allowance: int | None = None
 
 
 class ServerPool:
@@ -43,6 +48,9 @@ class ServerPool:
     Attributes:
         num_ready: servers that are ready.
         sequences: requests at all of these, as far as is known.
+        careful: whether a server gets nothing before it has reported that it is ready, and then a number of requests
+            that grows with each report in which none waits. So what waited for the first server is not all sent to it.
+        backlog: whether requests wait for servers with room.
     """
 
     def __init__(self, max_blocks: int, max_waiting: float) -> None:
@@ -54,6 +62,8 @@ class ServerPool:
         self.sequences = 0.0
         self.num_ready = 0
         self._all_full = False  # when last looked at, and nothing was heard since
+        self.careful = False
+        self.backlog = False
 
     @property
     def num_blocks(self) -> int:
@@ -61,14 +71,16 @@ class ServerPool:
         return len(self._index)
 
     def set_servers(self, addresses: Iterable[str], now: float) -> None:
-        """These are all servers there are. New ones count as ready and idle until they say otherwise."""
+        """These are all servers there are. New ones count as ready and idle until they say otherwise; where the pool is
+        careful, as not ready."""
         current = dict.fromkeys(addresses)
         for departed in [server for server in self._servers if server not in current]:
             del self._servers[departed]
             self._index.remove_server(departed)
         for server in current:
             if server not in self._servers:
-                self._servers[server] = PooledServer()
+                unknown = ServerLoad(ready=False, counted=False) if self.careful else ServerLoad()
+                self._servers[server] = PooledServer(Load(unknown))
                 self._index.add_server(server)
         self._count_ready()
 
@@ -86,10 +98,31 @@ class ServerPool:
             known.failures, known.failed_until = 0, -math.inf
         if load.ready and not was_ready:
             self._index.add_server(server)  # another process, by the same address
+            known.allowance = FIRST_REQUESTS if self.careful else None
+        elif known.allowance is not None:
+            known.allowance = self._next_allowance(known.allowance, load)
         if load.ready != was_ready:
             self._count_ready()
         elif was_ready:
             self.sequences += known.load.sequences - before
+
+    def _next_allowance(self, allowance: int, load: ServerLoad) -> int | None:
+        """What a server may be sent after this report: twice as much while none of its requests waits, else half."""
+        if load.waiting > 0:
+            return max(FIRST_REQUESTS, allowance // 2)
+        if allowance >= self._max_waiting and not self.backlog:
+            return None
+        return min(2 * allowance, max(FIRST_REQUESTS, int(self._max_waiting)))
+
+    def has_server(self, now: float) -> bool:
+        """Whether a server is ready, and did not fail since it last reported."""
+        return self.num_ready > 0 and any(
+            known.load.reported.ready and known.failed_until <= now for known in self._servers.values()
+        )
+
+    def states(self) -> Iterator[tuple[str, PooledServer]]:
+        """What is known of each server, by its address."""
+        return iter(self._servers.items())
 
     def ended(self, number: int, tried: Sequence[str], now: float) -> None:
         """The request of a pick has ended.
@@ -109,6 +142,8 @@ class ServerPool:
                 known.load.take_back(number)
             if known.load.reported.ready:
                 self.sequences += known.load.sequences - before
+            if known.allowance is not None:
+                self._all_full = False
 
     def failed(self, server: str, now: float) -> None:
         """A server did not answer: it gets nothing for a while, unless all have failed. Unknown ones are ignored, and
@@ -128,7 +163,10 @@ class ServerPool:
         return known.failed_until <= now and not self._is_full(server)
 
     def _is_full(self, server: str) -> bool:
-        return self._servers[server].load.is_full(self._max_waiting)
+        known = self._servers[server]
+        if known.allowance is not None and self.careful:
+            return known.load.reported.waiting > 0 or len(known.load.sent) >= known.allowance
+        return known.load.is_full(self._max_waiting)
 
     def _count_ready(self) -> None:
         """Servers have come or gone, or have started or ceased to be ready."""

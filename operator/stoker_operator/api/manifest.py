@@ -16,7 +16,7 @@ from stoker_operator.api.violation import Refused, Violation
 #: How much of a wrong value is repeated.
 _SHOWN: Final = 100
 #: Fields that will have a meaning.
-RESERVED: Final = ("spec.autoscaling", "spec.gateway", "spec.adapters", "spec.prefill")
+RESERVED: Final = ("spec.gateway", "spec.adapters", "spec.prefill")
 
 
 def read(text: str) -> list[InferenceEndpoint]:

@@ -77,12 +77,12 @@ def _type(node: Schema) -> str:
     if "additionalProperties" in node:
         return f"map of {_type(node['additionalProperties'])}"
     kind = str(node["type"])
-    if kind != "integer":
+    if kind not in ("integer", "number"):
         return kind
     low, high = node.get("minimum"), node.get("maximum")
     if low is not None and high is not None:
-        return f"integer, {low} to {high}"
-    return f"integer, at least {low}" if low is not None else kind
+        return f"{kind}, {low} to {high}"
+    return f"{kind}, at least {low}" if low is not None else kind
 
 
 def _cell(text: str) -> str:

@@ -150,6 +150,8 @@ def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ga
     }
     missing = [flag for flag, value in flags.items() if not value]
     if len(missing) == len(flags):
+        if options.gateway_signals:
+            parser.error(f"--gateway-signals needs {' and '.join(missing)}")
         return None
     if missing:
         first = next(flag for flag, value in flags.items() if value)
@@ -159,7 +161,9 @@ def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ga
             "--gateway-url cannot be used with --namespace: a model's name may be taken in a namespace that this "
             "operator does not see; leave one of them out"
         )
-    return GatewaySettings(options.gateway_url, options.gateway_namespace, options.gateway_service_account)
+    return GatewaySettings(
+        options.gateway_url, options.gateway_namespace, options.gateway_service_account, options.gateway_signals or ""
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -252,6 +256,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="the service account of its pods, which may read the keys of endpoints' engines",
     )
+    gateway.add_argument(
+        "--gateway-signals",
+        type=_host_and_port,
+        metavar="HOST:PORT",
+        help="where its replicas report the requests by which endpoints are scaled: a name with the addresses of all "
+        "of them, and the port of their metrics (default: endpoints are not scaled)",
+    )
     return parser
 
 
@@ -280,6 +291,15 @@ def _url(text: str) -> str:
     if url.username is not None:
         raise argparse.ArgumentTypeError("a URL with credentials would be shown in every endpoint's status")
     return text.rstrip("/?#")
+
+
+def _host_and_port(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or any(each.isspace() or each in "/@," for each in host):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    if not port.isascii() or not port.isdecimal() or len(port) > 5 or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} has no port from 1 to 65535")
+    return text
 
 
 def _label(text: str) -> str:

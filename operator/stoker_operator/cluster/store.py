@@ -185,7 +185,12 @@ class Store:
     def _slim(self, seen: Object) -> Object:
         """Without what is never read here and thousands of objects would keep in memory."""
         metadata: dict[str, Any] = {**seen["metadata"]}
-        fields = [each for each in metadata.pop("managedFields", ()) if each["manager"] == self._manager]
+        # Who else writes how many replicas an endpoint has is reported.
+        fields = [
+            each
+            for each in metadata.pop("managedFields", ())
+            if each["manager"] == self._manager or each.get("subresource") == "scale"
+        ]
         if fields:
             metadata["managedFields"] = fields
         slim = {**seen, "metadata": metadata}

@@ -29,6 +29,7 @@ from stoker_operator.manager.process import Process
 from stoker_operator.manager.reconciler import Reconciler
 from stoker_operator.manager.relisting import Relisting, Watch, WatchedKinds
 from stoker_operator.manager.reviews import Reviews
+from stoker_operator.manager.scaling import ScalingLoop
 from stoker_operator.objects.facts import Key
 from stoker_operator.objects.owner import INSTANCE
 from stoker_operator.plan.catalogue import Catalogue
@@ -39,6 +40,7 @@ from stoker_operator.reconcile.evaluate import PlanningContext
 from stoker_operator.reconcile.gateway_rbac import KINDS as GRANTS
 from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Outcome
+from stoker_operator.scaling.gateway_signals import GatewaySignals
 from stoker_operator.settings import Settings
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
@@ -93,6 +95,16 @@ class Controller:
             settings, kube, self._store, self._metrics, epoch, self._context, operators, self._wake_from_any_thread
         )
         self._routes = GatewayRoutes(settings, kube, self._store, epoch, self._is_working, operators)
+        signals = settings.gateway.signals if settings.gateway else ""
+        self._scaling = ScalingLoop(
+            GatewaySignals(signals) if signals else None,
+            self._store,
+            composition,
+            self._routes.of,
+            self._is_working,
+            self._wake,
+        )
+        self._scaling_task: asyncio.Task[None] | None = None
         self._kinds = WatchedKinds(
             self._informer,
             watch,
@@ -130,11 +142,12 @@ class Controller:
         await self._process.start()
         self._kinds.watch_optional()
         self._resync = asyncio.create_task(self._relisting.run(), name="resync")
+        self._scaling_task = asyncio.create_task(self._scaling.run(), name="scaling")
 
     async def stop(self) -> None:
         """Ends; what is under way is finished, and nothing started."""
         self._process.leave()
-        ending = [task for task in (self._resync, self._taking_over) if task]
+        ending = [task for task in (self._resync, self._scaling_task, self._taking_over) if task]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -230,6 +243,7 @@ class Controller:
             pending=self._configs.pending,
             route=self._routes.of(user) if user else None,
             composition=self._composition,
+            scaling=self._scaling.recommendation(user) if user else None,
         )
 
     def _conditions(self) -> Mapping[tuple[str, str], int]:

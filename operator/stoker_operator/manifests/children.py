@@ -33,6 +33,7 @@ def children(
     pod_monitors: bool = False,
     policy: Policy = PERMISSIVE,
     gateway: GatewaySettings | None = None,
+    replicas: int | None = None,
 ) -> tuple[Manifest, ...]:
     """The objects that should exist for a workload with this `spec`; what pods need comes before them.
 
@@ -46,11 +47,13 @@ def children(
         pod_monitors: whether the cluster has PodMonitors.
         policy: what the administrator permits and adds.
         gateway: the one that serves the endpoint; None: none does.
+        replicas: how many there should be; None: as many as a new endpoint has.
 
     Raises:
         Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be honoured.
     """
-    pods = PodSet(owner, spec.replicas, spec.rollout, pod_template(owner, spec, plan, policy))
+    count = spec.first_replicas if replicas is None else replicas
+    pods = PodSet(owner, count, spec.rollout, pod_template(owner, spec, plan, policy))
     endpoint, serves = owner.of(MAIN), role is Role.SERVING
     objects = (
         service_account(owner),

@@ -15,7 +15,7 @@ def disruption_budget(owner: Owner, spec: Spec, pods: Mapping[str, str]) -> Mani
     A pod that is not ready serves nobody, so it may always be evicted: by the default policy (IfHealthyBudget) an
     endpoint that does not start would hold up the drain of its nodes.
     """
-    if spec.replicas < 2:
+    if spec.most_replicas < 2:
         return None
     return {
         "apiVersion": "policy/v1",

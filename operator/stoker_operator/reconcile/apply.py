@@ -139,6 +139,8 @@ class Writer:
         if ready and ((ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")) or is_new):
             _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
             self._record_event(endpoint, ready, now)
+        if (rescaled := _rescaled(endpoint.status, status)) is not None:
+            self._record_event(endpoint, rescaled, now)
         return bool(answer["metadata"]["generation"] == endpoint.generation)
 
     def _apply_on(self, desired: Object, live: Object | None) -> Object:
@@ -223,6 +225,16 @@ class Writer:
 def _ready(status: Mapping[str, Any]) -> Mapping[str, str]:
     """What people watch of a status."""
     return next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+
+
+def _rescaled(before: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """What an Event says of a number of replicas that scaling has changed; None: it has not."""
+    was, scaling = before.get("scaling"), now.get("scaling")
+    if was is None or scaling is None or was["replicas"] == scaling["replicas"]:
+        return None
+    condition: Mapping[str, str] = next((each for each in now.get("conditions", ()) if each["type"] == "Scaling"), {})
+    message = f"from {was['replicas']} to {scaling['replicas']} replicas: {condition.get('message', '')}"
+    return {"status": "True", "reason": "Rescaled", "message": message}
 
 
 def _is_trouble(ready: Mapping[str, str]) -> bool:

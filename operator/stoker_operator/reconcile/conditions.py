@@ -6,6 +6,7 @@
     Progressing   pods are being created or replaced
     Stalled       something is in the way that does not pass by itself, be it that the operator fails to reconcile it
     Routed        the gateway serves it; only where there is a gateway, or it asks for one
+    Scaling       the number of replicas follows requests; only with spec.scaling
     Degraded      an engine of the model does not serve, and others of its pod do; only where pods have several
     Ready         every replica serves, from the newest spec; its reason and message are the ones to read
 
@@ -25,10 +26,13 @@ from stoker_operator.reconcile.addresses import serving_gateway
 from stoker_operator.reconcile.decide import Decision
 from stoker_operator.reconcile.diagnosis import Diagnosis, quota_exceeded
 from stoker_operator.reconcile.observed import Observed
+from stoker_operator.reconcile.scaling_status import scaling_condition
 
 NO_ROLLOUT: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
 #: The most characters the schema of a condition takes is more than anyone reads.
 _MESSAGE: Final = 2048
+_NO_REQUESTS: Final = "no requests come; the gateway holds the next one until a pod serves"
+_ZERO: Final = "spec.replicas is 0"
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
 #: Pods that are named, of those that lack an engine or run with an earlier object.
 _PODS: Final = 3
@@ -56,6 +60,7 @@ def conditions(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]
         "Progressing": _progressing(decision, seen, trouble),
         "Stalled": _stalled(trouble),
         **_routed(decision, seen),
+        **({"Scaling": ConditionStatus(*scaling_condition(seen.scaling))} if seen.scaling else {}),
         **_degraded(seen),
         "Ready": _ready(decision, seen, trouble),
     }
@@ -218,9 +223,11 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
     rollout = seen.rollout
     if rollout is not None and seen.complete and decision.objects and not seen.refusal:
         if rollout.desired == 0:
-            return ConditionStatus("True", "ScaledToZero", "spec.replicas is 0")
+            return ConditionStatus("True", "ScaledToZero", _NO_REQUESTS if seen.scaling else _ZERO)
         serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
         return ConditionStatus("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
+    if scales := _scales(decision, seen, trouble):
+        return scales
     if trouble:
         return ConditionStatus("False", trouble.reason, trouble.message)
     if decision.held:
@@ -230,6 +237,25 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
         kind = workload.kind.name if workload else "workload"
         return ConditionStatus("False", "RollingOut", f"the {kind} does not exist yet")
     return ConditionStatus("False", "RollingOut", _progress(seen.unfinished or rollout) + _waited_for(seen))
+
+
+def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus | None:
+    """What Ready is while only the number of pods changes: an endpoint that served goes on, also where its first pod
+    starts after it had none."""
+    rollout, scaling = seen.rollout, seen.scaling
+    if rollout is None or scaling is None or not decision.objects or seen.refusal or not scaling.was_ready:
+        return None
+    if rollout.current and rollout.updated < rollout.total:
+        return None  # pods are replaced, as by another image
+    if rollout.desired == 0:
+        return ConditionStatus("True", "ScaledToZero", _NO_REQUESTS)
+    if rollout.available > 0:
+        serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
+        rest = "; the others start" if rollout.available < rollout.desired else ""
+        return ConditionStatus("True", "Ready", f"{serving}{rest}")
+    if trouble is None:
+        return ConditionStatus("True", "Waking", "the first pod starts; the gateway holds requests until it serves")
+    return None
 
 
 def older_objects(decision: Decision, seen: Observed) -> list[str]:

@@ -22,6 +22,7 @@ from stoker_operator.plan.planner import Plan, Unplannable, plan, planned_ways_o
 from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.policy.template_policy import forbidden
 from stoker_operator.reconcile.routing import Route
+from stoker_operator.scaling.autoscaler import Recommendation
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition, Role, Workload
 
 #: Hub id and revision → the model's config.json, where it has been fetched.
@@ -40,6 +41,7 @@ class PlanningContext:
         pending: whether a hub model's description is being fetched for the first time.
         route: whether the gateway serves the endpoint, where there is something to say.
         composition: of which workloads endpoints consist.
+        scaling: what the autoscaler recommends for the endpoint; None: nothing, or not yet.
     """
 
     catalogue: Catalogue
@@ -49,6 +51,7 @@ class PlanningContext:
     pending: Callable[[str, str | None], bool] = lambda _id, _revision: False
     route: Route | None = None
     composition: Composition = ONE_DEPLOYMENT
+    scaling: Recommendation | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,19 @@ def _objects(
         pod_monitors=context.pod_monitors,
         policy=context.policy,
         gateway=context.route.gateway if context.route else None,
+        replicas=_replicas(workload, own, context),
     )
+
+
+def _replicas(workload: Workload, live: Mapping[Child, Object], context: PlanningContext) -> int | None:
+    """How many replicas a workload should have; None: as many as a new endpoint has. Where the autoscaler has not
+    recommended anything yet, the present number stays."""
+    scaling = workload.spec.scaling
+    if scaling is None or workload.role is not Role.SERVING:
+        return workload.spec.replicas
+    if context.scaling is not None:
+        return context.scaling.replicas
+    return scaling.clamp(workload.kind.rollout(tuple(live.values())).desired) if live else None
 
 
 def _awaited(workloads: tuple[Workload, ...], context: PlanningContext) -> tuple[str, str | None] | None:

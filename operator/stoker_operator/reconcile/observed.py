@@ -16,6 +16,7 @@ from stoker_operator.objects.facts import (
 )
 from stoker_operator.reconcile.diagnosis import Diagnosis
 from stoker_operator.reconcile.routing import Route
+from stoker_operator.reconcile.scaling_status import ObservedScaling
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Observed:
         workloads: those of which there is an object that runs pods, by name.
         route: whether the gateway serves the endpoint, where there is something to say.
         serving: the name of the workload whose pods answer requests.
+        scaling: how the endpoint is scaled; None: ``spec.replicas`` says how many there are.
     """
 
     live: Mapping[Child, Object]
@@ -58,6 +60,7 @@ class Observed:
     workloads: Mapping[str, ObservedWorkload] = field(default_factory=dict)
     route: Route | None = None
     serving: str = MAIN
+    scaling: ObservedScaling | None = None
 
     @property
     def rollout(self) -> Rollout | None:

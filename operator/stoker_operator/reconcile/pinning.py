@@ -38,8 +38,9 @@ from stoker_operator.workloads.kind import WorkloadKind
 
 ANNOTATION: Final = "stoker.dev/rendered"
 
-#: What of a spec no pod shows, in records of releases that compared specs as they were written; routing came after.
-_NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring", "routing")
+#: What of a spec no pod shows, in records of releases that compared specs as they were written; routing and scaling
+#: came after.
+_NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring", "routing", "scaling")
 _NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
 
 

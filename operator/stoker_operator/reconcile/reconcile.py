@@ -6,6 +6,7 @@ times, after lost events and after a restart.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -25,6 +26,7 @@ from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, eval
 from stoker_operator.reconcile.observe_workload import observe_workload
 from stoker_operator.reconcile.observed import Observed
 from stoker_operator.reconcile.pinning import is_behind
+from stoker_operator.reconcile.scaling_status import ObservedScaling, observe_scaling
 from stoker_operator.reconcile.status import failed, status
 from stoker_operator.workloads.composition import Composition
 from stoker_operator.workloads.kind import WorkloadKind
@@ -94,6 +96,9 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
         for name, (kind, objects) in _running(applied.live, owner, composition).items()
     }
     seen = Observed(applied.live, applied.refusal, workloads, context.route, _serving(evaluation))
+    if evaluation.serving is not None and evaluation.serving.spec.scaling is not None:
+        first = evaluation.serving.spec.first_replicas
+        seen = dataclasses.replace(seen, scaling=_scaling(endpoint, context, seen, first))
     new_status = status(endpoint, decision, seen, now)
     if operators and new_status != endpoint.status and operators.replaces(key, new_status):
         return Outcome.YIELDED
@@ -152,6 +157,11 @@ def _running(
 def _serving(evaluation: Evaluation) -> str:
     """The name of the workload whose pods answer requests; of a spec that cannot be read, that of most endpoints."""
     return evaluation.serving.name if evaluation.serving else MAIN
+
+
+def _scaling(endpoint: Endpoint, context: PlanningContext, seen: Observed, first: int) -> ObservedScaling:
+    replicas = context.scaling.replicas if context.scaling else seen.rollout.desired if seen.rollout else first
+    return observe_scaling(endpoint, context.scaling, replicas, seen.rollout, seen.trouble)
 
 
 def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[str, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from stoker_operator.reconcile.addresses import addresses
 from stoker_operator.reconcile.conditions import NO_ROLLOUT, ConditionStatus, conditions, reported_conditions
 from stoker_operator.reconcile.decide import Decision
 from stoker_operator.reconcile.observed import Observed
+from stoker_operator.reconcile.scaling_status import scaling_status
 from stoker_operator.reconcile.workload_status import workloads_status
 
 
@@ -22,10 +23,23 @@ def status(endpoint: Endpoint, decision: Decision, seen: Observed, now: datetime
         "readyReplicas": rollout.ready,
         "updatedReplicas": rollout.updated,
         "availableReplicas": rollout.available,
+        "desiredReplicas": _desired(endpoint, decision, seen),
         "selector": _selector(endpoint, decision),
         "conditions": reported_conditions(endpoint, conditions(decision, seen), now),
     }
+    if seen.scaling is not None:
+        reported["scaling"] = scaling_status(seen.scaling)
     return reported | addresses(decision, seen) | workloads_status(endpoint, decision, seen)
+
+
+def _desired(endpoint: Endpoint, decision: Decision, seen: Observed) -> int:
+    """How many replicas there should be."""
+    if seen.scaling is not None:
+        return seen.scaling.replicas
+    serving = decision.evaluation.serving
+    if serving is None:
+        return int(endpoint.status.get("desiredReplicas", 0))
+    return serving.spec.replicas
 
 
 def _selector(endpoint: Endpoint, decision: Decision) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker_gateway.ext_proc.request_queue import RequestQueue
+from stoker_gateway.ext_proc.request_queue import RequestQueue, WaitTerms
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, PickerSettings, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
@@ -37,7 +37,8 @@ class _Line:
 
     async def ask(self, name: str, priority: int = 0) -> Pick | Refusal:
         """Asks as the key that `name` begins with."""
-        choice = self.line.at_once(RoutingRequest()) or await self.line.wait(RoutingRequest(), name[0], priority)
+        ask, terms = RoutingRequest(), WaitTerms(name[0], priority)
+        choice = self.line.at_once(ask) or await self.line.wait(ask, terms)
         if isinstance(choice, Pick):
             self.order.append(name)
         return choice
@@ -140,10 +141,10 @@ def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants:
         other_server = "10.0.0.2:80"
         line = _Line()
         line.picker.set_servers([SERVER, other_server], 0)
-        held = [asyncio.create_task(line.line.wait(wants, "a")) for _ in range(3)]
+        held = [asyncio.create_task(line.line.wait(wants, WaitTerms("a"))) for _ in range(3)]
         await elapse(0.001)
         for key in ("a", "b"):  # whoever asks: they wait for that server, not for their keys
-            choice = await line.line.wait(RoutingRequest(), key)
+            choice = await line.line.wait(RoutingRequest(), WaitTerms(key))
             assert isinstance(choice, Pick) and choice.servers[0] == other_server
         assert len(line.line) == 3 and not any(each.done() for each in held)
         line.say(room=1)
@@ -164,7 +165,7 @@ def test_of_those_who_wait_for_the_same_servers_nobody_overtakes(virtual_time: R
 
         async def ask(number: int) -> None:
             wants = RoutingRequest(held_by=SERVER) if number % 2 else RoutingRequest()
-            await line.line.wait(wants, "a")
+            await line.line.wait(wants, WaitTerms("a"))
             order.append(number)
 
         tasks = []

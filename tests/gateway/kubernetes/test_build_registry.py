@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker_gateway.kubernetes import build_registry, facts
 from stoker_gateway.kubernetes.credentials import first_key
 from stoker_gateway.kubernetes.key_history import KeyHistory
+from stoker_gateway.registry.model_registry import Phase, Scaling
 
 from .stand_in_api import endpoint, secret, slice_of
 
@@ -31,7 +32,13 @@ def _mutations(seen: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @given(st.data())
 def test_no_object_is_too_odd(data: st.DataObject) -> None:
-    full = endpoint("a", auth={"apiKeysSecretRef": {"name": "s"}}, routing={"sessionHeader": "X-S"})
+    full = endpoint(
+        "a",
+        auth={"apiKeysSecretRef": {"name": "s"}},
+        routing={"sessionHeader": "X-S"},
+        scaling={"minReplicas": 0, "holdSeconds": 5},
+    )
+    full["status"]["scaling"] = {"phase": "Draining", "drain": "w", "startFailure": "no image"}
     for whole, read in (
         (full, facts.read_endpoint),
         (slice_of("a", "10.0.0.1:80"), facts.read_slice),
@@ -41,6 +48,10 @@ def test_no_object_is_too_odd(data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(_mutations(whole)[1:]))
         changed = _replaced(whole, path, data.draw(_JSON))
         made = read(changed)
+        if isinstance(made, facts.EndpointFacts) and made.scaling is not None:
+            scaling = made.scaling
+            assert 0 <= scaling.hold_s <= facts.MAX_HOLD_S and len(scaling.start_failure) <= 1024
+            assert scaling.phase is not Phase.DRAINING or 0 < len(scaling.drain) <= 253
         if isinstance(made, facts.EndpointFacts):
             build_registry.make([made], [], {}, KeyHistory())
         if isinstance(made, facts.SliceFacts):
@@ -179,3 +190,61 @@ def test_earlier_keys_are_an_endpoint_s_own_and_few() -> None:
 )
 def test_the_key_that_is_sent(entries: dict[str, str], key: str | None) -> None:
     assert first_key(secret("s", **entries)) == key
+
+
+def _scaling_of(spec: Any, status: Any) -> Scaling | None:
+    seen = endpoint("a", scaling=spec)
+    seen["status"]["scaling"] = status
+    made = facts.read_endpoint(seen)
+    assert made is not None
+    return made.scaling
+
+
+@pytest.mark.parametrize(
+    ("hold", "expected"),
+    [
+        (5, 5.0),
+        (0, 0.0),
+        (3600, facts.MAX_HOLD_S),
+        (10**400, facts.MAX_HOLD_S),
+        (float("inf"), facts.MAX_HOLD_S),
+        (float("nan"), facts.DEFAULT_HOLD_S),
+        (-1, facts.DEFAULT_HOLD_S),
+        (True, facts.DEFAULT_HOLD_S),
+        ("5", facts.DEFAULT_HOLD_S),
+        (None, facts.DEFAULT_HOLD_S),
+    ],
+)
+def test_a_hold_is_finite(hold: Any, expected: float) -> None:
+    assert _scaling_of({"holdSeconds": hold}, {}) == Scaling("one", "a", expected)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"phase": "Draining", "drain": "w"}, (Phase.DRAINING, "w", "")),
+        ({"phase": "Zero"}, (Phase.ZERO, "", "")),
+        ({"phase": "Active", "startFailure": " no image "}, (Phase.ACTIVE, "", "no image")),
+        ({"phase": "Draining"}, (Phase.ACTIVE, "", "")),
+        ({"phase": "Draining", "drain": "w" * 254}, (Phase.ACTIVE, "", "")),
+        ({"phase": "Draining", "drain": ["w"]}, (Phase.ACTIVE, "", "")),
+        ({"phase": "draining", "drain": "w"}, (Phase.ACTIVE, "w", "")),
+        ({"phase": ["Zero"], "startFailure": {}}, (Phase.ACTIVE, "", "")),
+        ({"startFailure": "x" * 5000}, (Phase.ACTIVE, "", "x" * 1024)),
+        (None, (Phase.ACTIVE, "", "")),
+        ("Zero", (Phase.ACTIVE, "", "")),
+    ],
+)
+def test_a_status_that_makes_no_sense_stops_no_traffic(status: Any, expected: tuple[Phase, str, str]) -> None:
+    scaling = _scaling_of({}, status)
+    assert scaling is not None and (scaling.phase, scaling.drain, scaling.start_failure) == expected
+
+
+def test_pods_that_start_are_servers_of_endpoints_with_scaling_alone() -> None:
+    slices = [slice_of(name, "10.0.0.1:80", ready=False) for name in ("a", "b")]
+    read = [facts.read_endpoint(endpoint("a", scaling={})), facts.read_endpoint(endpoint("b"))]
+    made = build_registry.make(filter(None, read), filter(None, map(facts.read_slice, slices)), {}, KeyHistory())
+    assert {name: each.servers for name, each in made.endpoints.items()} == {"org/a": ("10.0.0.1:80",), "org/b": ()}
+    leaving = slice_of("a", "10.0.0.1:80", ready=False)
+    leaving["endpoints"][0]["conditions"]["terminating"] = True
+    assert facts.read_slice(leaving) is None

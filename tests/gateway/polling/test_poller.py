@@ -16,8 +16,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.polling.poller import (
+    AWAITED_PERIOD_S,
     CORE_SHARE,
     LOST_AFTER,
+    MAX_AWAITED,
     TIMEOUT_S,
     HttpAsker,
     Poller,
@@ -142,6 +144,39 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
         back = True
         await elapse(5)
         assert [each.load for each in heard if each.server == "frozen"][-1] == ServerLoad(running=1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    virtual_time(main)
+
+
+def test_servers_that_requests_wait_for_are_asked_more_often_at_no_higher_cost_of_others(
+    virtual_time: VirtualTime,
+) -> None:
+    counts, spent = Counter[str](), 0.0
+
+    async def ask(server: str) -> ServerLoad:
+        nonlocal spent
+        counts[server] += 1
+        spent += 0.002
+        return ServerLoad()
+
+    async def main() -> None:
+        poller = Poller(ask, lambda heard: None, lambda: spent)
+        poller.set_servers([f"s{number}" for number in range(100)])
+        task = asyncio.create_task(poller.run())
+        await elapse(30)
+        period = poller.period_s
+        poller.set_awaited(["s1", "gone"])
+        counts.clear()
+        await elapse(20)
+        assert "gone" not in counts
+        assert counts["s1"] >= 20 / AWAITED_PERIOD_S > 3 * max(counts[each] for each in counts if each != "s1")
+        assert poller.period_s == pytest.approx(period, rel=0.1)
+        poller.set_awaited(f"s{number}" for number in range(100))
+        counts.clear()
+        await elapse(20)
+        assert sum(counts[each] >= 20 / AWAITED_PERIOD_S for each in counts) == MAX_AWAITED
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

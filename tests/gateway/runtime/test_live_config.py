@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.ext_proc.server import PickerServer
-from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Phase, Scaling
 from stoker_gateway.runtime import live_config as module
 from stoker_gateway.runtime.live_config import LiveConfig
-from stoker_gateway.scheduling.picker import Pick
+from stoker_gateway.scheduling.load import ServerLoad
+from stoker_gateway.scheduling.picker import Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 from ...support.waiting import until_async
@@ -66,6 +68,11 @@ async def served(folder: Path) -> AsyncIterator[tuple[LiveConfig, SlowReader]]:
 def model_registry(**servers: tuple[int, ...]) -> ModelRegistry:
     made = {name: tuple(f"10.0.0.{each}:80" for each in numbers) for name, numbers in servers.items()}
     return ModelRegistry({name: Endpoint(name, f"cluster-{name}", addresses) for name, addresses in made.items()})
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When each of Envoy's files was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
 
 
 def named(serving: LiveConfig) -> dict[str, set[str]]:
@@ -133,3 +140,30 @@ def test_whatever_is_gone_is_forgotten_and_never_what_comes(
             await until_async(only_what_is_wanted)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_phase_changes_no_file_and_forgets_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as (serving, envoy):
+            scaling = Scaling("one", "a", 10.0)
+            (endpoint,) = model_registry(a=(1,)).endpoints.values()
+
+            async def change(scaling: Scaling | None) -> None:
+                registry = ModelRegistry({"a": replace(endpoint, scaling=scaling)})
+                changing = asyncio.create_task(serving.change(registry))
+                await asyncio.sleep(0)
+                envoy.read()
+                await changing
+
+            await change(scaling)
+            picker = serving.pickers["a"]
+            assert isinstance(picker.pick(RoutingRequest(), 1e9), Refusal)  # it has not reported yet
+            picker.observe("10.0.0.1:80", ServerLoad(), 1e9, 1e9)
+            assert isinstance(picker.pick(RoutingRequest(), 1e9), Pick)
+            files = written(tmp_path)
+            for phase, drain in ((Phase.DRAINING, "w"), (Phase.ZERO, "w"), (Phase.ACTIVE, "")):
+                await change(replace(scaling, phase=phase, drain=drain))
+                assert serving.pickers["a"] is picker and picker.sequences == 1
+            assert written(tmp_path) == files
+
+    asyncio.run(asyncio.wait_for(run(), 120))

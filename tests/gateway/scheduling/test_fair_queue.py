@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from hypothesis import given
@@ -52,6 +53,13 @@ class AnyUse(RuleBasedStateMachine):
         assert item == min(each for each, state in fresh.items() if state[:2] == (key, priority))
         del self.waiting[item]
 
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, 1.0, 20.0]))
+    def extend(self, data: st.DataObject, seconds: float) -> None:
+        if self.waiting:
+            item = data.draw(st.sampled_from(sorted(self.waiting)))
+            self.queue.extend(item, self.now + seconds)
+            self.waiting[item] = (*self.waiting[item][:2], self.now + seconds)
+
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -71,6 +79,8 @@ class AnyUse(RuleBasedStateMachine):
     @invariant()
     def is_bounded(self) -> None:
         assert len(self.queue) == len(self.waiting) <= MAX_ITEMS
+        assert list(self.queue) == sorted(self.waiting)
+        assert self.queue.next_limit == min((state[2] for state in self.waiting.values()), default=math.inf)
 
 
 TestAnyUse = AnyUse.TestCase

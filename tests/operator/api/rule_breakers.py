@@ -18,8 +18,73 @@ from .spec_cases import (
 
 _FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
 _ONE_POD = "this claim is for one pod, and there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
+_ONE_SCALED_POD = _ONE_POD.replace("replicas 1", "scaling.maxReplicas 1")
+_NEVER_PASSED = (
+    "a replica never runs more requests than engine.maxNumSeqs for each of its engines, so none would ever be added; "
+    "lower target, or raise engine.maxNumSeqs"
+)
+_RUNNING = {"maxReplicas": 2, "metric": "runningRequests"}
 #: Specs that break a rule, one or more for each.
 RULE_BREAKERS = (
+    Wrong(
+        "fewer replicas at most than at least",
+        spec(scaling={"minReplicas": 3, "maxReplicas": 2, "target": 4}),
+        "spec.scaling.minReplicas",
+        "minReplicas is above maxReplicas; lower minReplicas, or raise maxReplicas",
+    ),
+    Wrong(
+        "a share of the cache that is never passed",
+        spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 1}),
+        "spec.scaling.target",
+        "the KV cache's usage is a share and never passes 1, so no replica would ever be added; use a share below 1",
+    ),
+    Wrong(
+        "a percentage of the cache",
+        spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 80}),
+        "spec.scaling.target",
+        "the KV cache's usage is a share and never passes 1",
+    ),
+    *(
+        Wrong(
+            f"an idle time without zero, {name}",
+            spec(scaling={"maxReplicas": 2, "target": 4, "idleSecondsToZero": 60, **fewest}),
+            "spec.scaling.idleSecondsToZero",
+            "an endpoint with minReplicas above 0 never goes to zero; set minReplicas to 0, or remove",
+        )
+        for name, fewest in (("implied", {}), ("explicit", {"minReplicas": 1}))
+    ),
+    *(
+        Wrong(
+            f"running requests that are never passed: {name}",
+            spec(engine={"maxNumSeqs": 8}, scaling={**_RUNNING, "target": target}, **parts),
+            "spec.scaling.target",
+            _NEVER_PASSED,
+        )
+        for name, target, parts in (
+            ("one engine", 8, {}),
+            ("one engine of many accelerators", 8, {"hardware": GPUS}),
+            ("two engines", 16, {"hardware": GPUS, "parallelism": {"data": 2}}),
+            ("engines of two nodes", 32, {"hardware": {**GPUS, "nodes": 2}, "parallelism": {"tensor": 2}}),
+            ("as many engines as accelerators", 32, {"hardware": GPUS, "parallelism": {"mode": "Auto"}}),
+            ("engines on a cpu", 16, {"parallelism": {"data": 2, "tensor": 2}}),
+        )
+    ),
+    Wrong(
+        "a cache that two scaled replicas need",
+        spec(
+            scaling={"maxReplicas": 2, "target": 4},
+            storage=claim("ReadWriteOnce"),
+            rollout={"maxSurge": 0, "maxUnavailable": 1},
+        ),
+        "spec.storage.cache",
+        _ONE_SCALED_POD,
+    ),
+    Wrong(
+        "a cache that two pods of one scaled replica need while they roll",
+        spec(scaling={"maxReplicas": 1, "target": 4}, storage=claim("ReadWriteOnce")),
+        "spec.storage.cache",
+        _ONE_SCALED_POD,
+    ),
     Wrong(
         "too many",
         spec(hardware=GPUS, parallelism={"tensor": 2, "data": 4}),

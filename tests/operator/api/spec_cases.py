@@ -251,4 +251,66 @@ RIGHT: dict[str, Spec] = {
     ),
     "monitoring": spec(monitoring={"podMonitor": "Disabled"}),
     "routing": spec(routing={"gateway": "Enabled", "sessionHeader": "X-Session-Id"}),
+    "scaling": spec(
+        scaling={
+            "minReplicas": 0,
+            "maxReplicas": 8,
+            "metric": "pendingRequests",
+            "target": 4,
+            "idleSecondsToZero": 600,
+            "holdSeconds": 120,
+            "behavior": {
+                "scaleUp": {
+                    "stabilizationWindowSeconds": 0,
+                    "selectPolicy": "Max",
+                    "policies": [
+                        {"type": "Pods", "value": 4, "periodSeconds": 15},
+                        {"type": "Percent", "value": 100, "periodSeconds": 1800},
+                    ],
+                    "tolerance": 0.05,
+                },
+                "scaleDown": {
+                    "stabilizationWindowSeconds": 3600,
+                    "selectPolicy": "Disabled",
+                    "policies": [{"type": "Percent", "value": 1, "periodSeconds": 1}],
+                    "tolerance": 1,
+                },
+            },
+        }
+    ),
+    "the least that is said of scaling": spec(scaling={"maxReplicas": 1, "target": 0.5}, replicas=7),
+    "as few replicas as many": spec(scaling={"minReplicas": 2, "maxReplicas": 2, "target": 1}),
+    "scaling by the cache": spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 0.999}),
+    "a target that two engines pass together": spec(
+        hardware=GPUS,
+        parallelism={"data": 2},
+        engine={"maxNumSeqs": 8},
+        scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 15.9},
+    ),
+    "a target that the engines of two nodes pass together": spec(
+        hardware={**GPUS, "nodes": 2},
+        parallelism={"tensor": 2},
+        engine={"maxNumSeqs": 8},
+        scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 31.9},
+    ),
+    "a target that as many engines pass as the planner may choose": spec(
+        hardware=GPUS,
+        parallelism={"mode": "Auto"},
+        engine={"maxNumSeqs": 8},
+        scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 31.9},
+    ),
+    "a target that the engines of a cpu pass together": spec(
+        parallelism={"data": 2, "tensor": 2},
+        engine={"maxNumSeqs": 8},
+        scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 15.9},
+    ),
+    "pending requests beyond the batch": spec(
+        engine={"maxNumSeqs": 8}, scaling={"maxReplicas": 2, "metric": "pendingRequests", "target": 9}
+    ),
+    "a cache for one scaled pod": spec(
+        replicas=3,
+        scaling={"minReplicas": 0, "maxReplicas": 1, "target": 4},
+        storage=claim("ReadWriteOnce"),
+        rollout={"maxSurge": 0, "maxUnavailable": 1},
+    ),
 }

@@ -87,7 +87,7 @@ def test_rules_point_at_fields_that_exist() -> None:
 #: From https://kubernetes.io/docs/reference/using-api/cel, as of Kubernetes 1.31, and of these what is used.
 CEL_1_31 = {
     "has", "all", "exists", "filter", "map", "size", "matches", "startsWith", "format", "indexOf", "max", "string",
-    "quantity", "compareTo", "isCIDR", "cidr", "masked", "ip", "containsIP", "prefixLength",
+    "double", "quantity", "compareTo", "isCIDR", "cidr", "masked", "ip", "containsIP", "prefixLength",
 }  # fmt: skip
 
 

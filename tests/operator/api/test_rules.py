@@ -72,9 +72,9 @@ def refusal(document: Any, before: Any = None) -> list[str]:
             {"auth": {"apiKeysSecretRef": {"name": "a", "optional": True}}},
             "spec.auth.apiKeysSecretRef.optional: there is no such field; there are name",
         ),
-        ({"autoscaling": {}}, "spec.autoscaling: this field is reserved and not available yet; remove it"),
         ({"prefill": {}}, "spec.prefill: this field is reserved and not available yet; remove it"),
-        ({"autoscalin": {}}, "spec.autoscalin: there is no such field; there are replicas, hardware, parallelism"),
+        ({"autoscaling": {}}, "spec.autoscaling: there is no such field; did you mean scaling?"),
+        ({"qqqqqq": {}}, "spec.qqqqqq: there is no such field; there are replicas, hardware, parallelism"),
     ],
 )
 def test_a_wrong_spec_is_refused_with_field_and_remedy(document: Any, spec: Any, expected: str) -> None:

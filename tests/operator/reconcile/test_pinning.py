@@ -207,7 +207,7 @@ def test_every_field_is_known_to_show_in_pods_or_not() -> None:
     def fields(part: type[Part], marked: bool) -> set[str]:
         return {name for name, each in part.model_fields.items() if (NOT_IN_PODS in each.metadata) is marked}
 
-    assert fields(Spec, True) == {"replicas", "service", "network_policy", "monitoring", "routing"}
+    assert fields(Spec, True) == {"replicas", "service", "network_policy", "monitoring", "routing", "scaling"}
     assert fields(Spec, False) == {
         "hardware", "parallelism", "engine", "template", "model", "auth", "storage", "rollout",
     }  # fmt: skip

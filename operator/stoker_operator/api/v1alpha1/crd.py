@@ -73,7 +73,7 @@ def _columns() -> list[dict[str, Any]]:
         ("Accelerator", "string", ".spec.hardware.accelerator", 0),
         ("TP", "integer", f"{workload}.plan.tensor", 0),
         ("DP", "integer", f"{workload}.plan.data", 0),
-        ("Desired", "integer", ".spec.replicas", 0),
+        ("Desired", "integer", ".status.desiredReplicas", 0),
         ("Available", "integer", ".status.availableReplicas", 0),
         ("Ready", "string", f"{ready}.status", 0),
         ("URL", "string", ".status.url", 0),

@@ -152,6 +152,7 @@ def _cel_or_default(part: str, field: str, absent: int) -> str:
 _COUNT, _NODES = _cel_or_default("hardware", "count", 1), _cel_or_default("hardware", "nodes", 1)
 _TENSOR, _DATA = _cel_or_default("parallelism", "tensor", 0), _cel_or_default("parallelism", "data", 0)
 _PIPELINE = _cel_or_default("parallelism", "pipeline", 1)
+_DATA_ON_CPU = _cel_or_default("parallelism", "data", 1)
 # [tensor, pipeline, data, gpus], after `resolve`.
 _SIZES = (
     f"[[{_COUNT} * {_NODES}, {_PIPELINE}, {_TENSOR}, {_DATA}]].map(g, ["
@@ -188,6 +189,20 @@ _MORE = (
     " ? ', or hardware.count %d'.format([s[0] * s[1] * s[2]]) : '')"
 )
 _EXPLAIN = f"{_SIZES}.map(s, '%s %s; %s%s'.format([{_PRODUCT}, {_PROBLEM}, {_CHOICE}, {_MORE}]))[0]"
+
+
+def most_engines(workload: Workload) -> int:
+    """The most engines that a replica may have: mode Auto may choose one for each accelerator."""
+    if workload.hardware.accelerator != CPU and workload.parallelism and workload.parallelism.mode:
+        return workload.hardware.gpus
+    return workload.sizes.data
+
+
+#: `most_engines` in CEL.
+CEL_MOST_ENGINES: Final = (
+    f"(self.hardware.accelerator == '{CPU}' ? {_DATA_ON_CPU} : {_IS_AUTO} ? {_COUNT} * {_NODES} : "
+    f"{_SIZES}.map(s, s[2])[0])"
+)
 
 
 def _product_of(*fields: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from stoker_operator.api.rule import ChangeRule, Rule
 from stoker_operator.api.v1alpha1.auth import Auth
@@ -14,6 +14,7 @@ from stoker_operator.api.v1alpha1.monitoring import Monitoring
 from stoker_operator.api.v1alpha1.network_policy import NetworkPolicy
 from stoker_operator.api.v1alpha1.rollout import Rollout
 from stoker_operator.api.v1alpha1.routing import Routing
+from stoker_operator.api.v1alpha1.scaling import TARGET_RULE, Scaling
 from stoker_operator.api.v1alpha1.storage import Storage
 from stoker_operator.api.v1alpha1.workload import Workload
 
@@ -27,6 +28,15 @@ def _cel_cache_location(spec: str) -> str:
         f"({has_cache} && has({cache}.volumeClaimTemplate) ? 'made' : "
         f"{has_cache} && has({claim}) ? 'claim ' + {claim}.claimName : 'node')"
     )
+
+
+_CEL_MOST_REPLICAS: Final = "(has(self.scaling) ? self.scaling.maxReplicas : self.replicas)"
+_TWO_PODS: Final = "this claim is for one pod, and there may be two"
+
+
+def _one_pod(field: str) -> str:
+    """What to write where a claim is for one pod."""
+    return f"use access mode {SHARED}, or {field} 1 with rollout maxSurge 0 and maxUnavailable 1"
 
 
 class Spec(Workload):
@@ -48,6 +58,8 @@ class Spec(Workload):
     """How metrics are collected."""
     routing: Annotated[Routing, NOT_IN_PODS] = Routing()
     """How requests come through the gateway, one address for all models."""
+    scaling: Annotated[Scaling | None, NOT_IN_PODS] = None
+    """How many replicas there are, by what the gateway reports of requests. Absent: spec.replicas."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *Workload.RULES,
@@ -56,12 +68,16 @@ class Spec(Workload):
             holds=lambda it: not it.has_two_pods or it.can_share_its_cache,
             cel="!has(self.storage) || !has(self.storage.cache) || !has(self.storage.cache.volumeClaimTemplate) || "
             f"'{SHARED}' in self.storage.cache.volumeClaimTemplate.spec.accessModes || ("
-            "self.replicas < 2 && has(self.rollout) && has(self.rollout.maxSurge) && "
+            f"{_CEL_MOST_REPLICAS} < 2 && has(self.rollout) && has(self.rollout.maxSurge) && "
             "(self.rollout.maxSurge == 0 || self.rollout.maxSurge == '0%') && "
             "(!has(self.hardware.nodes) || self.hardware.nodes == 1))",
-            message="this claim is for one pod, and there may be two",
-            remedy=f"use access mode {SHARED}, or replicas 1 with rollout maxSurge 0 and maxUnavailable 1",
+            message=_TWO_PODS,
+            remedy=_one_pod("replicas"),
+            explain=lambda it: (_TWO_PODS, _one_pod("scaling.maxReplicas" if it.scaling else "replicas")),
+            explain_cel=f"has(self.scaling) ? '{_TWO_PODS}; {_one_pod('scaling.maxReplicas')}' : "
+            f"'{_TWO_PODS}; {_one_pod('replicas')}'",
         ),
+        TARGET_RULE,
         Rule(
             field="networkPolicy",
             holds=lambda it: it.service.type in (None, "ClusterIP") or it.network_policy.lets_outsiders_in,
@@ -83,9 +99,19 @@ class Spec(Workload):
     )
 
     @property
+    def most_replicas(self) -> int:
+        """The most replicas that there may be, without those that a roll-out adds."""
+        return self.scaling.max_replicas if self.scaling else self.replicas
+
+    @property
+    def first_replicas(self) -> int:
+        """The replicas of a new endpoint. Where `scaling` permits none, the first one shows that the model starts."""
+        return max(1, self.scaling.fewest) if self.scaling else self.replicas
+
+    @property
     def has_two_pods(self) -> bool:
         """Whether there may be two pods at the same time, if only while they are replaced."""
-        return self.replicas > 1 or self.hardware.pods_per_replica > 1 or self.rollout.surge not in (0, "0%")
+        return self.most_replicas > 1 or self.hardware.pods_per_replica > 1 or self.rollout.surge not in (0, "0%")
 
     @property
     def can_share_its_cache(self) -> bool:

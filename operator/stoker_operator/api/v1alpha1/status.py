@@ -12,6 +12,8 @@ Int64 = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 
 #: Engines that are listed.
 MAX_ENGINE_STATES: Final = 64
+#: Characters of `scaling.startFailure`.
+MAX_START_FAILURE: Final = 1024
 
 
 class Condition(Part):
@@ -21,8 +23,10 @@ class Condition(Part):
     """Accepted: the spec obeys the rules. Planned: it is decided how the model is spread; Unknown where the model's
     shape is, and then the engine judges. Available: at least one pod serves. Progressing: pods are being created or
     replaced. Stalled: something is wrong that waiting cannot heal. Routed, where there is a gateway or one is asked
-    for: it serves the endpoint. Degraded, where pods have several engines: one does not serve, and others
-    of its pod do. Ready: every replica serves, from the newest spec."""
+    for: it serves the endpoint. Scaling, with spec.scaling: the number of replicas follows requests. Degraded, where
+    pods have several engines: one does not serve, and others of its pod do. Ready: every replica serves, from the
+    newest spec; with spec.scaling: one serves and all run the newest spec, or there is none since no requests
+    come."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
@@ -118,6 +122,22 @@ class WorkloadStatus(Part):
     """How the engine was configured, and what it found."""
 
 
+class ScalingStatus(Part):
+    """How the endpoint is scaled."""
+
+    phase: Literal["Active", "Draining", "Zero"]
+    """Active: the gateway sends requests. Draining: the endpoint is about to go to zero, and the gateway sends none and
+    holds new ones. Zero: there are no replicas, and the gateway holds requests until one serves."""
+    drain: Annotated[str, Field(max_length=64)] | None = None
+    """The announcement that the gateway's replicas acknowledge before the endpoint goes to zero: a random word."""
+    replicas: Annotated[int, Field(ge=0)]
+    """Replicas there should be."""
+    start_seconds: Annotated[float, Field(ge=0)] | None = None
+    """How long a replica takes from its creation until it serves, as was measured."""
+    start_failure: Annotated[str, Field(max_length=MAX_START_FAILURE)] | None = None
+    """Why no replica starts; the gateway answers held requests with it."""
+
+
 class Address(Part):
     """A way to reach the API."""
 
@@ -145,6 +165,10 @@ class Status(Part):
     """Pods of the newest spec."""
     available_replicas: Annotated[int, Field(ge=0)] | None = None
     """Pods that serve."""
+    desired_replicas: Annotated[int, Field(ge=0)] | None = None
+    """Replicas there should be: spec.replicas, or with spec.scaling as many as requests need."""
+    scaling: ScalingStatus | None = None
+    """How the endpoint is scaled, where spec.scaling says that it is."""
     selector: str | None = None
     """Label selector of the pods, for autoscalers."""
     workloads: Annotated[list[WorkloadStatus], Field(max_length=8), *ByName] | None = None
@@ -160,4 +184,4 @@ class Status(Part):
         | None
     ) = None
     """Accepted, Planned, Available, Progressing, Stalled and Ready; Routed where there is a gateway, or one is asked
-    for; Degraded where pods have several copies."""
+    for; Scaling with spec.scaling; Degraded where pods have several copies."""

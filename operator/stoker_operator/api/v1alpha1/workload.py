@@ -25,7 +25,7 @@ class Workload(Part):
         NOT_IN_PODS,
     ] = 1
     """Pods that serve the model; with hardware.nodes, groups of so many pods. Autoscalers write it through the scale
-    subresource."""
+    subresource. With spec.scaling it has no effect."""
     hardware: Hardware
     """What a replica runs on."""
     parallelism: Parallelism | None = None

@@ -1,0 +1,175 @@
+"""An endpoint that is scaled between no pod and three, by clients that do not retry.
+
+Asserted: a burst at zero is held, starts pods and is answered whole; the pods go again; requests that arrive around
+each moment of the way to zero are answered, and so are those that come after all operators and gateways were restarted
+at zero, while the leading operator is killed. Requests whose start fails are answered with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kit import chart as release
+from kit import hub as hubs
+from kit.cluster import Cluster, Images
+from kit.endpoint import Endpoint
+from kit.namespace import fresh
+from kit.results import Results
+from kit.tiny import tiny, tiny_llama
+from kit.traffic import client_pod
+from kit.waiting import wait_for
+
+from .conftest import URL
+
+_CLIENT = Path(__file__).with_name("burst_client.py")
+#: Of the way to zero, which takes the idle time, the announcement and the end of pods.
+_IDLE_S = 4
+#: In which a tiny model's pod starts where others start too.
+_START_S = 240
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request; see `burst_client.py`."""
+
+    number: int
+    start: float
+    end: float
+    status: int
+    held: float
+    error: str
+
+
+@pytest.fixture(scope="module")
+def scaled(
+    cluster: Cluster, images: Images, gateway: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Endpoint]:
+    """An endpoint with scaling, of a model that loads in seconds."""
+    with fresh(cluster, "scaled") as namespace:
+        cluster.kubectl("label", "namespace", namespace, "stoker.dev/gateway=enabled")
+        hub = hubs.start(cluster, namespace, images.client, tiny_llama(tmp_path_factory.mktemp("model")))
+        document = tiny(hub.url, "scaled")
+        document["spec"]["model"]["servedNames"] = ["scaled"]
+        document["spec"]["scaling"] = {
+            "minReplicas": 0,
+            "maxReplicas": 3,
+            "target": 2,
+            "idleSecondsToZero": _IDLE_S,
+            "holdSeconds": 400,
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}},
+        }
+        endpoint = Endpoint(cluster, namespace, "scaled")
+        endpoint.apply(document)
+        wait_zero(endpoint)
+        yield endpoint
+
+
+@pytest.fixture
+def namespace(scaled: Endpoint) -> str:
+    """What is shown when a test fails."""
+    return scaled.namespace
+
+
+def phase(endpoint: Endpoint) -> str:
+    return str(endpoint.get().get("status", {}).get("scaling", {}).get("phase", ""))
+
+
+def wait_zero(endpoint: Endpoint) -> None:
+    """Waits until it has neither pods nor any that end."""
+
+    def is_zero() -> bool:
+        selector = ("-l", "app.kubernetes.io/instance=scaled", "--namespace", endpoint.namespace)
+        return phase(endpoint) == "Zero" and not endpoint.cluster.get("pods", *selector)["items"]
+
+    wait_for(is_zero, "it is scaled to zero", 180)
+
+
+@contextmanager
+def burst(endpoint: Endpoint, images: Images, key: str, times: list[float], tokens: int = 8) -> Iterator[list[Answer]]:
+    """Requests that begin at these seconds from now; the list has their answers after the block."""
+    cluster, name = endpoint.cluster, f"burst-{uuid.uuid4().hex[:6]}"
+    command = ["python", "-c", _CLIENT.read_text(), URL, key, "scaled", str(tokens), *map(str, times)]
+    cluster.apply(endpoint.namespace, client_pod(name, images.client, command))
+    where = ("--namespace", endpoint.namespace)
+    answers: list[Answer] = []
+    try:
+        yield answers
+        wait_for(
+            lambda: cluster.get("pod", name, *where)["status"]["phase"] in ("Succeeded", "Failed"),
+            "all requests have ended",
+            _START_S + max(times),
+        )
+        lines = cluster.kubectl("logs", name, *where).strip().split("\n")
+        answers += sorted((Answer(**json.loads(line)) for line in lines), key=lambda each: each.number)
+        assert len(answers) == len(times)
+    finally:
+        cluster.kubectl("delete", "pod", name, *where, "--grace-period=1", "--wait=false")
+
+
+def all_answered(answers: list[Answer]) -> None:
+    wrong = [each for each in answers if each.status != 200 or each.error]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.timeout(1200)
+def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key: str) -> None:
+    wait_zero(scaled)
+    with burst(scaled, images, key, [each * 0.05 for each in range(12)], tokens=200) as answers:
+        pods = wait_for(lambda: len(scaled.pods()) == 3 and scaled.pods(), "three pods", 120)
+        assert scaled.get()["spec"]["replicas"] == 1  # the default: nothing writes it
+    all_answered(answers)
+    assert min(each.held for each in answers) > 0
+    first = min(each.end for each in answers) - answers[0].start
+    results.add(f"scaling: 12 requests at zero, {len(pods)} pods", recovery=first)
+    began = time.monotonic()
+    wait_zero(scaled)
+    results.add("scaling: back to zero", recovery=time.monotonic() - began)
+
+
+@pytest.mark.timeout(1200)
+def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images: Images, key: str) -> None:
+    rng, times = random.Random(7), [0.0]
+    for _ in range(8):  # from before the announcement to after the last pod has gone
+        times.append(times[-1] + rng.uniform(_IDLE_S - 1, _IDLE_S + 12))
+    with burst(scaled, images, key, times) as answers:
+        pass
+    all_answered(answers)
+
+
+@pytest.mark.timeout(1200)
+def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: str) -> None:
+    wait_zero(scaled)
+    cluster = scaled.cluster
+    for name in (release.RELEASE, "stoker-gateway"):
+        cluster.kubectl("rollout", "restart", f"deployment/{name}", "--namespace", release.SYSTEM)
+        cluster.kubectl("rollout", "status", f"deployment/{name}", "--namespace", release.SYSTEM, "--timeout=180s")
+    assert phase(scaled) == "Zero"
+    with burst(scaled, images, key, [0.0, 1.0, 2.0]) as answers:
+        wait_for(lambda: scaled.pods(), "a pod", 120)
+        for name in release.operator_pods(cluster):
+            cluster.kubectl("delete", "pod", name, "--namespace", release.SYSTEM, "--grace-period=0", "--force")
+    all_answered(answers)
+
+
+@pytest.mark.timeout(1200)
+def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
+    wait_zero(scaled)
+    scaled.patch(engine={"image": "stoker/no-such-image:1"})
+    try:
+        with burst(scaled, images, key, [0.0, 0.5, 1.0]) as answers:
+            pass
+    finally:
+        scaled.patch(engine={"image": None})
+    for each in answers:
+        assert each.status == 503 and "no-such-image" in each.error, answers
+    with burst(scaled, images, key, [0.0]) as answers:
+        pass
+    all_answered(answers)

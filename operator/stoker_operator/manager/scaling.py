@@ -1,0 +1,221 @@
+"""Scales endpoints with ``spec.scaling``: asks the gateway, and has an endpoint reconciled when its number changes.
+
+    gateway's replicas ─► ScalingLoop: one Autoscaler for each endpoint ─► recommendation ─► wake ─► reconcile
+
+Only the replica of the operator that leads does it. A recommendation is kept as it was when the endpoint was woken, so
+that its status does not change with each poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from stoker_operator.api.manifest import parse
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.api.v1alpha1.scaling import Scaling, ScalingRules
+from stoker_operator.api.violation import Refused
+from stoker_operator.cluster.store import Store
+from stoker_operator.objects.facts import MAIN, Child, Key, Object, Rollout
+from stoker_operator.reconcile.routing import Route
+from stoker_operator.scaling.autoscaler import Autoscaler, Observation, Phase, Recommendation, ScalingSettings
+from stoker_operator.scaling.behavior import SCALE_DOWN, SCALE_UP, Behavior, Policy, Rules
+from stoker_operator.scaling.gateway_signals import GatewaySignals
+from stoker_operator.scaling.signals import GatewayReport, combine
+from stoker_operator.workloads.composition import Composition
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two polls of the gateway.
+PERIOD_S: Final = 0.5
+#: Seconds after which a message is renewed though nothing else has changed.
+_MESSAGE_S: Final = 60.0
+
+
+@dataclass
+class _Scaled:
+    """An endpoint that is scaled.
+
+    Attributes:
+        uid, generation: of the manifest that `autoscaler` has the settings of.
+        published: the recommendation that reconciles follow, and when it was made.
+    """
+
+    uid: str
+    generation: int
+    autoscaler: Autoscaler
+    published: Recommendation | None = None
+    published_at: float = 0.0
+
+
+class ScalingLoop:
+    """The autoscalers of all endpoints.
+
+    Args:
+        signals: reports of the gateway; None: there is no gateway.
+        store: what has been seen of the cluster.
+        composition: of which workloads endpoints consist.
+        route: whether the gateway serves an endpoint.
+        is_working: whether this replica of the operator leads, and has seen the whole cluster.
+        wake: has an endpoint reconciled.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        signals: GatewaySignals | None,
+        store: Store,
+        composition: Composition,
+        route: Callable[[Key], Route | None],
+        is_working: Callable[[], bool],
+        wake: Callable[[Key], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._signals = signals
+        self._store = store
+        self._composition = composition
+        self._route = route
+        self._is_working = is_working
+        self._wake = wake
+        self._clock = clock
+        self._scaled: dict[Key, _Scaled] = {}
+
+    def recommendation(self, key: Key) -> Recommendation | None:
+        """What is recommended for an endpoint; None: nothing is known yet. Any thread may ask."""
+        scaled = self._scaled.get(key)
+        return scaled.published if scaled else None
+
+    async def run(self) -> NoReturn:
+        """Scales until it is cancelled."""
+        try:
+            while True:
+                try:
+                    await self._look()
+                except Exception:
+                    logger.exception("this is a bug in the operator: endpoints are not scaled")
+                await asyncio.sleep(PERIOD_S)
+        finally:
+            if self._signals is not None:
+                await self._signals.close()
+
+    async def _look(self) -> None:
+        if not self._is_working():
+            self._scaled.clear()
+            return
+        endpoints = {
+            Key(each["metadata"]["namespace"], each["metadata"]["name"]): each
+            for each in self._store.all(KIND)
+            if each["spec"].get("scaling") and "deletionTimestamp" not in each["metadata"]
+        }
+        for key in self._scaled.keys() - endpoints.keys():
+            del self._scaled[key]
+        if not endpoints:
+            return
+        reports = await self._signals.poll() if self._signals is not None else {}
+        if not self._is_working():
+            return
+        for key, document in endpoints.items():
+            try:
+                self._update(key, document, reports)
+            except Exception:
+                logger.exception("this is a bug in the operator", extra=key.reference)
+
+    def _update(self, key: Key, document: Object, reports: dict[str, GatewayReport | None]) -> None:
+        rollout = self._rollout(key)
+        scaled = self._of(key, document)
+        if rollout is None or scaled is None:
+            return
+        status = (document.get("status") or {}).get("scaling") or {}
+        route, now = self._route(key), self._clock()
+        recommended = scaled.autoscaler.update(
+            Observation(
+                signals=combine(reports, key) if self._signals is not None else None,
+                replicas=rollout.desired,
+                ready=rollout.available,
+                start_failure=status.get("startFailure", ""),
+                gateway_serves=route is not None and route.gateway is not None,
+                drain=status.get("drain", ""),
+                phase=_phase(status.get("phase")),
+            ),
+            now,
+        )
+        before = scaled.published
+        is_news = before is None or _essence(before) != _essence(recommended)
+        if is_news or now - scaled.published_at >= _MESSAGE_S:
+            scaled.published, scaled.published_at = recommended, now
+        if is_news:
+            self._wake(key)
+
+    def _of(self, key: Key, document: Object) -> _Scaled | None:
+        """The endpoint's autoscaler, with the settings of the newest manifest; None: the manifest is refused."""
+        uid, generation = document["metadata"]["uid"], document["metadata"]["generation"]
+        scaled = self._scaled.get(key)
+        if scaled is not None and (scaled.uid, scaled.generation) == (uid, generation):
+            return scaled
+        try:
+            scaling = parse(document).spec.scaling
+        except Refused:
+            return scaled if scaled is not None and scaled.uid == uid else None
+        if scaling is None:
+            return None
+        if scaled is not None and scaled.uid == uid:
+            scaled.generation, scaled.autoscaler.settings = generation, settings_of(scaling)
+            return scaled
+        status = (document.get("status") or {}).get("scaling") or {}
+        autoscaler = Autoscaler(settings_of(scaling), self._clock(), status.get("startSeconds"))
+        self._scaled[key] = _Scaled(uid, generation, autoscaler)
+        return self._scaled[key]
+
+    def _rollout(self, key: Key) -> Rollout | None:
+        """How far the pods that answer requests have got; None: nothing runs them yet."""
+        for kind in self._composition.kinds:
+            objects = [each for each in self._store.of_endpoint(kind.name, key) if Child.of(each).workload == MAIN]
+            if objects:
+                return kind.rollout(objects)
+        return None
+
+
+def settings_of(scaling: Scaling) -> ScalingSettings:
+    """The autoscaler's settings of a spec, with its defaults."""
+    behavior = scaling.behavior
+    return ScalingSettings(
+        min_replicas=scaling.fewest,
+        max_replicas=scaling.max_replicas,
+        metric=scaling.measured,
+        target=scaling.target,
+        behavior=Behavior(
+            _rules(behavior.scale_up if behavior else None, SCALE_UP),
+            _rules(behavior.scale_down if behavior else None, SCALE_DOWN),
+        ),
+        idle_seconds_to_zero=scaling.idle_seconds,
+        hold_seconds=scaling.hold,
+    )
+
+
+def _rules(given: ScalingRules | None, default: Rules) -> Rules:
+    if given is None:
+        return default
+    window, tolerance = given.stabilization_window_seconds, given.tolerance
+    return Rules(
+        policies=(
+            tuple(Policy(each.type, each.value, each.period_seconds) for each in given.policies)
+            if given.policies
+            else default.policies
+        ),
+        select_policy=given.select_policy or default.select_policy,
+        stabilization_window_seconds=default.stabilization_window_seconds if window is None else window,
+        tolerance=default.tolerance if tolerance is None else tolerance,
+    )
+
+
+def _phase(text: object) -> Phase:
+    return next((each for each in Phase if each == text), Phase.ACTIVE)
+
+
+def _essence(recommended: Recommendation) -> tuple[object, ...]:
+    """What of a recommendation an endpoint is reconciled for."""
+    return recommended.replicas, recommended.phase, recommended.drain, recommended.reason, recommended.status

@@ -1,0 +1,319 @@
+"""The autoscaler of one endpoint: from what is observed, how many replicas there should be, and why.
+
+It does no I/O and has no clock. Phases, and what each means for the gateway: docs/design/autoscaling.md.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
+
+from stoker_operator.scaling.behavior import Behavior, History
+from stoker_operator.scaling.demand import Demand, Metric, has_missing_engines
+from stoker_operator.scaling.signals import Signals
+from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
+
+#: For how long an announcement may be acknowledged. Gateways obey one for twice as long by their own clocks.
+DRAIN_SECONDS: Final = 15.0
+#: For how many seconds an observation may show a count of ours that was replaced since.
+LAG_SECONDS: Final = 10.0
+#: How long after an announcement that was not acknowledged the next one is made: gateways have forgotten the last.
+RETRY_SECONDS: Final = 60.0
+
+
+class Phase(StrEnum):
+    """Whether requests are sent to pods."""
+
+    ACTIVE = "Active"
+    DRAINING = "Draining"
+    ZERO = "Zero"
+
+
+@dataclass(frozen=True)
+class ScalingSettings:
+    """`spec.scaling`, with its defaults filled in.
+
+    Attributes:
+        min_replicas, max_replicas: bounds of the count.
+        metric, target: how much of which metric each replica should have.
+        behavior: how fast the count may change.
+        idle_seconds_to_zero: how long an endpoint has no requests before it goes to zero, if `min_replicas` is 0.
+        hold_seconds: how long the gateway holds a request.
+    """
+
+    min_replicas: int
+    max_replicas: int
+    metric: Metric
+    target: float
+    behavior: Behavior = field(default_factory=Behavior)
+    idle_seconds_to_zero: float = 300.0
+    hold_seconds: float = 300.0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an update is made from.
+
+    Attributes:
+        signals: what the gateway reports; None: nothing could be asked.
+        replicas: the count that the workload object has now.
+        ready: replicas that are ready.
+        start_failure: why replicas do not start; empty: they do, as far as is known.
+        gateway_serves: whether a gateway serves the endpoint, so that requests can be held.
+        drain, phase: what status has, so that another leader continues from it.
+    """
+
+    signals: Signals | None
+    replicas: int
+    ready: int
+    start_failure: str = ""
+    gateway_serves: bool = True
+    drain: str = ""
+    phase: Phase = Phase.ACTIVE
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What should be.
+
+    Attributes:
+        replicas: the count to write.
+        phase, drain: what status should have. `drain` is the announcement's word, empty in the phase Active.
+        reason, message, status: of the condition ``Scaling``.
+        start_seconds: the start-up time that was learned; None: nothing yet.
+    """
+
+    replicas: int
+    phase: Phase
+    drain: str
+    reason: str
+    message: str
+    start_seconds: float | None
+    status: Literal["True", "False", "Unknown"]
+
+
+class Autoscaler:
+    """The state of one endpoint's scaling.
+
+    Args:
+        settings: may be replaced at any time; the history stays.
+        now: monotonic seconds.
+        start_seconds: the start-up time that status has.
+        new_word: makes the word of an announcement, a different one each time.
+    """
+
+    def __init__(
+        self,
+        settings: ScalingSettings,
+        now: float,
+        start_seconds: float | None = None,
+        new_word: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self.settings = settings
+        self._new_word = new_word
+        self._now = now
+        self._history = History()
+        self._demand = Demand()
+        self._start_time = StartTime(start_seconds)
+        self._phase: Phase | None = None  # None: nothing was observed yet
+        self._drain = ""
+        self._announced_at = -math.inf
+        self._replicas = 0  # the last recommendation
+        self._written: deque[tuple[int, float]] = deque(maxlen=64)  # earlier ones, and when they were replaced
+        self._observed = 0  # the workload's count at the last update
+        self._active_since = now
+        self._ready_since: float | None = None
+        self._busy_at = -math.inf
+
+    def update(self, observation: Observation, now: float) -> Recommendation:
+        """Compute what should be from what is. A `now` before the last one counts as the last one."""
+        now = self._now = max(now, self._now) if math.isfinite(now) else self._now
+        self._adopt(observation, now)
+        self._start_time.observe(observation.ready, bool(observation.start_failure), now)
+        if observation.ready == 0:
+            self._ready_since = None
+        elif self._ready_since is None:
+            self._ready_since = now
+        signals = observation.signals
+        if signals is not None and signals.is_busy:
+            self._busy_at = now
+        if self._phase is Phase.DRAINING:
+            self._continue_draining(observation, now)
+        elif self._phase is Phase.ZERO:
+            self._continue_zero(observation, now)
+        elif self._is_idle(observation, now):
+            self._phase, self._drain, self._announced_at = Phase.DRAINING, self._new_word(), now
+        if self._phase is Phase.ZERO:
+            return self._recommend(0, "ScaledToZero", "No requests: no replica runs until one is held.", now)
+        if self._phase is Phase.DRAINING:
+            return self._recommend(
+                self._replicas, "Draining", "No requests: waiting until every gateway replica sends none.", now
+            )
+        return self._scale(observation, now)
+
+    # Phases
+
+    def _adopt(self, observation: Observation, now: float) -> None:
+        """Take over what status and the workload have, at first and where something else changed the count."""
+        if self._phase is None:
+            self._replicas = observation.replicas
+            self._history.recommend(observation.replicas, now)  # for one window of scaleDown
+            # How old an announcement is, another leader does not know: it withdraws it.
+            at_zero = observation.replicas == 0 and observation.phase is not Phase.ACTIVE and observation.drain != ""
+            self._phase = Phase.ZERO if at_zero else Phase.ACTIVE
+            self._drain = observation.drain if at_zero else ""
+        elif observation.replicas not in (self._observed, self._replicas):
+            while self._written and self._written[0][1] < now - LAG_SECONDS:
+                self._written.popleft()
+            if all(observation.replicas != count for count, _ in self._written):
+                self._replicas = observation.replicas
+        self._observed = observation.replicas
+
+    def _continue_draining(self, observation: Observation, now: float) -> None:
+        signals = observation.signals
+        is_held = signals is not None and bool(signals.held or signals.queued)
+        if is_held or not self._may_be_zero(observation) or now - self._announced_at >= DRAIN_SECONDS:
+            self._activate(now)
+        elif signals is not None and signals.acknowledged(self._drain):
+            self._phase = Phase.ZERO
+
+    def _continue_zero(self, observation: Observation, now: float) -> None:
+        signals = observation.signals
+        if (signals is not None and signals.is_busy) or not self._may_be_zero(observation):
+            self._activate(now)
+        elif observation.replicas > 0:
+            # The count 0 is not written yet, or something else raised it: it may be written only while it is safe.
+            is_safe = signals is not None and signals.acknowledged(self._drain)
+            if not is_safe or now - self._announced_at >= DRAIN_SECONDS:
+                self._activate(now)
+
+    def _activate(self, now: float) -> None:
+        self._phase, self._drain, self._active_since = Phase.ACTIVE, "", now
+
+    def _may_be_zero(self, observation: Observation) -> bool:
+        return self.settings.min_replicas <= 0 and observation.gateway_serves
+
+    def _is_idle(self, observation: Observation, now: float) -> bool:
+        """Whether the endpoint may go to zero: without requests for long, and ready for as long."""
+        signals, needed = observation.signals, self.settings.idle_seconds_to_zero
+        if signals is None or signals.missing or signals.is_busy or not self._may_be_zero(observation):
+            return False
+        if observation.replicas == 0 or signals.idle_seconds is None or now - self._announced_at < RETRY_SECONDS:
+            return False
+        # A replica that fails to start never becomes ready, so it is idle since the endpoint became active.
+        since = (
+            self._ready_since if self._ready_since is not None or not observation.start_failure else self._active_since
+        )
+        if since is None:
+            return False
+        return min(now - max(since, self._busy_at), signals.idle_seconds) >= needed
+
+    # The count
+
+    def _scale(self, observation: Observation, now: float) -> Recommendation:
+        """The count in the phase Active: at least 1."""
+        settings, behavior = self.settings, self.settings.behavior
+        lowest, highest = max(1, settings.min_replicas), max(1, settings.max_replicas)
+        signals, current = observation.signals, self._replicas
+        if not observation.gateway_serves:
+            count = max(lowest, min(current, highest))
+            return self._recommend(count, "NoGateway", f"{_replicas(count)}: no gateway serves the endpoint.", now)
+        desired, total, missing = self._desired(observation, now)
+        if missing:
+            desired = max(desired, current)
+        self._history.recommend(desired, now)
+        if current > highest or (0 < current < lowest):  # as HPA: bounds that changed count at once
+            stabilized = limited = max(lowest, min(current, highest))
+        else:
+            stabilized = self._history.stabilized(desired, current, behavior, now)
+            limited = max(lowest, min(self._within_policies(stabilized, current, now), highest))
+        amount = f"{settings.metric} is {total:.3g}, target {settings.target:g} a replica: {_replicas(desired)} needed"
+        if signals is None or not signals.drained:
+            reason, why = "MissingSignals", "no gateway replica answers, so the count does not go down"
+        elif missing:
+            reason, why = "MissingSignals", f"no report of {missing}, so the count does not go down"
+        elif observation.start_failure:
+            reason, why = "StartFailed", f"replicas do not start: {observation.start_failure}"
+        elif desired > highest and limited == highest:
+            reason, why = "TooManyReplicas", f"maxReplicas is {highest}"
+        elif desired < lowest and limited == lowest:
+            reason, why = "TooFewReplicas", f"minReplicas is {settings.min_replicas}"
+            if settings.min_replicas == 0:
+                reason, why = (
+                    "DesiredWithinRange",
+                    f"none is needed after {settings.idle_seconds_to_zero:g} idle seconds",
+                )
+        elif stabilized != desired:
+            reason = "ScaleUpStabilized" if desired > current else "ScaleDownStabilized"
+            window = behavior.scale_up if desired > current else behavior.scale_down
+            why = f"the stabilization window of {window.stabilization_window_seconds:g} s keeps {stabilized}"
+        elif limited != stabilized:
+            reason = "ScaleUpLimit" if stabilized > limited else "ScaleDownLimit"
+            why = f"behavior's policies permit {limited} now"
+        else:
+            reason, why = "DesiredWithinRange", ""
+        return self._recommend(limited, reason, f"{amount}{'; ' if why else ''}{why}.", now)
+
+    def _desired(self, observation: Observation, now: float) -> tuple[int, float, str]:
+        """Replicas that are needed before any limit, the metric's sum, and what is missing, if anything."""
+        settings, signals, current = self.settings, observation.signals, self._replicas
+        if signals is None:
+            return current, 0.0, "the gateway"
+        is_starting = observation.ready < current
+        start_seconds = self._start_time.seconds
+        total = self._demand.update(
+            signals,
+            settings.metric,
+            is_starting,
+            ASSUMED_SECONDS if start_seconds is None else start_seconds,
+            now,
+        )
+        missing = ", ".join(signals.missing[:3])
+        if not missing and has_missing_engines(signals, settings.metric, observation.ready):
+            missing = "some engines"
+        ratio = total / settings.target
+        # A count beyond twice the ceiling says no more than the ceiling does.
+        desired = math.ceil(min(ratio, 2.0 * settings.max_replicas + 1))
+        if current == 0:
+            by_held = signals.held / settings.target if settings.metric != "kvCacheUsage" else 1.0
+            desired = max(1, desired, math.ceil(min(by_held, 2.0 * settings.max_replicas + 1)))
+        else:
+            rules = settings.behavior.scale_up if ratio > current else settings.behavior.scale_down
+            if abs(ratio / current - 1.0) <= rules.tolerance:
+                desired = current
+        if is_starting and signals.waiting:
+            # The demand leaves out what waits for replicas that start, so these must not be removed meanwhile.
+            by_waiting = signals.waiting / settings.target if settings.metric != "kvCacheUsage" else current
+            desired = max(desired, math.ceil(min(by_waiting, current)))
+        if signals.held or signals.queued or signals.in_flight:
+            desired = max(1, desired)
+        return desired, total, missing
+
+    def _within_policies(self, stabilized: int, current: int, now: float) -> int:
+        behavior = self.settings.behavior
+        if stabilized > current:
+            return max(1, min(stabilized, self._history.limit_up(current, behavior.scale_up, now)))
+        return max(stabilized, self._history.limit_down(current, behavior.scale_down, now))
+
+    def _recommend(self, replicas: int, reason: str, message: str, now: float) -> Recommendation:
+        if replicas != self._replicas:
+            self._history.change(self._replicas, replicas, now)
+            self._written.append((self._replicas, now))
+            self._start_time.change(self._replicas, replicas, now)
+            self._replicas = replicas
+        status: Literal["True", "False", "Unknown"] = "True"
+        if reason in ("NoGateway", "StartFailed"):
+            status = "False"
+        elif reason == "MissingSignals":
+            status = "Unknown"
+        phase = self._phase or Phase.ACTIVE
+        return Recommendation(replicas, phase, self._drain, reason, message, self._start_time.seconds, status)
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"

@@ -1,0 +1,132 @@
+"""HorizontalPodAutoscaler's `behavior`: how fast the number of replicas may change.
+
+The rules are those of Kubernetes' HPA controller: a recommendation is stabilized over the window of its direction, and
+then limited by policies, each of which counts the changes within its own period.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+SelectPolicy = Literal["Max", "Min", "Disabled"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How many replicas, or which percentage of them, may be added or removed within `period_seconds`."""
+
+    type: Literal["Pods", "Percent"]
+    value: int
+    period_seconds: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the number of replicas changes in one direction. `tolerance` is a share of the target."""
+
+    stabilization_window_seconds: float
+    policies: tuple[Policy, ...]
+    select_policy: SelectPolicy = "Max"
+    tolerance: float = 0.1
+
+
+#: HPA's defaults.
+SCALE_UP: Final = Rules(0.0, (Policy("Pods", 4, 15), Policy("Percent", 100, 15)))
+SCALE_DOWN: Final = Rules(300.0, (Policy("Percent", 100, 15),))
+
+
+@dataclass(frozen=True)
+class Behavior:
+    """How the number of replicas changes."""
+
+    scale_up: Rules = SCALE_UP
+    scale_down: Rules = SCALE_DOWN
+
+    @property
+    def longest_window(self) -> float:
+        """Seconds for which recommendations count in one of the directions."""
+        return max(self.scale_up.stabilization_window_seconds, self.scale_down.stabilization_window_seconds)
+
+
+@dataclass
+class _Run:
+    """A recommendation that was repeated from one update to the next."""
+
+    value: int
+    last: float
+
+
+@dataclass
+class History:
+    """Recommendations and changes so far.
+
+    Attributes:
+        recommendations: oldest first; equal neighbours are one entry with the time of the last.
+        added, removed: when how many replicas were added or removed, oldest first.
+    """
+
+    #: As long as a window or a period may be, so that changed settings find what they need.
+    KEPT_SECONDS = 3600.0
+
+    recommendations: deque[_Run] = field(default_factory=deque)
+    added: deque[tuple[float, int]] = field(default_factory=deque)
+    removed: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def recommend(self, replicas: int, now: float) -> None:
+        """Record a recommendation, before any limit."""
+        if self.recommendations and self.recommendations[-1].value == replicas:
+            self.recommendations[-1].last = now
+        else:
+            self.recommendations.append(_Run(replicas, now))
+        while self.recommendations[0].last < now - self.KEPT_SECONDS:
+            self.recommendations.popleft()
+
+    def change(self, before: int, after: int, now: float) -> None:
+        """Record that the number of replicas was changed."""
+        if after > before:
+            self.added.append((now, after - before))
+        elif after < before:
+            self.removed.append((now, before - after))
+        for changes in (self.added, self.removed):
+            while changes and changes[0][0] < now - self.KEPT_SECONDS:
+                changes.popleft()
+
+    def stabilized(self, desired: int, current: int, behavior: Behavior, now: float) -> int:
+        """The lowest recommendation of scaleUp's window, or the highest of scaleDown's, with `desired` in it."""
+        is_up = desired >= current
+        rules = behavior.scale_up if is_up else behavior.scale_down
+        cutoff = now - rules.stabilization_window_seconds
+        values = [run.value for run in self.recommendations if run.last > cutoff]
+        return min([desired, *values]) if is_up else max([desired, *values])
+
+    def limit_up(self, current: int, rules: Rules, now: float) -> int:
+        """The most replicas that the policies permit now; at least `current`."""
+        if rules.select_policy == "Disabled":
+            return current
+        proposals = list[int]()
+        for policy in rules.policies:
+            start = self._at_start(current, policy.period_seconds, now)
+            percent = math.ceil(start * (1 + policy.value / 100))  # rounded up, or one replica would stay one
+            proposals.append(start + policy.value if policy.type == "Pods" else percent)
+        return max(current, min(proposals) if rules.select_policy == "Min" else max(proposals))
+
+    def limit_down(self, current: int, rules: Rules, now: float) -> int:
+        """The fewest replicas that the policies permit now; at most `current`."""
+        if rules.select_policy == "Disabled":
+            return current
+        proposals = list[int]()
+        for policy in rules.policies:
+            start = self._at_start(current, policy.period_seconds, now)
+            percent = int(start * (1 - policy.value / 100))
+            proposals.append(start - policy.value if policy.type == "Pods" else percent)
+        return min(current, max(proposals) if rules.select_policy == "Min" else min(proposals))
+
+    def _at_start(self, current: int, period: float, now: float) -> int:
+        """Replicas at the start of a period that ends now, had only changes of ours occurred."""
+        cutoff = now - period
+        added = sum(number for time, number in self.added if time > cutoff)
+        removed = sum(number for time, number in self.removed if time > cutoff)
+        return current - added + removed

@@ -1,0 +1,92 @@
+"""Asks all replicas of the gateway for their reports (``GET /scaling``).
+
+Replicas are found by the name of a headless Service, in which those that start or end are, too. Responses are not
+trusted: they are bounded in bytes and time, and a replica whose response cannot be read counts as missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Final
+
+import aiohttp
+
+from stoker_operator.scaling.signals import MAX_BYTES, GatewayReport, SignalsError, parse_report
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a replica may take to answer.
+_TIMEOUT_S: Final = 2.0
+#: A gateway has fewer replicas.
+_MAX_REPLICAS: Final = 64
+
+
+class GatewaySignals:
+    """The reports of the gateway's replicas. Lives in one event loop.
+
+    Args:
+        service: ``HOST:PORT``, a name whose addresses are all replicas'.
+    """
+
+    def __init__(self, service: str) -> None:
+        host, _, port = service.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._addresses: tuple[str, ...] = ()
+        self._session: aiohttp.ClientSession | None = None
+        self._complaints: dict[str, str] = {}
+
+    async def poll(self) -> dict[str, GatewayReport | None]:
+        """The reports, by the replica's address; None: it has none."""
+        await self._look_up()
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(auto_decompress=False, timeout=timeout)
+        reports = await asyncio.gather(*(self._ask(self._session, address) for address in self._addresses))
+        return dict(zip(self._addresses, reports, strict=True))
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _look_up(self) -> None:
+        """Finds the replicas. Where the name is not answered for, those that were known stay: they are silent then."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                loop = asyncio.get_running_loop()
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError) as error:
+            self._complain("name", f"the gateway's replicas cannot be looked up by {self._host}: {error}")
+            return
+        self._complaints.pop("name", None)
+        hosts = {f"[{address[0]}]" if family == socket.AF_INET6 else address[0] for family, _, _, _, address in found}
+        self._addresses = tuple(f"{host}:{self._port}" for host in sorted(hosts))[:_MAX_REPLICAS]
+        for address in self._complaints.keys() - {"name", *self._addresses}:
+            del self._complaints[address]
+
+    async def _ask(self, session: aiohttp.ClientSession, address: str) -> GatewayReport | None:
+        try:
+            headers = {"Accept-Encoding": "identity"}
+            async with session.get(f"http://{address}/scaling", headers=headers, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise SignalsError(f"it answers with status {response.status}")
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > MAX_BYTES:
+                        raise SignalsError(f"it has more than {MAX_BYTES} bytes")
+            report = parse_report(bytes(body))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            self._complain(address, f"the gateway's replica at {address} reports nothing: {error or 'it is silent'}")
+            return None
+        self._complaints.pop(address, None)
+        return report
+
+    def _complain(self, subject: str, message: str) -> None:
+        """Logs a problem once, until it is over."""
+        if subject not in self._complaints:
+            logger.warning("%s", message)
+        self._complaints[subject] = message

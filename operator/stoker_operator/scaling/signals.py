@@ -1,0 +1,239 @@
+"""What the gateway's replicas report of requests (`GET /scaling`): parsed strictly, and summed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stoker_operator.objects.facts import Key
+
+#: The longest report that is parsed, in bytes, and the most entries of its lists.
+MAX_BYTES: Final = 16 * 2**20
+MAX_ENDPOINTS: Final = 10_000
+MAX_ENGINES: Final = 20_000
+#: The longest name, address or announcement, in characters.
+MAX_TEXT: Final = 512
+#: The largest number of requests, and of seconds, that can be true.
+MAX_COUNT: Final = 10**9
+MAX_SECONDS: Final = 1e9
+
+
+class SignalsError(ValueError):
+    """A report is malformed, or a number in it cannot be true."""
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What an engine reported last.
+
+    Attributes:
+        running, waiting: requests in its batch, and before it.
+        kv_usage: share of its KV cache in use, from 0 to 1.
+        ready: whether it accepts requests.
+        age_seconds: how old the report is.
+    """
+
+    running: float
+    waiting: float
+    kv_usage: float
+    ready: bool
+    age_seconds: float
+
+
+@dataclass(frozen=True)
+class EndpointReport:
+    """What a gateway replica reports of one endpoint.
+
+    Attributes:
+        held: requests that wait because no pod may take them.
+        queued: requests that wait because all pods are full.
+        in_flight: requests that were sent to a pod and have not ended.
+        idle_seconds: since the last request arrived or ended; None: none has since the replica started.
+        drained: the announcement for which the replica sends nothing and has nothing in flight; empty: none.
+        engines: by address.
+    """
+
+    held: int
+    queued: int
+    in_flight: int
+    idle_seconds: float | None
+    drained: str
+    engines: Mapping[str, EngineReport]
+
+
+@dataclass(frozen=True)
+class GatewayReport:
+    """What a gateway replica reports."""
+
+    gateway: str
+    uptime_seconds: float
+    endpoints: Mapping[Key, EndpointReport]
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What all gateway replicas report of one endpoint.
+
+    Attributes:
+        held, queued, in_flight: sums, see `EndpointReport`.
+        idle_seconds: the shortest of all replicas; a replica without a request is idle since it started. None: no
+            replica answered.
+        engines: the newest report of each address.
+        drained: the announcement of each replica that answered; empty: none.
+        missing: replicas that did not answer, or ``gateway`` where there are no replicas.
+    """
+
+    held: int = 0
+    queued: int = 0
+    in_flight: int = 0
+    idle_seconds: float | None = None
+    engines: Mapping[str, EngineReport] = field(default_factory=dict)
+    drained: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def waiting(self) -> float:
+        """Requests that no engine computes yet: in the gateway and in the engines' queues."""
+        return self.held + self.queued + sum(engine.waiting for engine in self.engines.values())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the gateway or an engine has a request."""
+        return bool(self.held or self.queued or self.in_flight) or any(
+            engine.running or engine.waiting for engine in self.engines.values()
+        )
+
+    def acknowledged(self, drain: str) -> bool:
+        """Whether each replica sends nothing for this announcement, and nothing is in flight."""
+        return (
+            bool(drain and self.drained)
+            and not self.missing
+            and not self.is_busy
+            and all(word == drain for word in self.drained)
+        )
+
+
+def parse_report(body: bytes) -> GatewayReport:
+    """Parse the response of `GET /scaling`.
+
+    Raises:
+        SignalsError: it is too long or malformed, or a number is negative, not finite or too large.
+    """
+    if len(body) > MAX_BYTES:
+        raise SignalsError(f"the report has {len(body)} bytes, more than {MAX_BYTES}")
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise SignalsError(f"the report is not JSON: {type(error).__name__}") from None
+    report = _mapping(document, "the report")
+    endpoints: dict[Key, EndpointReport] = {}
+    num_engines = 0
+    for entry in _list(report, "endpoints", MAX_ENDPOINTS):
+        item = _mapping(entry, "an endpoint")
+        key = Key(_text(item, "namespace"), _text(item, "name"))
+        if key in endpoints:
+            raise SignalsError(f"{key} is reported twice")
+        endpoints[key] = _endpoint(item)
+        num_engines += len(endpoints[key].engines)
+        if num_engines > MAX_ENGINES:
+            raise SignalsError(f"more than {MAX_ENGINES} engines are reported")
+    return GatewayReport(_text(report, "gateway"), _number(report, "uptimeSeconds", MAX_SECONDS), endpoints)
+
+
+def combine(reports: Mapping[str, GatewayReport | None], key: Key) -> Signals:
+    """Sum what all replicas report of an endpoint.
+
+    Args:
+        reports: by the replica's address; None: the replica did not answer, or its report was malformed.
+        key: the endpoint. A report that does not name it counts as zero requests.
+    """
+    held = queued = in_flight = 0
+    idle = list[float]()
+    engines: dict[str, EngineReport] = {}
+    drained = list[str]()
+    missing = [address for address, report in reports.items() if report is None] if reports else ["gateway"]
+    for report in reports.values():
+        if report is None:
+            continue
+        endpoint = report.endpoints.get(key)
+        if endpoint is None:
+            idle.append(report.uptime_seconds)
+            drained.append("")
+            continue
+        held += endpoint.held
+        queued += endpoint.queued
+        in_flight += endpoint.in_flight
+        idle.append(report.uptime_seconds if endpoint.idle_seconds is None else endpoint.idle_seconds)
+        drained.append(endpoint.drained)
+        for address, engine in endpoint.engines.items():
+            if address not in engines or engine.age_seconds < engines[address].age_seconds:
+                engines[address] = engine
+    shortest = min(idle, default=None)
+    return Signals(held, queued, in_flight, shortest, engines, tuple(drained), tuple(sorted(missing)))
+
+
+def _endpoint(item: Mapping[str, Any]) -> EndpointReport:
+    engines: dict[str, EngineReport] = {}
+    for entry in _list(item, "engines", MAX_ENGINES):
+        engine = _mapping(entry, "an engine")
+        ready = engine.get("ready")
+        if not isinstance(ready, bool):
+            raise SignalsError("ready must be true or false")
+        address = _text(engine, "address")
+        if address in engines:
+            raise SignalsError(f"engine {address} is reported twice")
+        engines[address] = EngineReport(
+            running=_number(engine, "running", MAX_COUNT),
+            waiting=_number(engine, "waiting", MAX_COUNT),
+            kv_usage=_number(engine, "kvUsage", 1.0),
+            ready=ready,
+            age_seconds=_number(engine, "ageSeconds", MAX_SECONDS),
+        )
+    idle = item.get("idleSeconds")
+    return EndpointReport(
+        held=_count(item, "held"),
+        queued=_count(item, "queued"),
+        in_flight=_count(item, "inFlight"),
+        idle_seconds=None if idle is None else _number(item, "idleSeconds", MAX_SECONDS),
+        drained=_text(item, "drained") if item.get("drained") is not None else "",
+        engines=engines,
+    )
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise SignalsError(f"{what} must be an object")
+    return value
+
+
+def _list(item: Mapping[str, Any], name: str, limit: int) -> list[Any]:
+    value = item.get(name, [])
+    if not isinstance(value, list):
+        raise SignalsError(f"{name} must be a list")
+    if len(value) > limit:
+        raise SignalsError(f"{name} has {len(value)} entries, more than {limit}")
+    return value
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise SignalsError(f"{name} must be a text of at most {MAX_TEXT} characters")
+    return value
+
+
+def _number(item: Mapping[str, Any], name: str, limit: float) -> float:
+    value = item.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:  # NaN fails too
+        raise SignalsError(f"{name} must be a number from 0 to {limit:g}")
+    return float(value)
+
+
+def _count(item: Mapping[str, Any], name: str) -> int:
+    value = _number(item, name, MAX_COUNT)
+    if value != math.floor(value):
+        raise SignalsError(f"{name} must be a whole number")
+    return int(value)

@@ -1,0 +1,251 @@
+"""The loop that scales endpoints: scripted replicas of the gateway over HTTP, hostile and silent ones among them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from stoker_operator.api.v1alpha1.scaling import Scaling
+from stoker_operator.cluster.store import Store
+from stoker_operator.manager.scaling import ScalingLoop, settings_of
+from stoker_operator.objects.facts import Key
+from stoker_operator.objects.owner import INSTANCE
+from stoker_operator.reconcile.apply import MANAGER
+from stoker_operator.reconcile.routing import Route
+from stoker_operator.scaling.autoscaler import Phase
+from stoker_operator.scaling.behavior import SCALE_DOWN, SCALE_UP, Policy, Rules
+from stoker_operator.scaling.gateway_signals import GatewaySignals
+from stoker_operator.settings import GatewaySettings
+from stoker_operator.workloads.composition import ONE_DEPLOYMENT
+
+from ...support.waiting import until_async
+
+KEY = Key("default", "demo")
+GATEWAY = GatewaySettings("http://gateway", "stoker-system", "gateway")
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    endpoint = {"namespace": "default", "name": "demo", "held": 0, "queued": 0, "inFlight": 0, "engines": []}
+    return {"gateway": "g", "uptimeSeconds": 1000.0, "endpoints": [endpoint | changes]}
+
+
+class Gateway:
+    """One replica of the gateway: what it answers, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: Any = report()
+        self.status = 200
+        self.asked = 0
+
+    async def scaling(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        body = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+        return web.Response(body=body, status=self.status)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_get("/scaling", self.scaling)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+
+class World:
+    """A store with one endpoint and its Deployment, and the loop."""
+
+    def __init__(self, document: Any, signals: GatewaySignals | None) -> None:
+        self.store, self.working, self.woken, self.version = Store(MANAGER, INSTANCE), True, list[Key](), 1
+        self.route: Route | None = Route("Routed", "", GATEWAY)
+        self.clock = 0.0
+        made = document()
+        made["spec"]["scaling"] = {"minReplicas": 0, "maxReplicas": 4, "target": 2, "idleSecondsToZero": 60}
+        self.document = made
+        self.put_endpoint()
+        self.put_deployment(1)
+        self.loop = ScalingLoop(
+            signals,
+            self.store,
+            ONE_DEPLOYMENT,
+            lambda _: self.route,
+            lambda: self.working,
+            self.woken.append,
+            lambda: self.clock,
+        )
+
+    def put_endpoint(self, generation: int = 1, **scaling: Any) -> None:
+        self.version += 1
+        self.document["spec"]["scaling"] |= scaling
+        metadata = {"uid": "u", "generation": generation, "resourceVersion": str(self.version)}
+        self.document["metadata"] |= metadata
+        self.store.put(json.loads(json.dumps(self.document)))
+
+    def put_deployment(self, replicas: int, available: int | None = None) -> None:
+        self.version += 1
+        labels = {INSTANCE: "demo"}
+        metadata = {"name": "demo", "namespace": "default", "labels": labels, "uid": "d", "generation": 1}
+        status = {"replicas": replicas, "availableReplicas": replicas if available is None else available}
+        self.store.put(
+            {
+                "kind": "Deployment",
+                "metadata": metadata | {"resourceVersion": str(self.version)},
+                "spec": {"replicas": replicas},
+                "status": status | {"observedGeneration": 1},
+            }
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.loop.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def replicas(self) -> int | None:
+        found = self.loop.recommendation(KEY)
+        return found.replicas if found else None
+
+
+def test_an_endpoint_is_woken_when_its_number_changes(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        gateway.answer = report(inFlight=2)
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            async with world.running():
+                await until_async(lambda: world.replicas() == 1)
+                await until_async(lambda: gateway.asked >= 4)
+                assert world.woken == [KEY]  # not with each poll
+                gateway.answer = report(held=8)
+                await until_async(lambda: world.replicas() == 4)
+                assert len(world.woken) == 2
+                world.put_endpoint(2, maxReplicas=3)
+                await until_async(lambda: world.replicas() == 3)
+                world.put_endpoint(3, maxReplicas=-1)  # refused: the settings stay
+                asked = gateway.asked
+                await until_async(lambda: gateway.asked >= asked + 2)
+                assert world.replicas() == 3
+
+    asyncio.run(main())
+
+
+def test_to_zero_and_back(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            async with world.running():
+                await until_async(lambda: world.replicas() == 1)
+                world.clock = 100.0
+                await until_async(lambda: (it := world.loop.recommendation(KEY)) and it.phase is Phase.DRAINING)
+                recommended = world.loop.recommendation(KEY)
+                assert recommended is not None and recommended.replicas == 1
+                gateway.answer = report(drained=recommended.drain)
+                await until_async(lambda: world.replicas() == 0)
+                world.put_deployment(0)
+                gateway.answer = report(held=1)
+                await until_async(lambda: world.replicas() == 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (200, b"{"),
+        (200, b"[]"),
+        (503, b"it is not known yet what is served"),
+        (302, b""),
+        (200, report(held=-1)),
+        (200, report(inFlight=1e300)),
+        (200, b'{"gateway": "g", "uptimeSeconds": NaN, "endpoints": []}'),
+        (200, b" " * (17 << 20)),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_report_counts_as_missing(document: Any, status: int, answer: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        gateway.status, gateway.answer = status, answer
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            world.put_deployment(3)
+            async with world.running():
+                await until_async(lambda: world.replicas() == 3)
+                world.clock = 10_000.0
+                asked = gateway.asked
+                await until_async(lambda: gateway.asked >= asked + 2)
+                recommended = world.loop.recommendation(KEY)
+                assert recommended is not None
+                assert (recommended.replicas, recommended.reason) == (3, "MissingSignals")
+
+    asyncio.run(main())
+
+
+def test_a_gateway_that_is_gone_is_missing(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        async with gateway.serving() as address:
+            pass
+        world = World(document, GatewaySignals(address))
+        async with world.running():
+            await until_async(lambda: world.loop.recommendation(KEY) is not None)
+            recommended = world.loop.recommendation(KEY)
+            assert recommended is not None and recommended.reason == "MissingSignals"
+        nowhere = GatewaySignals("no-such-host.invalid:8081")
+        assert await nowhere.poll() == {}
+        await nowhere.close()
+
+    asyncio.run(main())
+
+
+def test_without_a_gateway_one_replica_stays(document: Any) -> None:
+    async def main() -> None:
+        world = World(document, None)
+        world.route = None
+        async with world.running():
+            await until_async(lambda: world.loop.recommendation(KEY) is not None)
+            recommended = world.loop.recommendation(KEY)
+            assert recommended is not None
+            assert (recommended.replicas, recommended.reason) == (1, "NoGateway")
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_does_not_lead_asks_nobody(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            async with world.running():
+                await until_async(lambda: world.replicas() == 1)
+                world.working = False
+                await until_async(lambda: world.loop.recommendation(KEY) is None)
+                asked = gateway.asked
+                await asyncio.sleep(1.5)  # sleeps: three polls would be made meanwhile
+                assert gateway.asked <= asked + 1
+
+    asyncio.run(main())
+
+
+def test_settings_have_hpas_defaults() -> None:
+    plain = settings_of(Scaling(maxReplicas=4, target=2))
+    assert (plain.min_replicas, plain.metric, plain.idle_seconds_to_zero) == (1, "pendingRequests", 300)
+    assert (plain.behavior.scale_up, plain.behavior.scale_down) == (SCALE_UP, SCALE_DOWN)
+    down = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}]}
+    given = settings_of(Scaling(maxReplicas=4, target=2, behavior={"scaleDown": down, "scaleUp": {"tolerance": 0}}))
+    assert given.behavior.scale_down == Rules(0, (Policy("Pods", 1, 60),), "Max", 0.1)
+    assert given.behavior.scale_up.tolerance == 0
