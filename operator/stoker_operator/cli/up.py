@@ -32,6 +32,7 @@ from stoker_operator.runtimes.runtime import Runtime
 #: Fields that say something to a cluster and nothing to one machine.
 CLUSTER_FIELDS = (
     "replicas",
+    "scaling",
     "hardware.resources",
     "engine.image",
     "engine.image_pull_policy",

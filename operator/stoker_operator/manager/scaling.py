@@ -21,6 +21,8 @@ from stoker_operator.api.v1alpha1.scaling import Scaling, ScalingRules
 from stoker_operator.api.violation import Refused
 from stoker_operator.cluster.store import Store
 from stoker_operator.objects.facts import MAIN, Child, Key, Object, Rollout
+from stoker_operator.objects.owner import Owner
+from stoker_operator.reconcile.decide import is_ours
 from stoker_operator.reconcile.routing import Route
 from stoker_operator.scaling.autoscaler import Autoscaler, Observation, Phase, Recommendation, ScalingSettings
 from stoker_operator.scaling.behavior import SCALE_DOWN, SCALE_UP, Behavior, Policy, Rules
@@ -86,8 +88,10 @@ class ScalingLoop:
 
     def recommendation(self, key: Key) -> Recommendation | None:
         """What is recommended for an endpoint; None: nothing is known yet. Any thread may ask."""
-        scaled = self._scaled.get(key)
-        return scaled.published if scaled else None
+        scaled, document = self._scaled.get(key), self._store.get(KIND, *key)
+        if scaled is None or document is None or document["metadata"]["uid"] != scaled.uid:
+            return None  # or it is of an earlier endpoint of this name
+        return scaled.published
 
     async def run(self) -> NoReturn:
         """Scales until it is cancelled."""
@@ -125,7 +129,7 @@ class ScalingLoop:
                 logger.exception("this is a bug in the operator", extra=key.reference)
 
     def _update(self, key: Key, document: Object, reports: dict[str, GatewayReport | None]) -> None:
-        rollout = self._rollout(key)
+        rollout = self._rollout(Owner(key.name, key.namespace, document["metadata"]["uid"]), key)
         scaled = self._of(key, document)
         if rollout is None or scaled is None:
             return
@@ -170,10 +174,11 @@ class ScalingLoop:
         self._scaled[key] = _Scaled(uid, generation, autoscaler)
         return self._scaled[key]
 
-    def _rollout(self, key: Key) -> Rollout | None:
+    def _rollout(self, owner: Owner, key: Key) -> Rollout | None:
         """How far the pods that answer requests have got; None: nothing runs them yet."""
         for kind in self._composition.kinds:
-            objects = [each for each in self._store.of_endpoint(kind.name, key) if Child.of(each).workload == MAIN]
+            found = (each for each in self._store.of_endpoint(kind.name, key) if is_ours(owner, each))
+            objects = [each for each in found if Child.of(each).workload == MAIN]
             if objects:
                 return kind.rollout(objects)
         return None

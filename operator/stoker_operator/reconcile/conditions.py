@@ -52,7 +52,7 @@ class ConditionStatus(NamedTuple):
 
 def conditions(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]:
     """The conditions to report, by type."""
-    trouble = _trouble(decision, seen)
+    trouble = trouble_of(decision, seen)
     return {
         "Accepted": _accepted(decision),
         "Planned": _planned(decision),
@@ -77,7 +77,7 @@ def _routed(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]:
     return {"Routed": ConditionStatus("True" if route.gateway else "False", route.reason, route.message)}
 
 
-def _trouble(decision: Decision, seen: Observed) -> Diagnosis | None:
+def trouble_of(decision: Decision, seen: Observed) -> Diagnosis | None:
     """What is in the way, wherever it comes from."""
     evaluation = decision.evaluation
     if evaluation.violations:
@@ -243,17 +243,18 @@ def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Co
     """What Ready is while only the number of pods changes: an endpoint that served goes on, also where its first pod
     starts after it had none."""
     rollout, scaling = seen.rollout, seen.scaling
-    if rollout is None or scaling is None or not decision.objects or seen.refusal or not scaling.was_ready:
+    if rollout is None or scaling is None or not decision.objects or seen.refusal:
         return None
-    if rollout.current and rollout.updated < rollout.total:
-        return None  # pods are replaced, as by another image
-    if rollout.desired == 0:
+    # Until the new count has been taken in, it is not known which spec pods run, but for what was reported before.
+    if rollout.updated < rollout.total if rollout.current else not scaling.was_ready:
+        return None
+    if rollout.desired == 0 and scaling.was_ready:
         return ConditionStatus("True", "ScaledToZero", _NO_REQUESTS)
     if rollout.available > 0:
         serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
-        rest = "; the others start" if rollout.available < rollout.desired else ""
-        return ConditionStatus("True", "Ready", f"{serving}{rest}")
-    if trouble is None:
+        rest = f"; {trouble.message}" if trouble else "; the others start"
+        return ConditionStatus("True", "Ready", serving + (rest if rollout.available < rollout.desired else ""))
+    if trouble is None and scaling.was_asleep:
         return ConditionStatus("True", "Waking", "the first pod starts; the gateway holds requests until it serves")
     return None
 

@@ -172,7 +172,7 @@ def _replicas(workload: Workload, live: Mapping[Child, Object], context: Plannin
     if scaling is None or workload.role is not Role.SERVING:
         return workload.spec.replicas
     if context.scaling is not None:
-        return context.scaling.replicas
+        return scaling.clamp(context.scaling.replicas)
     return scaling.clamp(workload.kind.rollout(tuple(live.values())).desired) if live else None
 
 

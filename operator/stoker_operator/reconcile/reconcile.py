@@ -20,8 +20,8 @@ from stoker_operator.objects.facts import MAIN, Child, Endpoint, Key, Object
 from stoker_operator.objects.owner import Owner, operator_of
 from stoker_operator.reconcile.apply import MANAGER
 from stoker_operator.reconcile.cluster import Cluster
-from stoker_operator.reconcile.conditions import older_objects
-from stoker_operator.reconcile.decide import decide, is_held, is_ours, refuse
+from stoker_operator.reconcile.conditions import older_objects, trouble_of
+from stoker_operator.reconcile.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
 from stoker_operator.reconcile.observe_workload import observe_workload
 from stoker_operator.reconcile.observed import Observed
@@ -98,7 +98,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
     seen = Observed(applied.live, applied.refusal, workloads, context.route, _serving(evaluation))
     if evaluation.serving is not None and evaluation.serving.spec.scaling is not None:
         first = evaluation.serving.spec.first_replicas
-        seen = dataclasses.replace(seen, scaling=_scaling(endpoint, context, seen, first))
+        seen = dataclasses.replace(seen, scaling=_scaling(endpoint, decision, context, seen, first))
     new_status = status(endpoint, decision, seen, now)
     if operators and new_status != endpoint.status and operators.replaces(key, new_status):
         return Outcome.YIELDED
@@ -159,9 +159,11 @@ def _serving(evaluation: Evaluation) -> str:
     return evaluation.serving.name if evaluation.serving else MAIN
 
 
-def _scaling(endpoint: Endpoint, context: PlanningContext, seen: Observed, first: int) -> ObservedScaling:
-    replicas = context.scaling.replicas if context.scaling else seen.rollout.desired if seen.rollout else first
-    return observe_scaling(endpoint, context.scaling, replicas, seen.rollout, seen.trouble)
+def _scaling(
+    endpoint: Endpoint, decision: Decision, context: PlanningContext, seen: Observed, first: int
+) -> ObservedScaling:
+    replicas = seen.rollout.desired if seen.rollout else first
+    return observe_scaling(endpoint, context.scaling, replicas, seen.rollout, trouble_of(decision, seen))
 
 
 def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[str, tuple[str, ...]]:

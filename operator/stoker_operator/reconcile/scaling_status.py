@@ -14,6 +14,8 @@ from stoker_operator.scaling.autoscaler import Phase, Recommendation
 
 #: What HorizontalPodAutoscaler writes the scale subresource as.
 _HPA: Final = "kube-controller-manager"
+#: Characters of a field manager's name that are repeated.
+_MAX_MANAGER: Final = 100
 #: Why a start counts as failed though waiting might help: clients should not wait until an image or a quota is there.
 #: Pods that wait for room on nodes are no failure: an autoscaler of nodes may add some.
 _FAILURES: Final = frozenset(
@@ -37,16 +39,20 @@ class ObservedScaling:
         replicas: how many there should be.
         recommended: what the autoscaler recommends; None: nothing yet.
         start_failure: why no replica starts; empty: they start, as far as is known.
-        other: what else scales the endpoint; empty: nothing does.
+        trouble: why some replicas do not serve; empty: they do, or start.
+        other: what else has written ``spec.replicas``, and when; empty: nothing has.
         was_ready: the endpoint was ready, be it without replicas, when it was last reported.
+        was_asleep: it was ready without a replica that serves.
         before: ``status.scaling`` as it was last reported.
     """
 
     replicas: int
     recommended: Recommendation | None
     start_failure: str
+    trouble: str
     other: str
     was_ready: bool
+    was_asleep: bool
     before: Mapping[str, Any]
 
     @property
@@ -75,14 +81,17 @@ def observe_scaling(
     before = endpoint.status.get("scaling") or {}
     conditions = {each["type"]: each for each in endpoint.status.get("conditions", ())}
     ready = conditions.get("Ready", {})
+    was_ready = ready.get("status") == "True" and ready.get("observedGeneration") == endpoint.generation
     is_failure = trouble is not None and (trouble.lasting or trouble.reason in _FAILURES)
-    fails = rollout is not None and rollout.available == 0 and is_failure
+    fails = (rollout is None or rollout.available == 0) and is_failure
     return ObservedScaling(
         replicas=replicas,
         recommended=recommended,
         start_failure=trouble.message[:MAX_START_FAILURE] if fails and trouble else "",
+        trouble=f"{trouble.reason}: {trouble.message}" if trouble and rollout and rollout.desired else "",
         other=_other(endpoint.document),
-        was_ready=ready.get("status") == "True" and ready.get("observedGeneration") == endpoint.generation,
+        was_ready=was_ready,
+        was_asleep=was_ready and ready.get("reason") in ("ScaledToZero", "Waking"),
         before=before,
     )
 
@@ -104,20 +113,22 @@ def scaling_status(scaling: ObservedScaling) -> dict[str, Any]:
 
 def scaling_condition(scaling: ObservedScaling) -> tuple[str, str, str]:
     """Status, reason and message of the condition Scaling."""
+    status, reason, message = "Unknown", "MissingSignals", _WAITING
+    if scaling.recommended is not None:
+        status, reason, message = scaling.recommended.status, scaling.recommended.reason, scaling.recommended.message
+    if scaling.trouble and scaling.trouble.partition(": ")[2] not in message:
+        message = f"{message} {scaling.trouble}."
     if scaling.other:
-        message = (
-            f"{scaling.other} writes spec.replicas, which has no effect with spec.scaling; delete the "
-            "HorizontalPodAutoscaler, or remove spec.scaling"
-        )
-        return "False", "ForeignAutoscaler", message
-    if scaling.recommended is None:
-        return "Unknown", "MissingSignals", _WAITING
-    return scaling.recommended.status, scaling.recommended.reason, scaling.recommended.message
+        message = f"{message} {scaling.other} has written spec.replicas, which has no effect with spec.scaling."
+    return status, reason, message
 
 
 def _other(document: Object) -> str:
-    """The field manager of another autoscaler that writes the scale subresource; empty: there is none."""
+    """What else has last written how many replicas there are through the scale subresource; empty: nothing has. A
+    person's kubectl does not count."""
     for entry in document["metadata"].get("managedFields", ()):
-        if entry.get("subresource") == "scale" and entry.get("manager") == _HPA:
-            return _HPA
+        manager = str(entry.get("manager", ""))
+        if entry.get("subresource") == "scale" and not manager.startswith("kubectl"):
+            writer = f"{_HPA} (a HorizontalPodAutoscaler)" if manager == _HPA else manager[:_MAX_MANAGER]
+            return f"{writer}, at {entry.get('time', 'an unknown time')},"
     return ""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
-from typing import Final
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
 
 import aiohttp
 
@@ -17,9 +20,12 @@ from stoker_operator.scaling.signals import MAX_BYTES, GatewayReport, SignalsErr
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a replica may take to answer.
+#: Seconds that a replica may take to answer, and that the others' reports wait for it.
 _TIMEOUT_S: Final = 2.0
-#: A gateway has fewer replicas.
+_WAIT_S: Final = 0.3
+#: Seconds for which a report counts.
+_FRESH_S: Final = 2.5
+#: Replicas that are asked. More of them count as missing.
 _MAX_REPLICAS: Final = 64
 
 
@@ -36,18 +42,33 @@ class GatewaySignals:
         self._addresses: tuple[str, ...] = ()
         self._session: aiohttp.ClientSession | None = None
         self._complaints: dict[str, str] = {}
+        self._reports: dict[str, tuple[float, GatewayReport]] = {}  # the newest of each replica, and when it was asked
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # requests under way, by the replica, and the look-up
 
     async def poll(self) -> dict[str, GatewayReport | None]:
-        """The reports, by the replica's address; None: it has none."""
-        await self._look_up()
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(auto_decompress=False, timeout=timeout)
-        reports = await asyncio.gather(*(self._ask(self._session, address) for address in self._addresses))
-        return dict(zip(self._addresses, reports, strict=True))
+        """The reports, by the replica's address; None: it has none. A replica that is slow delays no other."""
+        self._begin("", self._look_up)
+        if not self._addresses:
+            await self._wait()
+        for address in self._addresses[:_MAX_REPLICAS]:
+            self._begin(address, partial(self._ask, address))
+        await self._wait()
+        oldest = asyncio.get_running_loop().time() - _FRESH_S
+        reports = {address: self._reports.get(address, (-math.inf, None)) for address in self._addresses}
+        return {address: report if asked_at >= oldest else None for address, (asked_at, report) in reports.items()}
+
+    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if name not in self._tasks or self._tasks[name].done():
+            self._tasks[name] = asyncio.create_task(work())
+
+    async def _wait(self) -> None:
+        await asyncio.wait(self._tasks.values(), timeout=_WAIT_S)
 
     async def close(self) -> None:
         """Ends the connections."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -63,11 +84,17 @@ class GatewaySignals:
             return
         self._complaints.pop("name", None)
         hosts = {f"[{address[0]}]" if family == socket.AF_INET6 else address[0] for family, _, _, _, address in found}
-        self._addresses = tuple(f"{host}:{self._port}" for host in sorted(hosts))[:_MAX_REPLICAS]
-        for address in self._complaints.keys() - {"name", *self._addresses}:
-            del self._complaints[address]
+        self._addresses = tuple(f"{host}:{self._port}" for host in sorted(hosts))
+        for known in (self._complaints, self._reports, self._tasks):
+            for address in known.keys() - {"", "name", *self._addresses}:
+                del known[address]
 
-    async def _ask(self, session: aiohttp.ClientSession, address: str) -> GatewayReport | None:
+    async def _ask(self, address: str) -> None:
+        asked_at = asyncio.get_running_loop().time()
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(auto_decompress=False, timeout=timeout)
+        session = self._session
         try:
             headers = {"Accept-Encoding": "identity"}
             async with session.get(f"http://{address}/scaling", headers=headers, allow_redirects=False) as response:
@@ -78,12 +105,12 @@ class GatewaySignals:
                     body += part
                     if len(body) > MAX_BYTES:
                         raise SignalsError(f"it has more than {MAX_BYTES} bytes")
-            report = parse_report(bytes(body))
+            self._reports[address] = asked_at, parse_report(bytes(body))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._complain(address, f"the gateway's replica at {address} reports nothing: {error or 'it is silent'}")
-            return None
+            self._reports.pop(address, None)
+            return
         self._complaints.pop(address, None)
-        return report
 
     def _complain(self, subject: str, message: str) -> None:
         """Logs a problem once, until it is over."""

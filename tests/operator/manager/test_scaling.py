@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.v1alpha1.scaling import Scaling
 from stoker_operator.cluster.store import Store
 from stoker_operator.manager.scaling import ScalingLoop, settings_of
@@ -95,11 +96,12 @@ class World:
         self.version += 1
         labels = {INSTANCE: "demo"}
         metadata = {"name": "demo", "namespace": "default", "labels": labels, "uid": "d", "generation": 1}
+        owner = {"apiVersion": "stoker.dev/v1alpha1", "kind": KIND, "name": "demo", "uid": "u", "controller": True}
         status = {"replicas": replicas, "availableReplicas": replicas if available is None else available}
         self.store.put(
             {
                 "kind": "Deployment",
-                "metadata": metadata | {"resourceVersion": str(self.version)},
+                "metadata": metadata | {"resourceVersion": str(self.version), "ownerReferences": [owner]},
                 "spec": {"replicas": replicas},
                 "status": status | {"observedGeneration": 1},
             }

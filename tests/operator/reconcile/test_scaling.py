@@ -133,6 +133,55 @@ def test_a_start_that_fails_is_reported(scaled: World) -> None:
     assert "startFailure" not in status(scaled)["scaling"]
 
 
+def test_an_outage_is_no_start_from_zero(scaled: World) -> None:
+    recommend(scaled, 1)
+    scaled.reconcile()
+    scaled.serve()
+    scaled.reconcile()
+    lost = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 0, "availableReplicas": 0, "observedGeneration": 99}
+    scaled.change("Deployment", status=lost)
+    scaled.reconcile()
+    assert condition(scaled, "Ready")["status"] == "False"
+
+
+def test_a_pod_that_finds_no_room_leaves_it_ready(scaled: World) -> None:
+    recommend(scaled, 2)
+    scaled.reconcile()
+    scaled.pod(
+        phase="Pending",
+        conditions=[
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU is free"}
+        ],
+    )
+    one = {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 1, "availableReplicas": 1, "observedGeneration": 99}
+    scaled.change("Deployment", status=one)
+    scaled.reconcile()
+    scaled.spec(scaling={**SCALING, "maxReplicas": 3})
+    scaled.reconcile()
+    assert condition(scaled, "Ready")["status"] == "True"
+    assert "no GPU is free" in condition(scaled, "Ready")["message"]
+    assert "no GPU is free" in condition(scaled, "Scaling")["message"]
+    assert "startFailure" not in status(scaled)["scaling"]
+
+
+def test_bounds_hold_before_the_autoscaler_knows_them(scaled: World) -> None:
+    recommend(scaled, 9)
+    scaled.reconcile()
+    assert count(scaled) == 4
+
+
+def test_a_refused_spec_says_why_nothing_starts(scaled: World) -> None:
+    recommend(scaled, 0, Phase.ZERO, drain="word")
+    scaled.reconcile()
+    scaled.spec(hardware={"accelerator": "no-such-accelerator"})
+    recommend(scaled, 1)
+    scaled.reconcile()
+    assert "no-such-accelerator" in status(scaled)["scaling"]["startFailure"]
+    scaled.spec(replicas="many")  # it cannot be read at all
+    scaled.reconcile()
+    assert status(scaled)["scaling"]["startSeconds"] == 12.3
+
+
 def test_a_change_of_the_count_is_an_event(scaled: World) -> None:
     recommend(scaled, 1)
     scaled.reconcile()
@@ -149,7 +198,8 @@ def test_another_autoscaler_is_reported(scaled: World) -> None:
     scaled.change(KIND, metadata={**live["metadata"], "managedFields": [entry]})
     recommend(scaled, 2)
     scaled.reconcile()
-    assert (condition(scaled, "Scaling")["reason"], count(scaled)) == ("ForeignAutoscaler", 2)
+    assert "kube-controller-manager (a HorizontalPodAutoscaler)" in condition(scaled, "Scaling")["message"]
+    assert count(scaled) == 2
 
 
 def test_scaling_changes_no_pod(scaled: World) -> None:
