@@ -68,7 +68,11 @@ def test_its_parts_find_each_other(helm: str) -> None:
         assert only_named(documents, kind, "stoker-gateway")["spec"]["selector"]["matchLabels"] == selector
     policy = only_named(documents, "NetworkPolicy", "stoker-gateway")["spec"]
     assert policy["podSelector"]["matchLabels"] == selector
-    clients, peers, metrics = policy["ingress"]
+    clients, peers, signals, metrics = policy["ingress"]
+    assert signals == {
+        "ports": [{"protocol": "TCP", "port": "metrics"}],
+        "from": [{"podSelector": {"matchLabels": operators["selector"]["matchLabels"]}}],
+    }
     assert "from" not in clients and clients["ports"][0]["port"] == "clients"
     assert peers["from"] == [{"podSelector": {"matchLabels": selector}}]
     assert metrics["from"] and metrics["ports"][0]["port"] == "metrics"

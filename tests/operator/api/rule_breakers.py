@@ -26,6 +26,15 @@ _NEVER_PASSED = (
 _RUNNING = {"maxReplicas": 2, "metric": "runningRequests"}
 #: Specs that break a rule, one or more for each.
 RULE_BREAKERS = (
+    *(
+        Wrong(
+            f"a target of {target}",
+            spec(scaling={"maxReplicas": 2, "target": target}),
+            "spec.scaling.target",
+            "the target is too small: it is how much of metric each replica should have; use 0.01 or more",
+        )
+        for target in (0, 0.001, -1)
+    ),
     Wrong(
         "fewer replicas at most than at least",
         spec(scaling={"minReplicas": 3, "maxReplicas": 2, "target": 4}),

@@ -19,6 +19,7 @@ DEFAULT_IDLE_SECONDS: Final = 300
 DEFAULT_HOLD_SECONDS: Final = 300
 #: As many as `spec.replicas` may have.
 MAX_REPLICAS: Final = 10000
+_LEAST_TARGET: Final = 0.01
 #: What HPA's validation permits.
 _MAX_PERIOD_SECONDS: Final = 1800
 _MAX_WINDOW_SECONDS: Final = 3600
@@ -76,7 +77,7 @@ class Scaling(Part):
     """What is compared with target. pendingRequests: requests that wait in the gateway, or were sent to an engine and
     have not ended. runningRequests: requests in the engines' batches. kvCacheUsage: the share of the KV cache in use.
     Absent: pendingRequests."""
-    target: Annotated[float, Field(ge=0.01, le=1_000_000)]
+    target: Annotated[float, Field(le=1_000_000)]
     """How much of metric each replica should have on average: a number of requests; for kvCacheUsage a share below
     1."""
     behavior: ScalingBehavior | None = None
@@ -87,6 +88,14 @@ class Scaling(Part):
     """How long the gateway holds a request while no replica serves. Absent: 300."""
 
     RULES: ClassVar = (
+        # No bound of the schema: the API server compares whole numbers with the whole part of one.
+        Rule(
+            field="target",
+            holds=lambda it: it.target >= _LEAST_TARGET,
+            cel=f"self.target >= {_LEAST_TARGET}",
+            message="the target is too small: it is how much of metric each replica should have",
+            remedy=f"use {_LEAST_TARGET} or more",
+        ),
         Rule(
             field="minReplicas",
             holds=lambda it: it.min_replicas is None or it.min_replicas <= it.max_replicas,
