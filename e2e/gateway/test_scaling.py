@@ -134,6 +134,7 @@ def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key
     results.add("scaling: back to zero", recovery=time.monotonic() - began)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images: Images, key: str) -> None:
     rng, times = random.Random(7), [0.0]
@@ -144,6 +145,7 @@ def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images
     all_answered(answers)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
@@ -159,6 +161,7 @@ def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: 
     all_answered(answers)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
