@@ -160,8 +160,9 @@ class GroupedLora:
         shrink: (x [rows, heads, inner]; A [slots, parts, heads or 1, max rank, inner] of the same dtype; int32 [slots,
             parts] ranks, 0 where an adapter does not change a part; tiles: their rows, and their slots) → x Aᵀ float32
             [rows, heads, sums, parts, max rank]: as many sums as there are, added up, are the result.
-        expand: (y [rows, heads, outputs], changed in place; what `shrink` gives; B [slots, heads or 1, outputs, max
-            rank]; ranks; int32 [count, 3] tiles of outputs: the first, the end, and the part; tiles, as above).
+        expand: (y [rows, heads, outputs], changed in place; what `shrink` gives; B [slots, heads or 1, rows, max rank];
+            ranks; int32 [count, 4] tiles of outputs: the first, the end, the part, and how many of B's rows the first
+            one's is behind its own number; tiles, as above).
         output_tile: outputs of a tile at most, for matrices of a dtype.
     """
 

@@ -45,7 +45,7 @@ def _lora_expand(  # type: ignore[no-untyped-def]
     slot = tl.load(tile_slots + tile).to(tl.int64)
     if slot < 0:
         return
-    outputs, head = output_tiles + tl.program_id(1) * 3, tl.program_id(2).to(tl.int64)
+    outputs, head = output_tiles + tl.program_id(1) * 4, tl.program_id(2).to(tl.int64)
     part = tl.load(outputs + 2)
     used = tl.load(ranks + slot * parts + part)
     if used == 0:
@@ -55,7 +55,7 @@ def _lora_expand(  # type: ignore[no-untyped-def]
     row = tl.load(rows + tile * ROWS + tl.arange(0, ROWS))
     is_row = row < count
     of_row = shrunk + ((row.to(tl.int64) * tl.num_programs(2) + head) * splits * parts + part) * MAX_RANK
-    of_output = b + slot * b_slot + head * b_head + output.to(tl.int64) * MAX_RANK
+    of_output = b + slot * b_slot + head * b_head + (output + tl.load(outputs + 3)).to(tl.int64) * MAX_RANK
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in tl.range(0, used, RANKS):
         rank = begin + tl.arange(0, RANKS)

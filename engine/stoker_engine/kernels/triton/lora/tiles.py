@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import triton
 
 from stoker_engine.kernels.bundle import AdapterTiles
 from stoker_engine.kernels.triton.moe.align import align
@@ -44,12 +43,13 @@ def step_of(dtype: torch.dtype) -> int:
 
 def tile_ranks(max_rank: int, dtype: torch.dtype) -> int:
     """Ranks that one program of shrink has, and that expand multiplies at once."""
-    return min(32 if dtype == torch.float32 else _MOST_RANKS, max(16, triton.next_power_of_2(max_rank)))
+    most: int = 32 if dtype == torch.float32 else _MOST_RANKS
+    return next(ranks for ranks in (16, 32, 64) if ranks >= min(max_rank, most))
 
 
 def num_splits(inner: int) -> int:
     """Sums that shrink makes of `inner` elements."""
-    return triton.cdiv(inner, SPLIT)  # type: ignore[no-any-return]
+    return -(-inner // SPLIT)
 
 
 def group(slots: torch.Tensor, num_slots: int, dtype: torch.dtype) -> AdapterTiles:

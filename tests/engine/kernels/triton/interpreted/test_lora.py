@@ -73,11 +73,11 @@ class Operands:
                 self.b[slot, :, first : first + width, :rank] = drawn(heads_b, width, rank)
                 first += width
         self.ranks = torch.tensor(case.ranks, dtype=torch.int32).view(slots, parts)
-        size, first, tiles = LORA.output_tile(dtype), 0, list[tuple[int, int, int]]()
+        size, first, tiles = LORA.output_tile(dtype), 0, list[tuple[int, int, int, int]]()
         for part, width in enumerate(case.widths):
-            tiles += [(at, min(at + size, first + width), part) for at in range(first, first + width, size)]
+            tiles += [(at, min(at + size, first + width), part, 0) for at in range(first, first + width, size)]
             first += width
-        self.output_tiles = torch.tensor(tiles, dtype=torch.int32).view(-1, 3)
+        self.output_tiles = torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
 
     def added(self, chosen: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """y of these rows alone, computed in one batch, and the tensor that it is a part of."""
@@ -165,6 +165,21 @@ def test_sizes_around_tiles(inner: int, widths: tuple[int, ...], max_rank: int, 
     ranks = [tuple(rng.randint(1, max_rank) for _ in widths) for _ in range(2)]
     ranks.append((max_rank,) * len(widths))
     Operands(Case(inner, widths, max_rank, tuple(ranks), (2, 0, -1, 1, 2)), dtype).check(rng)
+
+
+def test_outputs_that_are_not_changed() -> None:
+    """Those between parts have no rows in B, before which others' are."""
+    operands = Operands(Case(48, (150, 40), 8, ((8, 3),), (0, -1, 0)), torch.float32)
+    expected, _ = operands.added([0, 1, 2])
+    tiles, y = operands.output_tiles, operands.y.new_zeros(3, 1, 7 + 150 + 9 + 40)
+    changed = torch.tensor([*range(7, 157), *range(166, 206)])
+    y[..., changed] = operands.y
+    moved = torch.where(tiles[:, 2:3] == 0, 7, 16)
+    operands.output_tiles = torch.cat([tiles[:, :2] + moved, tiles[:, 2:3], -moved], dim=1).int()
+    operands.wide, operands.y = torch.nn.functional.pad(y, (2, 3)), y
+    found, _ = operands.added([0, 1, 2])
+    assert torch.equal(found[..., changed], expected)
+    assert found.abs().sum() == found[..., changed].abs().sum()
 
 
 @pytest.mark.parametrize("own_a", [False, True])
