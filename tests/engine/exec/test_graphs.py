@@ -72,7 +72,7 @@ def test_other_steps_have_none() -> None:
     for lengths in ([1, 1, 2], [2, 2, 2], [7, 1, 3]):
         step = Step(0, rows, array("i", [5, 9, 3]), array("i", lengths), array("i", [1] * 3), 0, sum(lengths))
         assert graphs.find(step) is None
-    assert StepShape.of(step_of([5, 9, 3], num_decodes=3)) == (3, 1)
+    assert StepShape.of(step_of([5, 9, 3], num_decodes=3)) == (3, 1, False)
 
 
 def test_lengths_that_do_not_matter_are_captured_once() -> None:
