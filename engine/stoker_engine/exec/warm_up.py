@@ -47,11 +47,11 @@ def warm_up_steps(
     count = min(3, max_num_seqs, max_num_batched_tokens // length)
     no_blocks: list[list[int]] = [[] for _ in range(groups)]
 
-    def begun(row: int, request: EngineRequest) -> NewSequence:
+    def new_sequence(row: int, request: EngineRequest) -> NewSequence:
         return NewSequence(row, request, 0, [], no_blocks, adapter_slot=adapter_slot)
 
     for params in _PARAMS:
-        new = [begun(row, EngineRequest(f"warm-up {row}", [0] * length, params, 2)) for row in range(count)]
+        new = [new_sequence(row, EngineRequest(f"warm-up {row}", [0] * length, params, 2)) for row in range(count)]
         yield _step(new, [(row, 0, length) for row in range(count)], 0)
         if length < max_model_len:
             yield _step([], [(row, length, 1) for row in range(count)], count)
@@ -60,7 +60,7 @@ def warm_up_steps(
     for tokens in _MORE_TOKENS:
         if tokens <= min(max_model_len, max_num_batched_tokens):
             request = EngineRequest("warm-up", [0] * tokens, _PARAMS[0], 1)
-            yield _step([begun(0, request)], [(0, 0, tokens)], 0)
+            yield _step([new_sequence(0, request)], [(0, 0, tokens)], 0)
 
 
 def _step(new: list[NewSequence], batch: list[tuple[int, int, int]], num_decodes: int) -> Step:

@@ -106,7 +106,7 @@ class SlotStacks:
         index_of = {first: index for index, (first, _) in enumerate(self._shape.parts)}
         for a, b, first in parts:
             index, rank = index_of[first], b.shape[-1]
-            for to, matrix in zip(self._places(slot, index, rank), self._factors(a, b), strict=True):
+            for to, matrix in zip(self._views(slot, index, rank), self._factors(a, b), strict=True):
                 assert to.shape == matrix.shape
                 to.copy_(matrix, non_blocking=True)
             self._ranks[slot, index].fill_(rank)
@@ -123,8 +123,8 @@ class SlotStacks:
             shrunk = kernels.shrink(by_head if x.dim() == 3 else by_head.unsqueeze(1), self._a, self._ranks, *tiles)
         kernels.expand(y if y.dim() == 3 else y.unsqueeze(1), shrunk, self._b, self._ranks, self._output_tiles, *tiles)
 
-    def _places(self, slot: int, part: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where A and B of one part are."""
+    def _views(self, slot: int, part: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and B of one part of a slot."""
         first, size = self._first_rows[part], self._shape.parts[part][1]
         a = self._a[slot, :, :rank] if self._shape.form is SiteForm.EMBEDDING else self._a[slot, part, :, :rank]
         return a, self._b[slot, :, first : first + size, :rank]

@@ -23,7 +23,7 @@ SPLIT: Final = 1024
 
 #: Inner elements, and ranks, that are multiplied at once, at most.
 STEP: Final = 128
-_MOST_RANKS: Final = 64
+_MAX_RANKS: Final = 64
 
 
 def tile_rows(dtype: torch.dtype) -> int:
@@ -43,8 +43,8 @@ def step_of(dtype: torch.dtype) -> int:
 
 def tile_ranks(max_rank: int, dtype: torch.dtype) -> int:
     """Ranks that one program of shrink has, and that expand multiplies at once."""
-    most: int = 32 if dtype == torch.float32 else _MOST_RANKS
-    return next(ranks for ranks in (16, 32, 64) if ranks >= min(max_rank, most))
+    limit: int = 32 if dtype == torch.float32 else _MAX_RANKS
+    return next(ranks for ranks in (16, 32, 64) if ranks >= min(max_rank, limit))
 
 
 def num_splits(inner: int) -> int:
