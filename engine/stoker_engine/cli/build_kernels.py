@@ -29,6 +29,9 @@ class BuildKernelsArgs:
     tensor_parallel_size: int = flag("GPUs that share each layer, as served", 1)
     enable_expert_parallel: bool = flag("whether each of these GPUs has whole experts, as served", False)
     batch_invariant: bool = flag("whether a request must give the same bits in any batch, as served", False)
+    enable_lora: bool = flag("whether LoRA is on, as served", False)
+    max_loras: int = flag("most adapters in one step, as served", EngineArgs.max_loras)
+    max_lora_rank: int = flag("largest rank of an adapter, as served", EngineArgs.max_lora_rank)
 
 
 def main(arguments: list[str]) -> int:

@@ -22,6 +22,7 @@ from stoker_common.errors import ArgumentError, ModelError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.exec.check_sharding import refuse_indivisible
 from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.dtypes import resolve_dtype
@@ -36,7 +37,11 @@ from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.compile.ahead_of_time import TARGETS, gpu_target
 from stoker_engine.kernels.triton.compile.compile_only import OnLaunch, compile_only
 from stoker_engine.kernels.triton.compile.driver import build_driver, can_build_driver
+from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
+from stoker_engine.lora.adapter_reader import native_adapter_reader
+from stoker_engine.lora.loaded_adapters import LoadedAdapters
+from stoker_engine.lora.slot_stacks import grouped_adapters
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import DecoderLoader
@@ -106,11 +111,17 @@ def build_kernels(
         The names of what was compiled; what the cache had already is not among them.
     """
     device = torch.device("cuda")
+    kernels = BATCH_INVARIANT if args.batch_invariant else TRITON
+    adapters: LoadedAdapters | None = None
+    if args.enable_lora:
+        reader, grouped = native_adapter_reader(config, args, dtype), grouped_adapters(args, config, kernels)
+        adapters = LoadedAdapters(reader, dtype, args.max_loras, device, None, grouped)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with watch_compilations(lambda: None) as compiled, torch.no_grad(), fake, compile_only(target, on_launch):
-        kernels = BATCH_INVARIANT if args.batch_invariant else TRITON
         build = Build(dtype, TritonBackend(args.batch_invariant), kernels, _FakeCommunicator(args.tensor_parallel_size))
         build = replace(build, linear=with_formats(formats, build.linear), whole_experts=args.enable_expert_parallel)
+        if adapters is not None:
+            build = replace(build, extend=adapters.extend)
         kv = kv_format(args.kv_cache_dtype, str(dtype))
         groups = memory.model_cache_groups(config, args.block_size, kv, args.tensor_parallel_size)
         num_blocks = _CACHE_BYTES // memory.kv_block_bytes(groups, args.block_size)
@@ -121,11 +132,17 @@ def build_kernels(
         pool = KVCachePool(plan, specs, dtype, device)
         rows = InputBatch(_SEQUENCES, 2 * _TOKENS, args.block_size, groups)
         device_batch = DeviceBatch(rows.values, device)
+        build.rows.adapters = device_batch.adapters
+        if adapters is not None:
+            adapters.settle(build.rows)
         builder = InputBuilder(args.block_size, groups, device, rows, device_batch, gathers=True)
-        for step in warm_up_steps(_SEQUENCES, _TOKENS, _TOKENS, len(groups)):
+        slot = NO_ADAPTER if adapters is None else 0
+        for step in warm_up_steps(_SEQUENCES, _TOKENS, _TOKENS, len(groups), slot):
             rows.apply(step)
             inputs = builder.build(step)
             prepared = build.backend.prepare(inputs.metadata)
+            build.rows.begin(inputs.token_rows)
+            build.rows.select(RowSpace.LOGITS, RowSpace.TOKENS, inputs.logit_rows)
             hidden = model.forward(StepInputs(inputs.token_ids, inputs.positions, prepared, pool.caches))
             _sample(model.logits(hidden[inputs.logit_rows]).float())
     return compiled

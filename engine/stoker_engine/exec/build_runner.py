@@ -16,6 +16,7 @@ from stoker_engine.attention.backend import captures_decodes
 from stoker_engine.attention.external import AttentionRequirements
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
 from stoker_engine.exec.finish.finish import Finish
@@ -39,6 +40,7 @@ from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.lora.adapter_reader import adapter_reader
 from stoker_engine.lora.loaded_adapters import LoadedAdapters
+from stoker_engine.lora.slot_stacks import grouped_adapters
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.loading.load_progress import OnProgress
@@ -86,7 +88,8 @@ def build_runner(
     if device.type == "cpu":
         limit_threads()
     dtype, groups = resolve_dtype(args, checkpoint, device), groups or RankGroups()
-    build, adapters = _build(args, checkpoint, device, dtype, groups), _adapters(args, checkpoint, device, dtype)
+    build = _build(args, checkpoint, device, dtype, groups)
+    adapters = _adapters(args, checkpoint, device, dtype, build.kernels)
     if adapters is not None:
         build = replace(build, extend=adapters.extend)
     build = adapt(build)
@@ -124,7 +127,7 @@ def build_runner(
     )
     if device.type != "cpu":
         _warm_up(args, runner, build.kernels, on_progress)
-        if not args.enforce_eager and _can_be_captured(runner, groups):
+        if not args.enforce_eager and _can_be_captured(runner, groups, build.kernels):
             with torch.inference_mode():
                 runner.graphs = _captured(args, runner, device_batch, on_progress)
     return runner
@@ -161,19 +164,14 @@ def _build(
 
 
 def _adapters(
-    args: EngineArgs, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+    args: EngineArgs, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, kernels: Kernels
 ) -> LoadedAdapters | None:
     """The adapters beside the model; None: LoRA is off."""
     if not args.enable_lora:
         return None
-    if args.batch_invariant and device.type != "cpu":
-        raise ArgumentError(
-            "--batch-invariant",
-            "what adapters add is summed on a GPU in an order that depends on the batch; leave one of it and "
-            "--enable-lora out",
-        )
     reader = adapter_reader(checkpoint, args, dtype)
-    return LoadedAdapters(reader, dtype, args.max_loras, device, cpu_library(device, dtype))
+    grouped = grouped_adapters(args, checkpoint.config, kernels)
+    return LoadedAdapters(reader, dtype, args.max_loras, device, cpu_library(device, dtype), grouped)
 
 
 def _load(
@@ -237,7 +235,8 @@ def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: On
     use_prebuilt()
     limits = args.max_num_seqs, args.max_num_batched_tokens, runner.plan.max_model_len
     with watch_compilations(lambda: on_progress(0, 0)) as compiled:
-        for step in warm_up_steps(*limits, len(runner.plan.groups)):
+        slot = NO_ADAPTER if runner.adapters is None else 0
+        for step in warm_up_steps(*limits, len(runner.plan.groups), slot):
             runner.run(step)
             on_progress(0, 0)
         _constrain_nothing(runner, kernels)
@@ -253,10 +252,12 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
     kernels.keep_allowed(logits, to_device([0], runner.device), to_device(any_token, runner.device))
 
 
-def _can_be_captured(runner: Runner, groups: RankGroups) -> bool:
+def _can_be_captured(runner: Runner, groups: RankGroups, kernels: Kernels) -> bool:
     """Whether decodes can be CUDA graphs: ranks that work together go kernel by kernel, and so do models that keep a
-    state of each sequence, and those with adapters, for which the host waits in the midst of a step."""
-    is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and runner.adapters is None
+    state of each sequence, and adapters where the host waits in the midst of a step: those that are computed one by
+    one, and experts that are in every step."""
+    waits = runner.adapters is not None and (kernels.lora is None or runner.rows.extends_experts)
+    is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and not waits
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)
     return is_alone and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
 
@@ -273,5 +274,6 @@ def _captured(
         max_seqs=min(args.max_num_seqs, args.max_num_batched_tokens),
         max_blocks=runner.batch.tables.shape[2],
         device=runner.device,
+        has_adapters=runner.adapters is not None,
     )
     return graphs if capture_all(graphs, lambda: on_progress(0, 0)) else None

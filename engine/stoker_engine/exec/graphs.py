@@ -8,7 +8,8 @@ A graph is captured once, for a number of sequences and a length, and replayed i
 
 What the graphs read and write lies at the same place in every step, so a step's inputs are copied there: the rows of
 its tokens, by which the graph gathers token ids and positions, and what attention needs. A padding sequence has no
-keys, and stores none.
+keys, and stores none. Where LoRA is on, each is captured twice: without adapters, and with what they add,
+whichever they are.
 
 What is computed is the same; which of its kernels a library of products takes for as many rows is the library's choice.
 """
@@ -53,18 +54,20 @@ class StepShape(NamedTuple):
     Attributes:
         sequences: how many there are.
         tokens: that each of them computes.
+        has_adapters: whether some of them may have an adapter.
     """
 
     sequences: int
     tokens: int
+    has_adapters: bool = False
 
     @classmethod
-    def of(cls, step: Step) -> StepShape | None:
+    def of(cls, step: Step, has_adapters: bool = False) -> StepShape | None:
         """The shape of a step; None: its sequences compute different numbers of tokens."""
         if step.num_decodes == len(step.rows):
-            return cls(step.num_decodes, 1)
+            return cls(step.num_decodes, 1, has_adapters)
         lengths = set(step.lengths)
-        return cls(len(step.rows), lengths.pop()) if len(lengths) == 1 else None
+        return cls(len(step.rows), lengths.pop(), has_adapters) if len(lengths) == 1 else None
 
 
 class GraphInputs:
@@ -158,6 +161,7 @@ class StepGraphs:
         rows: the rows that the model's operations read, see `layers.build.Build.rows`.
         max_seqs: sequences of a step.
         max_blocks: of a sequence.
+        has_adapters: whether there are graphs of steps with adapters, too.
 
     Attributes:
         captured: by shape, those for shorter sequences first.
@@ -165,14 +169,17 @@ class StepGraphs:
 
     def __init__(
         self, model: Model, plan: KVCachePlan, caches: list[KVCache], batch: DeviceBatch, rows: BatchRows,
-        max_seqs: int, max_blocks: int, device: torch.device,
+        max_seqs: int, max_blocks: int, device: torch.device, has_adapters: bool = False,
     ) -> None:  # fmt: skip
         backend = model.backend
         assert captures_decodes(backend)
         self._model, self._backend, self._plan, self._caches = model, backend, plan, caches
         self._batch, self._rows = batch, rows
         sizes = _sizes(max_seqs)
-        self.captured: dict[StepShape, list[StepGraph]] = {StepShape(size, 1): [] for size in sizes}
+        kinds = (False, True) if has_adapters else (False,)
+        self.captured: dict[StepShape, list[StepGraph]] = {
+            StepShape(size, 1, kind): [] for size in sizes for kind in kinds
+        }
         self._inputs = GraphInputs(max(sizes), max_blocks, plan, device)
 
     def capture(self, capture: Capture, on_captured: Callable[[], None] = lambda: None) -> None:
@@ -180,13 +187,20 @@ class StepGraphs:
         for shape in sorted(self.captured, reverse=True):
             for planned in self._plans(shape.sequences):
                 states: dict[int, torch.Tensor] = {}
-                hidden, replay = capture(partial(self._forward, planned, states))
+                hidden, replay = capture(partial(self._forward, planned, states, shape.has_adapters))
                 self.captured[shape].insert(0, StepGraph(planned, self._inputs, hidden, states, replay))
                 on_captured()
 
-    def find(self, step: Step) -> StepGraph | None:
-        """The smallest one that has room for a step; None: there is none of its shape."""
-        shape = StepShape.of(step)
+    def find(self, step: Step, has_adapters: bool = False) -> StepGraph | None:
+        """The smallest one that has room for a step; None: there is none of its shape, or experts are computed one by
+        one, for which the host waits.
+
+        Args:
+            has_adapters: whether a row of the step has an adapter.
+        """
+        if has_adapters and self._rows.extends_experts:
+            return None
+        shape = StepShape.of(step, has_adapters)
         shapes = [] if shape is None else [each for each in self.captured if _has_room(each, shape)]
         if shape is None or not shapes:
             return None
@@ -210,9 +224,9 @@ class StepGraphs:
                 return plans
             length *= _LONGER
 
-    def _forward(self, planned: np.ndarray, states: dict[int, torch.Tensor]) -> torch.Tensor:
+    def _forward(self, planned: np.ndarray, states: dict[int, torch.Tensor], has_adapters: bool) -> torch.Tensor:
         token_rows = self._inputs.token_rows(len(planned))
-        self._rows.begin(token_rows)
+        self._rows.begin(token_rows, has_adapters=has_adapters)
         token_ids, positions = self._batch.gather(token_rows)
         attention = self._backend.prepare(self._inputs.metadata(planned))
         inputs = StepInputs(token_ids, positions, attention, self._caches, hidden_states=states)
@@ -220,7 +234,7 @@ class StepGraphs:
 
 
 def _has_room(captured: StepShape, shape: StepShape) -> bool:
-    return captured.tokens == shape.tokens and captured.sequences >= shape.sequences
+    return captured[1:] == shape[1:] and captured.sequences >= shape.sequences
 
 
 def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:

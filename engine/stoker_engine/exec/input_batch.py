@@ -165,6 +165,10 @@ class InputBatch:
             return range(0)
         return range(max(start, state.num_prompt_logprobs), min(end, state.num_prompt_tokens - 1))
 
+    def has_adapters(self, step: Step) -> bool:
+        """Whether a row of a step has an adapter."""
+        return bool((self.values[ADAPTER, np.array(step.rows)] >= 0).any())
+
     def _begin(self, new: NewSequence) -> None:
         spec, row = new.spec, new.row
         prompt, output = spec.prompt_token_ids, new.output_token_ids

@@ -96,10 +96,11 @@ class Runner:
             end = step.starts[draft.batch_index] + step.lengths[draft.batch_index]
             self.batch.token_ids[step.rows[draft.batch_index], end - len(draft.token_ids) : end] = draft.token_ids
         self.pool.copy(step.copies)
-        graph = self.graphs.find(step) if self.graphs is not None else None
+        has_adapters = self.adapters is not None and self.batch.has_adapters(step)
+        graph = self.graphs.find(step, has_adapters) if self.graphs is not None else None
         inputs = self.inputs.build(step, graph.size if graph is not None else None)
         finish = self.finish.begin(step, inputs)
-        self.rows.begin(inputs.token_rows, finish.kept if graph is None else None)
+        self.rows.begin(inputs.token_rows, finish.kept if graph is None else None, has_adapters)
         return _Prepared(inputs, finish, graph)
 
     def _forward(self, step: Step, prepared: _Prepared) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import NewSequence, Step
@@ -27,22 +28,30 @@ _PARAMS: Final = (
 )
 
 
-def warm_up_steps(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, groups: int) -> Iterator[Step]:
+def warm_up_steps(
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    groups: int,
+    adapter_slot: int = NO_ADAPTER,
+) -> Iterator[Step]:
     """Prompts, decodes, and both in a step, as far as the limits allow. Their block tables are empty: keys and values
     go to the null block, which nobody reads.
 
     Args:
         max_model_len: longest sequence, in tokens.
         groups: of layers, each of which has its block tables.
+        adapter_slot: of all sequences: kernels compute what an adapter adds, though none is there.
     """
     length = min(_LENGTH, max_model_len, max_num_batched_tokens)
     count = min(3, max_num_seqs, max_num_batched_tokens // length)
     no_blocks: list[list[int]] = [[] for _ in range(groups)]
+
+    def new_sequence(row: int, request: EngineRequest) -> NewSequence:
+        return NewSequence(row, request, 0, [], no_blocks, adapter_slot=adapter_slot)
+
     for params in _PARAMS:
-        new = [
-            NewSequence(row, EngineRequest(f"warm-up {row}", [0] * length, params, 2), 0, [], no_blocks)
-            for row in range(count)
-        ]
+        new = [new_sequence(row, EngineRequest(f"warm-up {row}", [0] * length, params, 2)) for row in range(count)]
         yield _step(new, [(row, 0, length) for row in range(count)], 0)
         if length < max_model_len:
             yield _step([], [(row, length, 1) for row in range(count)], count)
@@ -51,7 +60,7 @@ def warm_up_steps(max_num_seqs: int, max_num_batched_tokens: int, max_model_len:
     for tokens in _MORE_TOKENS:
         if tokens <= min(max_model_len, max_num_batched_tokens):
             request = EngineRequest("warm-up", [0] * tokens, _PARAMS[0], 1)
-            yield _step([NewSequence(0, request, 0, [], no_blocks)], [(0, 0, tokens)], 0)
+            yield _step([new_sequence(0, request)], [(0, 0, tokens)], 0)
 
 
 def _step(new: list[NewSequence], batch: list[tuple[int, int, int]], num_decodes: int) -> Step:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -137,6 +137,41 @@ class BlockPanels:
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
 
 
+class AdapterTiles(NamedTuple):
+    """Rows in tiles that each belong to one adapter; see `GroupedLora.group`.
+
+    Attributes:
+        rows: int32 [tiles × rows of a tile]; as many as there are rows: none.
+        slots: int32 [tiles], of their adapters; -1: the tile is not used.
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True)
+class GroupedLora:
+    """What adapters (LoRA) add to an operation, of all rows at once; `kernels/lora.py` defines it. The matrices of an
+    operation lie by slot, each with room for the largest rank; what lies beyond an adapter's rank is not read. Nothing
+    waits for the device, and shapes do not depend on which adapters rows have.
+
+    Attributes:
+        group: (int64 [rows], the slot of each, below 0 for none; the number of slots; the matrices' dtype) → tiles.
+        shrink: (x [rows, heads, inner]; A [slots, parts, heads or 1, max rank, inner] of the same dtype; int32 [slots,
+            parts] ranks, 0 where an adapter does not change a part; tiles: their rows, and their slots) → x Aᵀ float32
+            [rows, heads, sums, parts, max rank]: as many sums as there are, added up, are the result.
+        expand: (y [rows, heads, outputs], changed in place; what `shrink` gives; B [slots, heads or 1, rows, max rank];
+            ranks; int32 [count, 4] tiles of outputs: the first, the end, the part, and how many of B's rows the first
+            one's is behind its own number; tiles, as above).
+        output_tile: outputs of a tile at most, for matrices of a dtype.
+    """
+
+    group: Callable[[torch.Tensor, int, torch.dtype], AdapterTiles]
+    shrink: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    expand: Callable[..., None]
+    output_tile: Callable[[torch.dtype], int]
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The operations. Each is defined by a file of this folder.
@@ -169,6 +204,7 @@ class Kernels:
         logprobs: `logprobs.logprobs`.
         panels: for weights that are packed once they are loaded; None: rows are multiplied as they are.
         block_panels: as `panels`, for weights in blocks.
+        lora: what adapters add, of all rows at once; None: it is computed an adapter at a time.
     """
 
     linear: MakeLinear
@@ -195,3 +231,4 @@ class Kernels:
     narrow_logits: bool = False
     panels: Panels | None = None
     block_panels: BlockPanels | None = None
+    lora: GroupedLora | None = None

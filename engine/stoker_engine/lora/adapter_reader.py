@@ -355,11 +355,16 @@ def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype)
             f"{checkpoint.config.architecture} runs by transformers' own modules, beside which no adapters are served; "
             "leave it out",
         )
+    return native_adapter_reader(checkpoint.config, args, dtype)
+
+
+def native_adapter_reader(config: ModelConfig, args: EngineArgs, dtype: torch.dtype) -> AdapterReader:
+    """The same of a model that our own modules compute."""
     with torch.device("meta"):
-        model = Decoder(checkpoint.config, Build(dtype, SdpaBackend(), REFERENCE), max_model_len=1)
+        model = Decoder(config, Build(dtype, SdpaBackend(), REFERENCE), max_model_len=1)
     return AdapterReader(
-        FAMILIES[checkpoint.config.architecture].weight_names,
-        checkpoint.config,
+        FAMILIES[config.architecture].weight_names,
+        config,
         {name: target.full_shape for name, target in model.weight_targets().items()},
         max_rank=args.max_lora_rank,
         target_modules=args.lora_target_modules,

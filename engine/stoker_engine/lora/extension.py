@@ -6,7 +6,8 @@
     ABSORBED_VALUES   c W  += (c Aᵀ) Bₕᵀ      ┘ makes keys of latents, and results by the one that makes values of them
 
 Where lora.cpp does not compute it, the linear operations of the model's own kernels do, an adapter at a time: on a CPU
-a row's result depends on the row and its adapter alone.
+a row's result depends on the row and its adapter alone. On a GPU Triton's kernels compute all forms, for all rows and
+adapters at once (`slot_stacks`); where these cannot run, torch's operators do, an adapter at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from stoker_common.errors import AdapterError
 from stoker_engine.kernels.batched_linear import by_head
 from stoker_engine.kernels.bundle import MakeLinear, Operation
 from stoker_engine.kernels.cpu.bundle import cpu_kernels
@@ -24,9 +26,10 @@ from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraFactors, CpuLor
 from stoker_engine.kernels.cpu.matrix import CpuLinear
 from stoker_engine.kernels.lora import LoraPart
 from stoker_engine.kernels.reference import REFERENCE
-from stoker_engine.layers.batch_rows import BatchRows
+from stoker_engine.layers.batch_rows import BatchRows, RowSpace
 from stoker_engine.layers.linear_site import LinearSite, SiteForm
 from stoker_engine.lora.adapter import Adapter, Factors
+from stoker_engine.lora.slot_stacks import SlotStacks, StackShape
 from stoker_engine.quant.prepack import resolve_prepack
 
 
@@ -37,6 +40,9 @@ class AdaptedSite:
         rows: the rows of the batch.
         device: that computes.
         table, library: of the CPU's kernels; None: torch's operators compute.
+        make_stacks: makes room for the slots' matrices of an operation of this shape, where they are multiplied for all
+            rows at once; None: they are not.
+        is_changeable: whether adapters may change the matrix of this name.
     """
 
     def __init__(
@@ -46,8 +52,12 @@ class AdaptedSite:
         device: torch.device,
         table: CpuLoraTable | None,
         library: ctypes.CDLL | None,
+        make_stacks: Callable[[StackShape], SlotStacks] | None = None,
+        is_changeable: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        self.site, self._rows, self._device = site, rows, device
+        self.site, self._rows, self._device, self._make_stacks = site, rows, device, make_stacks
+        self._is_changeable = is_changeable
+        self._stacks: SlotStacks | None = None
         self._by_slot: dict[int, SiteFactors] = {}
         self._native = None
         if site.form is SiteForm.LINEAR and library is not None and table is not None:
@@ -61,11 +71,16 @@ class AdaptedSite:
 
         Args:
             memory: where the CPU's kernels compute, of the adapter's matrices for them.
+
+        Raises:
+            AdapterError: adapters may not change it.
         """
         parts, first, cut_rows = list[LoraPart](), 0, dict[int, torch.Tensor]()
         for name, outputs in self.site.outputs.items():
             factors = adapter.factors.get(name)
             if factors is not None:
+                if not self._is_changeable(name):
+                    raise AdapterError(f"it changes {name}, for which --lora-target-modules leaves no room")
                 if id(factors.a) not in cut_rows:
                     cut_rows[id(factors.a)] = _cut(factors, self.site)
                 parts.append(LoraPart(cut_rows[id(factors.a)], factors.b[outputs.positions].contiguous(), first))
@@ -80,7 +95,12 @@ class AdaptedSite:
 
     def set(self, slot: int, factors: SiteFactors | None) -> None:
         """Has a slot add `factors` from the next step on; None: nothing."""
-        if factors is None:
+        if self._make_stacks is not None:
+            if self._stacks is None and factors is not None:
+                self._stacks = self._make_stacks(self._shape(factors.width))
+            if self._stacks is not None:
+                self._stacks.set(slot, () if factors is None else factors.parts)
+        elif factors is None:
             self._by_slot.pop(slot, None)
         else:
             self._by_slot[slot] = factors.on(self._device)
@@ -91,9 +111,28 @@ class AdaptedSite:
         """The operation with what is added to it."""
         if isinstance(linear, CpuLinear) and self._native is not None:
             return self._native.extended(linear, lambda: self._rows[self.site.space])
+        if not any(map(self._is_changeable, self.site.outputs)):
+            return linear
         adapted = _AdaptedOperation(linear, self._added)
         self._operations.append(adapted)
         return adapted
+
+    def _shape(self, width: int) -> StackShape:
+        """Of what adapters may change here.
+
+        Args:
+            width: outputs of a head, where the matrix is absorbed.
+        """
+        form, inner = self.site.form, self.site.inputs.size
+        if form in (SiteForm.ABSORBED_KEYS, SiteForm.ABSORBED_VALUES):
+            [heads] = self.site.outputs.values()
+            return StackShape(form, heads.size, inner, ((0, width),))
+        parts, first = list[tuple[int, int]](), 0
+        for name, outputs in self.site.outputs.items():
+            if self._is_changeable(name):
+                parts.append((first, outputs.size))
+            first += outputs.size
+        return StackShape(form, 1, inner, tuple(parts))
 
     def settle(self) -> None:
         """Has kernels compute what is extended, where there are some, now that matrices are packed."""
@@ -106,7 +145,15 @@ class AdaptedSite:
 
     def _added(self, y: torch.Tensor, x: torch.Tensor) -> None:
         """Adds to y, the operation's result for x."""
-        if not self._by_slot:
+        if not self._rows.has_adapters:
+            return
+        if self._make_stacks is not None:
+            # Before an adapter changes it, so that a CUDA graph of it adds what later ones do. Those of experts, which
+            # no graph computes, have room once they need it.
+            if self._stacks is None and self.site.space is not RowSpace.EXPERTS:
+                self._stacks = self._make_stacks(self._shape(y.shape[-1]))
+            if self._stacks is not None:
+                self._stacks.add(y, x, self._rows, self.site.space)
             return
         slots = self._rows.adapters_of(self.site.space)
         for slot in sorted(set(slots.tolist()) & set(self._by_slot)):
@@ -130,7 +177,7 @@ class SiteFactors:
     def __init__(
         self, form: SiteForm, parts: Sequence[LoraPart], linear: MakeLinear, native: CpuLoraFactors | None = None
     ) -> None:
-        self._form, self._parts, self._linear, self.native = form, parts, linear, native
+        self._form, self.parts, self._linear, self.native = form, parts, linear, native
 
     @functools.cached_property
     def operations(self) -> list[tuple[slice, Operation]]:
@@ -140,7 +187,7 @@ class SiteFactors:
                 slice(first, first + len(b)) if self._form is SiteForm.LINEAR else slice(None),
                 _FORMS[self._form](a, b, self._linear),
             )
-            for a, b, first in self._parts
+            for a, b, first in self.parts
         ]
 
     def on(self, device: torch.device) -> SiteFactors:
@@ -148,15 +195,21 @@ class SiteFactors:
         if device.type == "cpu":
             return self
         copies: dict[int, torch.Tensor] = {}
-        for tensor in (each for part in self._parts for each in (part.a, part.b)):
+        for tensor in (each for part in self.parts for each in (part.a, part.b)):
             copies[id(tensor)] = tensor.to(device, non_blocking=True)
-        parts = [LoraPart(copies[id(a)], copies[id(b)], first) for a, b, first in self._parts]
+        parts = [LoraPart(copies[id(a)], copies[id(b)], first) for a, b, first in self.parts]
         return SiteFactors(self._form, parts, self._linear)
+
+    @property
+    def width(self) -> int:
+        """Outputs of a head, where the operation's matrix is absorbed."""
+        a, b, _ = self.parts[0]
+        return a.shape[1] if self._form is SiteForm.ABSORBED_KEYS else b.shape[-2]
 
     @property
     def num_bytes(self) -> int:
         """Of its matrices."""
-        tensors = {id(tensor): tensor for part in self._parts for tensor in (part.a, part.b)}
+        tensors = {id(tensor): tensor for part in self.parts for tensor in (part.a, part.b)}
         return sum(tensor.nbytes for tensor in tensors.values()) + (self.native.num_bytes if self.native else 0)
 
 

@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from stoker_engine.layers.linear_site import LinearSite
 from stoker_engine.lora.adapter_reader import AdapterReader
 from stoker_engine.lora.extension import AdaptedSite, SiteFactors
 from stoker_engine.lora.pace import Pace
+from stoker_engine.lora.slot_stacks import GroupedAdapters, SlotStacks
 
 #: What a site is known by: its parameters' names.
 _SiteKey = tuple[str, ...]
@@ -38,6 +40,7 @@ class LoadedAdapters:
         num_slots: how many a step has at most.
         device: that computes.
         library: of the CPU's kernels, where these compute the model.
+        grouped: how they are computed for all rows at once, where Triton's kernels compute the model.
     """
 
     def __init__(
@@ -47,7 +50,9 @@ class LoadedAdapters:
         num_slots: int,
         device: torch.device,
         library: ctypes.CDLL | None,
+        grouped: GroupedAdapters | None = None,
     ) -> None:
+        self._grouped, self._num_slots = grouped, num_slots
         self._reader, self._dtype, self._device, self._library = reader, dtype, device, library
         self._table = CpuLoraTable(num_slots) if library is not None else None
         self._sites: dict[_SiteKey, AdaptedSite] = {}
@@ -61,13 +66,22 @@ class LoadedAdapters:
         """See `ExtendLinear`."""
         key = tuple(site.outputs)
         if key not in self._sites:
-            self._sites[key] = AdaptedSite(site, rows, self._device, self._table, self._library)
+            self._sites[key] = self._site(site, rows)
         return self._sites[key].extended(linear)
+
+    def _site(self, site: LinearSite, rows: BatchRows) -> AdaptedSite:
+        grouped = self._grouped
+        if grouped is None:
+            return AdaptedSite(site, rows, self._device, self._table, self._library)
+        make_stacks = partial(
+            SlotStacks, grouped=grouped, num_slots=self._num_slots, dtype=self._dtype, device=self._device
+        )
+        return AdaptedSite(site, rows, self._device, None, None, make_stacks, grouped.is_changeable)
 
     def settle(self, rows: BatchRows) -> None:
         """Prepares for steps, once the model is loaded and `rows` has the slots of the batch's rows."""
         self._rows = rows
-        rows.extends_experts = False
+        self._update_rows()
         if self._table is not None:
             self._table.read_from(rows.adapters)
         for site in self._sites.values():
@@ -114,7 +128,13 @@ class LoadedAdapters:
         for key in before.keys() | factors.keys():
             self._sites[key].set(slot, factors.get(key))
         self._in_slots[slot] = factors
+        self._update_rows()
+
+    def _update_rows(self) -> None:
+        """Has experts be computed one by one while an adapter that changes some is in a slot; where bits must not
+        depend on that, wherever adapters may change some."""
         assert self._rows is not None
-        self._rows.extends_experts = any(
-            self._sites[key].site.space is RowSpace.EXPERTS for each in self._in_slots.values() for key in each
-        )
+        changed = {key for each in self._in_slots.values() for key in each}
+        if self._grouped is not None and self._grouped.is_batch_invariant:
+            changed = {key for key in self._sites if any(map(self._grouped.is_changeable, key))}
+        self._rows.extends_experts = any(self._sites[key].site.space is RowSpace.EXPERTS for key in changed)

@@ -132,6 +132,15 @@ def changeable(config: ModelConfig, target_modules: Sequence[str]) -> Container[
     return frozenset().union(*(parts_of[name] for name in target_modules))
 
 
+def is_changeable(param_name: str, allowed: Container[str]) -> bool:
+    """Whether adapters may change the matrix of one of our parameters, such as ``layers.3.experts.7.gate``.
+
+    Args:
+        allowed: see `changeable`.
+    """
+    return re.sub(r"^layers\.\d+\.|\.\d+(?=\.)", "", param_name) in allowed
+
+
 def _last(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 

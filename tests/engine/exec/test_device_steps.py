@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step
 from stoker_engine.core.structured_outputs import StructuredOutputs
@@ -28,6 +29,7 @@ from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.kernels.triton.compile import compile_only as compile_only_module
 from stoker_engine.kernels.triton.compile.compile_only import compile_only
 from stoker_engine.sizing.activations import activation_bytes
+from stoker_engine.sizing.lora import adapter_bytes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 
 from ...support.engine.fake_device import (
@@ -38,6 +40,7 @@ from ...support.engine.fake_device import (
     QWEN3_06B,
     SM_90,
     DeviceTrace,
+    bytes_on_device,
     checkpoint,
     decodes,
     fake_device,
@@ -56,6 +59,8 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
 }
 KERNELS: Final = Path(compile_only_module.__file__).parents[1]
+#: Modules that adapters may be confined to.
+ATTENTION: Final = ("q_proj", "o_proj")
 #: A vocabulary that grammars can be spelled in.
 LETTERS: Final = TokenTable.of([b"", b"a", b"b"], special=[0])
 GRAMMAR: Final = Grammar(compile_grammar(StructuredOutputs(regex="(a|b)*")))
@@ -73,6 +78,7 @@ def traces(
     sizes = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 64, **sizes}
     found = []
     with monkeypatch.context() as patch, fake_device(patch, graphs=graphs) as reads:
+        patch.setattr(build_runner_module, "adapter_reader", lambda *_: None)
         with compile_only(SM_90, lambda kernel, key: None):
             runner = build_runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config, quantization))
         runner.grammars.set_token_table(LETTERS)
@@ -102,6 +108,53 @@ def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.
     for trace, reads in traces(monkeypatch, {**config, "num_hidden_layers": 2}, steps, quantization):
         assert trace.uploads == 1
         assert reads == [(2,)]
+
+
+@pytest.mark.parametrize("more", [{}, {"batch_invariant": True, "lora_target_modules": ATTENTION}], ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_adapters_launch(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels an operation where a sequence has an adapter, else nothing; and no other crossing."""
+    config, quantization, _ = MODELS[model]
+    config = {**config, "num_hidden_layers": 2}
+    steps = [prompts(9, 16), prompts(9, 16, adapter_slot=2), decodes(9, 16)]
+    plain = traces(monkeypatch, config, steps, quantization, batch_invariant="batch_invariant" in more)
+    found = traces(monkeypatch, config, steps, quantization, enable_lora=True, max_loras=3, **more)
+    assert found[0][0].launches == plain[0][0].launches
+    for (trace, reads), (without, _) in zip(found[1:], plain[1:], strict=True):
+        assert trace.uploads == 1
+        assert reads == [(2,)]
+        added = trace.launches - without.launches
+        shrunk, expanded = (added[f"lora_{kernel}._lora_{kernel}"] for kernel in ("shrink", "expand"))
+        assert shrunk > 0
+        assert expanded - shrunk == (0 if more else 1)  # the embedding's A is looked up
+        assert 0 < added["align._align"] <= 3  # of all tokens, of those kept, and of those with logits
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("Qwen3-0.6B", {}),
+        ("Mixtral-8x7B", {}),
+        ("Qwen3-0.6B", {"batch_invariant": True}),
+        ("Mixtral-8x7B", {"batch_invariant": True, "lora_target_modules": ATTENTION}),
+    ],
+    ids=str,
+)
+def test_graphs_of_steps_with_adapters(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They launch what the steps do, with adapters and without."""
+    config, quantization, _ = MODELS[model]
+    config = {**config, "num_hidden_layers": 2}
+    steps = [prompts(9, 16, 5), decodes(9, 16, 5), prompts(9, 16, 5, adapter_slot=0), decodes(9, 16, 5)]
+    eager, graphs = (
+        traces(monkeypatch, config, steps, quantization, graphs, enable_lora=True, **more) for graphs in (False, True)
+    )
+    for index in (1, 3):
+        (one_by_one, _), (replayed, _) = eager[index], graphs[index]
+        copies = replayed.launches - one_by_one.launches
+        assert "_foreach_copy_" in " ".join(copies)
+        assert {name.partition(".")[0] for name in copies} <= {"_foreach_copy_", "copy_"}, copies
+        assert not one_by_one.launches - replayed.launches
+        assert any("lora_expand" in name for name in replayed.launches) == (index == 3)
 
 
 @pytest.mark.parametrize("more", [{}, {"batch_invariant": True}], ids=str)
@@ -147,11 +200,20 @@ def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     constrained = prompts(9, greedy=False, grammar=GRAMMAR)
     [(trace, _)] = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1, "eos_token_id": 0}, [constrained])
     launched |= {name.partition(".")[0] for name in trace.launches}
-    files = {each.stem for each in KERNELS.glob("*.py") if "\n@operation(" in each.read_text()}
+    [_, (trace, _)] = traces(
+        monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, [prompts(9), prompts(9, adapter_slot=0)], enable_lora=True
+    )
+    launched |= {name.partition(".")[0] for name in trace.launches}
+    files = {each.stem for each in KERNELS.rglob("*.py") if "\n@operation(" in each.read_text()}
+    assert len(files) > 20
     assert files <= launched
 
 
-@pytest.mark.parametrize("more", [{}, {"kv_cache_dtype": "fp8"}, {"batch_invariant": True}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"kv_cache_dtype": "fp8"}, {"batch_invariant": True}, {"enable_lora": True, "max_loras": 5}],
+    ids=str,
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(model)
@@ -175,25 +237,40 @@ def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], m
         fake_device(patch),
         compile_only(SM_90, lambda *key: launched.add(key)),
     ):
+        patch.setattr(build_runner_module, "adapter_reader", lambda *_: None)
+        slot = 4 if args.enable_lora else NO_ADAPTER
         runner = build_runner(args, known)
         at_start = set(launched)
         assert at_start <= beforehand
         for count in (1, 2, 16, 17, 64):
-            runner.run(prompts(*[rng.randint(1, 60) for _ in range(count)], greedy=count % 2 == 0))
+            runner.run(prompts(*[rng.randint(1, 60) for _ in range(count)], greedy=count % 2 == 0, adapter_slot=slot))
             runner.run(decodes(*[rng.randint(60, 4095) for _ in range(count)]))
         runner.run(prompts(4096))
     assert launched == at_start
 
 
-def test_steps_with_adapters_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was captured while no slot held an adapter would be replayed without any."""
-    for lora in (False, True):
-        with monkeypatch.context() as patch, fake_device(patch, graphs=True):
+@pytest.mark.parametrize("modules", [(), ATTENTION], ids=str)
+@pytest.mark.parametrize("model", ["Qwen3-0.6B", "Llama-3-8B int4", "Mixtral-8x7B", "DeepSeek-V3"])
+def test_slots_take_what_is_counted(model: str, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the start on; experts' take it once an adapter changes them."""
+    shape, quantization, _ = MODELS[model]
+    known = checkpoint({**shape, "num_hidden_layers": 2}, quantization)
+    lora = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 32, "lora_target_modules": modules}
+    taken = []
+    for options in ({}, lora):
+        with monkeypatch.context() as patch, fake_device(patch), compile_only(SM_90, lambda kernel, key: None):
             patch.setattr(build_runner_module, "adapter_reader", lambda *_: None)
-            with compile_only(SM_90, lambda kernel, key: None):
-                args = EngineArgs("m", device="cuda", max_model_len=512, num_gpu_blocks_override=64, enable_lora=lora)
-                runner = build_runner(args, checkpoint({**QWEN3_06B, "num_hidden_layers": 1}))
-            assert (runner.graphs is None) == lora
+            args = EngineArgs("m", device="cuda", max_model_len=512, num_gpu_blocks_override=64, **options)
+            runner = build_runner(args, known)
+            taken.append(bytes_on_device())
+            del runner
+    formats = known.weight_formats(torch.bfloat16, torch.device("cuda"))
+    [counted] = adapter_bytes(known.config, 32, 2, formats=formats, target_modules=modules)
+    found = taken[1] - taken[0]
+    # Beside the matrices are the tiles of outputs and the ranks.
+    assert found <= 3 * counted * 1.01
+    if modules or ("num_local_experts" not in shape and "n_routed_experts" not in shape):
+        assert found >= 3 * counted * 0.99
 
 
 def test_nothing_is_compiled_for_what_requests_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,15 @@ from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.sizing.kv_format import kv_format
 
 
-def graphs_of(max_seqs: int, num_blocks: int, max_model_len: int, **options: Any) -> StepGraphs:
+def graphs_of(
+    max_seqs: int, num_blocks: int, max_model_len: int, has_adapters: bool = False, **options: Any
+) -> StepGraphs:
     """Graphs that compute nothing."""
     plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048)
     model: Any = SimpleNamespace(backend=TritonBackend(**options))
     device = torch.device("cpu")
     batch = DeviceBatch(empty_values(max_seqs), device)
-    graphs = StepGraphs(model, plan, [], batch, BatchRows(), max_seqs, 1, device)
+    graphs = StepGraphs(model, plan, [], batch, BatchRows(), max_seqs, 1, device, has_adapters)
     graphs.capture(lambda compute: (torch.empty(0), lambda: None))
     return graphs
 
@@ -72,7 +74,7 @@ def test_other_steps_have_none() -> None:
     for lengths in ([1, 1, 2], [2, 2, 2], [7, 1, 3]):
         step = Step(0, rows, array("i", [5, 9, 3]), array("i", lengths), array("i", [1] * 3), 0, sum(lengths))
         assert graphs.find(step) is None
-    assert StepShape.of(step_of([5, 9, 3], num_decodes=3)) == (3, 1)
+    assert StepShape.of(step_of([5, 9, 3], num_decodes=3)) == (3, 1, False)
 
 
 def test_lengths_that_do_not_matter_are_captured_once() -> None:
@@ -80,3 +82,21 @@ def test_lengths_that_do_not_matter_are_captured_once() -> None:
     assert {len(each) for each in graphs_of(8, 4096, 200).captured.values()} == {1}
     for captured in graphs_of(8, 1 << 16, 40_000).captured.values():
         assert [int(each.planned[0]) for each in captured] == [1024, 4096, 16384, 40_000]
+
+
+def test_steps_with_adapters_have_their_own() -> None:
+    graphs, step = graphs_of(4, 64, 300, has_adapters=True), step_of([5, 9, 3], num_decodes=3)
+    graphs._rows.extends_experts = False
+    for has_adapters in (False, True):
+        graph = graphs.find(step, has_adapters)
+        assert graph is not None
+        assert graph in graphs.captured[StepShape(4, 1, has_adapters)]
+    graphs._rows.extends_experts = True  # experts one by one, which no graph computes
+    assert graphs.find(step, has_adapters=True) is None
+    assert graphs.find(step) is not None
+
+
+def test_steps_with_adapters_have_none_where_lora_is_off() -> None:
+    graphs = graphs_of(4, 64, 300)
+    graphs._rows.extends_experts = False
+    assert graphs.find(step_of([5], num_decodes=1), has_adapters=True) is None

@@ -276,9 +276,9 @@ def test_captured(delta: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch)
                 runner.graphs.capture(replayed)
             find, num_found = runner.graphs.find, 0
 
-            def counted(step: Any, find: Any = find) -> Any:
+            def counted(step: Any, has_adapters: bool, find: Any = find) -> Any:
                 nonlocal num_found
-                graph = find(step)
+                graph = find(step, has_adapters)
                 num_found += graph is not None
                 return graph
 

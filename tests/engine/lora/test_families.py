@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import AdapterSource
+from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.cpu.library import cpu_library, library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.layers.build import Build
 from stoker_engine.lora.adapter_reader import adapter_reader
 from stoker_engine.lora.loaded_adapters import LoadedAdapters
+from stoker_engine.lora.slot_stacks import grouped_adapters
 from stoker_engine.models.checkpoint import find_checkpoint
 
 from ...support.engine.peft_adapters import PeftAdapters
@@ -34,11 +38,23 @@ SLOTS, HELD = [0, 2, -1, 2], {0: 1, 2: 0}
 class WithAdapters:
     """A model of a family with two adapters of PEFT's, and what serves it.
 
+    Args:
+        options: of the engine.
+        kernels, backend: that compute it; None: the CPU's.
+
     Attributes:
         adapters: of PEFT's, beside transformers' model.
     """
 
-    def __init__(self, name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        kernels: Kernels | None = None,
+        backend: AttentionBackend | None = None,
+        **options: Any,
+    ) -> None:
         theirs = tiny_family(name) if name in FAMILIES else tiny_mixture(name)
         theirs.save_pretrained(folder)
         self.adapters, self._dtype, self._rows = PeftAdapters(theirs), dtype, BatchRows()
@@ -46,10 +62,14 @@ class WithAdapters:
             self.adapters.save_adapter(folder / "adapters", r=5, lora_alpha=7, use_rslora=True),
             self.adapters.save_adapter(folder / "adapters", r=16, lora_alpha=16),
         ]
-        args = EngineArgs(str(folder), dtype="float32", device="cpu", enable_lora=True, max_loras=3, max_lora_rank=64)
-        checkpoint, library = find_checkpoint(args), cpu_library(CPU, dtype)
-        self._loaded = LoadedAdapters(adapter_reader(checkpoint, args, dtype), dtype, args.max_loras, CPU, library)
-        build = Build(dtype, attention_backend(CPU, served(dtype)), select_kernels(CPU, dtype), rows=self._rows)
+        options = {"max_loras": 3, "max_lora_rank": 64, **options}
+        args = EngineArgs(str(folder), dtype="float32", device="cpu", enable_lora=True, **options)
+        checkpoint, library = find_checkpoint(args), cpu_library(CPU, dtype) if kernels is None else None
+        grouped = None if kernels is None else grouped_adapters(args, checkpoint.config, kernels)
+        reader = adapter_reader(checkpoint, args, dtype)
+        self._loaded = LoadedAdapters(reader, dtype, args.max_loras, CPU, library, grouped)
+        backend, kernels = backend or attention_backend(CPU, served(dtype)), kernels or select_kernels(CPU, dtype)
+        build = Build(dtype, backend, kernels, rows=self._rows)
         self._model = checkpoint.load(replace(build, extend=self._loaded.extend), CPU, 256)
         self._rows.adapters = torch.full((len(SLOTS) + 1,), -1)
         self._loaded.settle(self._rows)
@@ -58,10 +78,19 @@ class WithAdapters:
         for slot, number in HELD.items():
             self._loaded.activate(slot, number)
 
-    def run(self, prompts: list[list[int]], slots: list[int], seed: int = 0) -> PagedRun:
+    def run(self, prompts: list[list[int]], slots: list[int], seed: int = 0, new_tokens: int = 12) -> PagedRun:
         """Computes these prompts together, each with the adapter in its slot."""
         self._rows.adapters[: len(slots)] = torch.tensor(slots)
-        return PagedRun(self._model, prompts, new_tokens=12, seed=seed, dtype=self._dtype, rows=self._rows)
+        return PagedRun(self._model, prompts, new_tokens=new_tokens, seed=seed, dtype=self._dtype, rows=self._rows)
+
+    def check(self, slots: list[int], prompts: list[list[int]], run: PagedRun) -> None:
+        """That each sequence is what PEFT computes with its adapter, which is not what the model itself does."""
+        base = self.adapters.reference(-1)
+        for slot, sequence, prompt in zip(slots, run.sequences, prompts, strict=True):
+            reference = self.adapters.reference(HELD.get(slot, -1))
+            assert_run_is(SimpleNamespace(prompts=[prompt], sequences=[sequence]), reference)
+            if slot >= 0:
+                assert (reference(prompt) - base(prompt)).abs().max() > 0.01
 
     def drop(self, number: int) -> None:
         """Forgets an adapter."""
@@ -71,12 +100,7 @@ class WithAdapters:
 @pytest.mark.parametrize("name", [*FAMILIES, *MIXTURES])
 def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
     model = WithAdapters(name, tmp_path)
-    run, base = model.run(prompts(), SLOTS), model.adapters.reference(-1)
-    for slot, sequence, prompt in zip(SLOTS, run.sequences, prompts(), strict=True):
-        reference = model.adapters.reference(HELD.get(slot, -1))
-        assert_run_is(SimpleNamespace(prompts=[prompt], sequences=[sequence]), reference)
-        if slot >= 0:
-            assert (reference(prompt) - base(prompt)).abs().max() > 0.01
+    model.check(SLOTS, prompts(), model.run(prompts(), SLOTS))
 
 
 @pytest.mark.skipif(library() is None, reason="without the CPU's kernels a row's result depends on its batch")

@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from triton.backends.compiler import GPUTarget
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
@@ -328,13 +329,24 @@ def _compute_again(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     return True
 
 
-def prompts(*lengths: int, greedy: bool = True, grammar: Grammar | None = None, **params: Any) -> Step:
-    """A first step of that many prompts, with a block a sequence in the tables."""
+def prompts(
+    *lengths: int,
+    greedy: bool = True,
+    grammar: Grammar | None = None,
+    adapter_slot: int = NO_ADAPTER,
+    **params: Any,
+) -> Step:
+    """A first step of that many prompts, with a block a sequence in the tables.
+
+    Args:
+        adapter_slot: of the last one's adapter.
+    """
     sampling = SamplingParams(**({"temperature": 0} if greedy else {"temperature": 0.7, "logprobs": 2}) | params)
     new = [
         NewSequence(row, EngineRequest(str(row), [1] * length, sampling, 5, row, grammar=grammar), 0, [], [[1 + row]])
         for row, length in enumerate(lengths)
     ]
+    new[-1] = dataclasses.replace(new[-1], adapter_slot=adapter_slot)
     rows = array("i", range(len(lengths)))
     return Step(
         0, rows, array("i", [0] * len(rows)), array("i", lengths), array("i", [1] * len(rows)), 0, sum(lengths), new=new

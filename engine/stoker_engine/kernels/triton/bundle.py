@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from stoker_engine.kernels.bundle import GroupedLora
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.gemm.linear import batched_linear, float32_linear
 from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
+from stoker_engine.kernels.triton.lora.lora_expand import lora_expand
+from stoker_engine.kernels.triton.lora.lora_shrink import lora_shrink
+from stoker_engine.kernels.triton.lora.tiles import group, tile_outputs
 from stoker_engine.kernels.triton.moe.experts import block_experts, experts
 from stoker_engine.kernels.triton.moe.route import route
 from stoker_engine.kernels.triton.ops.activation import act_and_mul, activation
@@ -39,4 +43,5 @@ TRITON: Final = replace(
     keep_allowed=keep_allowed,
     select_token=select_token,
     logprobs=logprobs,
+    lora=GroupedLora(group, lora_shrink, lora_expand, tile_outputs),
 )

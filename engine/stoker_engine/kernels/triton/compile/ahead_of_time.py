@@ -32,6 +32,7 @@ from stoker_engine.kernels.triton.gemm import (
     grouped_quant_gemm,
     quant_gemm,
 )
+from stoker_engine.kernels.triton.lora import lora_expand, lora_shrink
 from stoker_engine.kernels.triton.moe import align, combine, route
 from stoker_engine.kernels.triton.ops import activation, concat_rotated, layer_norm, rms_norm, rotary
 from stoker_engine.kernels.triton.sampling import argmax, logprobs, select_token, token_mask
@@ -59,6 +60,8 @@ _MODULES: Final = (
     combine,
     quant_gemm,
     batch_invariant_gemm,
+    lora_shrink,
+    lora_expand,
 )
 _TENSOR_CORES: Final = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "v_mfma")
 

@@ -84,7 +84,8 @@ def align(chosen: torch.Tensor, experts: int, tile_rows: int) -> tuple[torch.Ten
     """Sorts choices by expert, into tiles that each belong to one expert.
 
     Args:
-        chosen: [tokens, k] int64 expert numbers. Those from `experts` on are others', and are in no tile.
+        chosen: [tokens, k] int64 expert numbers. Those from `experts` on are others', and are in no tile; nor are those
+            below 0.
         experts: how many there are, 1 at least.
         tile_rows: of a tile; a power of two.
 

@@ -16,11 +16,14 @@ import torch
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention import triton
 from stoker_engine.core.outputs import RequestOutput
+from stoker_engine.exec import build_runner as build_runner_module
 from stoker_engine.exec import graphs as graphs_module
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.exec.graphs import StepGraph, StepGraphs
 from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
+from stoker_engine.kernels.triton.bundle import TRITON
 
+from ....integration.test_lora import Served
 from .conftest import ON_CHIP
 
 pytestmark = pytest.mark.skipif(ON_CHIP, reason="engines there have graphs of their own")
@@ -50,13 +53,14 @@ def captured(llm: LLM) -> list[StepGraph]:
         max_seqs=4,
         max_blocks=runner.batch.tables.shape[2],
         device=runner.device,
+        has_adapters=runner.adapters is not None,
     )
     with torch.inference_mode():
         graphs.capture(again)
     find = graphs.find
 
-    def noted(step):  # type: ignore[no-untyped-def]
-        graph = find(step)
+    def noted(step, has_adapters):  # type: ignore[no-untyped-def]
+        graph = find(step, has_adapters)
         if graph is not None:
             found.append(graph)
         return graph
@@ -99,3 +103,23 @@ def test_as_kernel_by_kernel(
         assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
     assert {graph.size for graph in found} >= {1, 2, 4}
     assert len({int(graph.planned[0]) for graph in found}) > 1 or "batch_invariant" in options
+
+
+def test_with_adapters_that_are_loaded_later(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than slots, so slots change hands between steps of one graph."""
+    monkeypatch.setattr(build_runner_module, "select_kernels", lambda *_: TRITON)
+    monkeypatch.setattr(build_runner_module, "cpu_library", lambda *_: None)
+    served = Served("qwen3", tmp_path, tiny_llama)
+    sizes = {"num_gpu_blocks_override": 120, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+    llm = served.llm(attention_backend="triton", **sizes)
+    found = captured(llm)
+    choices, rng = (0, -1, 2, 1), random.Random(1)
+    prompts = [[rng.randrange(2, 128) for _ in range(count)] for count in (3, 9, 1, 12)]
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (4, 24, 6, 5)]
+    requests = [served.request(adapter) for adapter in choices]
+    generated = llm.generate(prompts, params, lora_request=requests, use_tqdm=False)
+    for adapter, prompt, output in zip(choices, prompts, generated, strict=True):
+        served.check(adapter, prompt, output.outputs[0].token_ids)
+    graphs = llm.engine.executor.runner.graphs  # type: ignore[union-attr]
+    used = {shape.has_adapters for shape, of_shape in graphs.captured.items() if set(of_shape) & set(found)}
+    assert used == {False, True}
