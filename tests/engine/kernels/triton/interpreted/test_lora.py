@@ -180,7 +180,8 @@ def test_outputs_that_are_not_changed() -> None:
     operands.wide, operands.y = torch.nn.functional.pad(y, (2, 3)), y
     found, _ = operands.added([0, 1, 2])
     assert torch.equal(found[..., changed], expected)
-    assert found.abs().sum() == found[..., changed].abs().sum()
+    found[..., changed] = 0
+    assert not found.any()
 
 
 @pytest.mark.parametrize("own_a", [False, True])
