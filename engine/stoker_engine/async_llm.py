@@ -15,11 +15,11 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from stoker_common.errors import AdapterError, EngineDeadError, RequestError, RequestFailedError, StokerError
+from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
@@ -32,6 +32,7 @@ from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.hub.locate import locate_model, locate_tokenizer
 from stoker_engine.parallel.layout import RankLayout
+from stoker_engine.processes.dp_adapters import DPAdapter, DPAdapters
 from stoker_engine.processes.dp_engine import DEAD, DPEngine, resolve
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
@@ -44,22 +45,6 @@ from stoker_engine.tokens.tokenizer import read_chat_template
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class RegisteredAdapter:
-    """A LoRA adapter that engines have.
-
-    Attributes:
-        source: with the content that all of them must find.
-        loaded_by: engine → its process that has loaded it.
-        errors: engine → why its process has not.
-    """
-
-    source: AdapterSource
-    loaded: LoadedAdapter
-    loaded_by: dict[int, EngineProcess]
-    errors: dict[int, str]
 
 
 class AsyncLLM:
@@ -79,7 +64,6 @@ class AsyncLLM:
         on_step: called in the event loop with what each step did.
         args: the engine's arguments.
         engines: of the model; ``--data-parallel-size`` of them.
-        adapters: the LoRA adapters, by number.
     """
 
     def __init__(
@@ -96,7 +80,7 @@ class AsyncLLM:
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None
         self.engines: list[DPEngine] = []
-        self.adapters: dict[int, RegisteredAdapter] = {}
+        self._adapters = DPAdapters(self.engines, self._check_serving)
         self._chat_template = chat_template
         self._log_format = log_format
         self._args: asyncio.Future[EngineArgs] | None = None  # those that the engines get
@@ -166,7 +150,7 @@ class AsyncLLM:
             death = EngineDeadError(f"it cannot be loaded: {error}")
             engine.die(death)
             raise death from error
-        await self._reload_adapters(engine)
+        await self._adapters.reload(engine)
         if self._closed:
             raise EngineDeadError(DEAD)
         if self._router is None:
@@ -205,6 +189,11 @@ class AsyncLLM:
         """The model's tokenizer, once it is loaded."""
         assert self._tokenizer is not None, "the engine is not loaded yet"
         return self._tokenizer
+
+    @property
+    def adapters(self) -> Mapping[int, DPAdapter]:
+        """The LoRA adapters, by number."""
+        return self._adapters.by_number
 
     @property
     def num_engines(self) -> int:
@@ -357,86 +346,17 @@ class AsyncLLM:
             AdapterError: it cannot be loaded; no engine has it then.
             EngineDeadError: the engine is dead, or died meanwhile.
         """
-        adapter: RegisteredAdapter | None = None
-        try:
-            while True:  # an engine may come back meanwhile
-                self._check_serving()
-                loaded_by = {} if adapter is None else adapter.loaded_by
-                missing = [e for e in self.engines if e.takes_requests and loaded_by.get(e.number) is not e.process]
-                if adapter is not None and not missing:
-                    self.adapters[source.number] = adapter
-                    return adapter.loaded
-                adapter = await self._load_into(missing, adapter, source)
-        except BaseException:  # also where the caller was cancelled
-            for engine in self.engines:
-                engine.remove_adapter(source.number)
-            raise
-
-    async def _load_into(
-        self, engines: Sequence[DPEngine], adapter: RegisteredAdapter | None, source: AdapterSource
-    ) -> RegisteredAdapter:
-        """Loads an adapter into some engines; those that die meanwhile load it when they are back.
-
-        Args:
-            adapter: as others have loaded it; None: these are the first.
-        """
-        processes = [engine.process for engine in engines]
-        expected = source if adapter is None else adapter.source
-        loads = [engine.load_adapter(expected) for engine in engines]
-        results = await asyncio.gather(*loads, return_exceptions=True)
-        for error in results:
-            if isinstance(error, BaseException) and not isinstance(error, EngineDeadError):
-                raise error
-        for engine, process, loaded in zip(engines, processes, results, strict=True):
-            if isinstance(loaded, BaseException):
-                continue
-            if adapter is None:
-                adapter = RegisteredAdapter(dataclasses.replace(source, digest=loaded.digest), loaded, {}, {})
-            elif loaded.digest != adapter.source.digest:
-                raise AdapterError(
-                    f"the files of LoRA adapter {source.name} in {source.path} changed while it was loaded"
-                )
-            adapter.loaded_by[engine.number] = process
-        if adapter is None:  # they all died
-            raise next(error for error in results if isinstance(error, EngineDeadError))
-        return adapter
-
-    async def _reload_adapters(self, engine: DPEngine) -> None:
-        """Loads all adapters into an engine that is to serve again.
-
-        Raises:
-            EngineDeadError: it died meanwhile.
-        """
-        for adapter in self.adapters.values():
-            adapter.errors.pop(engine.number, None)
-
-        async def load(adapter: RegisteredAdapter) -> None:
-            try:
-                await engine.load_adapter(adapter.source)
-            except AdapterError as error:
-                adapter.errors[engine.number] = str(error)
-                name = engine.name or "the engine"
-                logger.error("%s was loaded again, and not LoRA adapter %s: %s", name, adapter.source.name, error)
-            adapter.loaded_by[engine.number] = engine.process
-
-        while missing := [a for a in self.adapters.values() if a.loaded_by.get(engine.number) is not engine.process]:
-            await asyncio.gather(*map(load, missing))
+        return await self._adapters.load(source)
 
     def remove_adapter(self, number: int) -> None:
         """Has all engines drop an adapter once their requests with it have ended; new ones are refused. Unknown numbers
         are ignored."""
-        if self.adapters.pop(number, None) is not None:
-            for engine in self.engines:
-                engine.remove_adapter(number)
+        self._adapters.remove(number)
 
     def adapter_error(self, number: int) -> str | None:
         """Why an adapter that was loaded cannot be used any more: an engine that was loaded again did not find it as it
         was. Any thread may ask."""
-        adapter = self.adapters.get(number)
-        if adapter is None or not adapter.errors:
-            return None
-        errors = [adapter.errors.get(engine.number) for engine in self.engines if engine.takes_requests]
-        return errors[0] if errors and None not in errors else None
+        return self._adapters.error_of(number)
 
     def _route(self, request: EngineRequest) -> DPEngine:
         """The engine that gets a request."""

@@ -62,7 +62,6 @@ class AdaptedSite:
         self._native = None
         if site.form is SiteForm.LINEAR and library is not None and table is not None:
             self._native = CpuLoraSite(library, table)
-        self._library = library
         self._linear = (REFERENCE if library is None else cpu_kernels(library)).linear
         self._operations: list[_AdaptedOperation] = []
 

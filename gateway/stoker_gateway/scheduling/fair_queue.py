@@ -132,20 +132,22 @@ class FairQueue(Generic[Item]):
         return True
 
     def least_deserving(
-        self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] = lambda _: 1
+        self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] | None = None
     ) -> Item | None:
         """The item that gives way to a newcomer: of the lowest priority below or at its own, the newest of the key that
         has most there. None: the newcomer itself.
 
         Args:
             weight: the newcomer's.
-            weigh: how much an item counts.
+            weigh: how much an item counts; None: 1.
         """
         lowest = min(self._levels, default=priority)
         if lowest > priority or not self._levels:
             return None
         level = self._levels[lowest]
-        weights = {each: sum(map(weigh, items)) for each, items in level.items()}
+        weights = {
+            each: float(len(items)) if weigh is None else sum(map(weigh, items)) for each, items in level.items()
+        }
         largest = max(weights, key=lambda each: weights[each])
         if lowest == priority and weights[largest] <= weights.get(key, 0) + weight:
             return None

@@ -258,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     gateway.add_argument(
         "--gateway-signals",
-        type=_host_and_port,
+        type=_remote_address,
         metavar="HOST:PORT",
         help="where its replicas report the requests by which endpoints are scaled: a name with the addresses of all "
         "of them, and the port of their metrics (default: endpoints are not scaled)",
@@ -293,13 +293,12 @@ def _url(text: str) -> str:
     return text.rstrip("/?#")
 
 
-def _host_and_port(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or any(each.isspace() or each in "/@," for each in host):
+def _remote_address(text: str) -> str:
+    address = _address(text)
+    host, _, port = address.rpartition(":")
+    if not host or not int(port) or any(each.isspace() or each in "/@," for each in host):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    if not port.isascii() or not port.isdecimal() or len(port) > 5 or not 1 <= int(port) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} has no port from 1 to 65535")
-    return text
+    return address
 
 
 def _label(text: str) -> str:

@@ -197,7 +197,6 @@ def settings_of(scaling: Scaling) -> ScalingSettings:
             _rules(behavior.scale_down if behavior else None, SCALE_DOWN),
         ),
         idle_seconds_to_zero=scaling.idle_seconds,
-        hold_seconds=scaling.hold,
     )
 
 

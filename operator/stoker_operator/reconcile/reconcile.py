@@ -96,9 +96,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
         for name, (kind, objects) in _running(applied.live, owner, composition).items()
     }
     seen = Observed(applied.live, applied.refusal, workloads, context.route, _serving(evaluation))
-    if evaluation.serving is not None and evaluation.serving.spec.scaling is not None:
-        first = evaluation.serving.spec.first_replicas
-        seen = dataclasses.replace(seen, scaling=_scaling(endpoint, decision, context, seen, first))
+    seen = dataclasses.replace(seen, scaling=_scaling(endpoint, decision, context, seen))
     new_status = status(endpoint, decision, seen, now)
     if operators and new_status != endpoint.status and operators.replaces(key, new_status):
         return Outcome.YIELDED
@@ -160,9 +158,13 @@ def _serving(evaluation: Evaluation) -> str:
 
 
 def _scaling(
-    endpoint: Endpoint, decision: Decision, context: PlanningContext, seen: Observed, first: int
-) -> ObservedScaling:
-    replicas = seen.rollout.desired if seen.rollout else first
+    endpoint: Endpoint, decision: Decision, context: PlanningContext, seen: Observed
+) -> ObservedScaling | None:
+    """How the endpoint is scaled; None: ``spec.replicas`` says how many replicas there are, or nothing can be read."""
+    serving = decision.evaluation.serving
+    if serving is None or serving.spec.scaling is None:
+        return None
+    replicas = seen.rollout.desired if seen.rollout else serving.spec.first_replicas
     return observe_scaling(endpoint, context.scaling, replicas, seen.rollout, trouble_of(decision, seen))
 
 

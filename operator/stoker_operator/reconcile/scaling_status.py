@@ -39,7 +39,7 @@ class ObservedScaling:
         replicas: how many there should be.
         recommended: what the autoscaler recommends; None: nothing yet.
         start_failure: why no replica starts; empty: they start, as far as is known.
-        trouble: why some replicas do not serve; empty: they do, or start.
+        trouble: why some replicas do not serve; None: they do, or start.
         other: what else has written ``spec.replicas``, and when; empty: nothing has.
         was_ready: the endpoint was ready, be it without replicas, when it was last reported.
         was_asleep: it was ready without a replica that serves.
@@ -49,7 +49,7 @@ class ObservedScaling:
     replicas: int
     recommended: Recommendation | None
     start_failure: str
-    trouble: str
+    trouble: Diagnosis | None
     other: str
     was_ready: bool
     was_asleep: bool
@@ -88,7 +88,7 @@ def observe_scaling(
         replicas=replicas,
         recommended=recommended,
         start_failure=trouble.message[:MAX_START_FAILURE] if fails and trouble else "",
-        trouble=f"{trouble.reason}: {trouble.message}" if trouble and rollout and rollout.desired else "",
+        trouble=trouble if rollout is not None and rollout.desired else None,
         other=_other(endpoint.document),
         was_ready=was_ready,
         was_asleep=was_ready and ready.get("reason") in ("ScaledToZero", "Waking"),
@@ -116,8 +116,8 @@ def scaling_condition(scaling: ObservedScaling) -> tuple[str, str, str]:
     status, reason, message = "Unknown", "MissingSignals", _WAITING
     if scaling.recommended is not None:
         status, reason, message = scaling.recommended.status, scaling.recommended.reason, scaling.recommended.message
-    if scaling.trouble and scaling.trouble.partition(": ")[2] not in message:
-        message = f"{message} {scaling.trouble}."
+    if scaling.trouble is not None and scaling.trouble.message not in message:
+        message = f"{message} {scaling.trouble.reason}: {scaling.trouble.message}."
     if scaling.other:
         message = f"{message} {scaling.other} has written spec.replicas, which has no effect with spec.scaling."
     return status, reason, message

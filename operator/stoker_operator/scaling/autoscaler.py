@@ -43,7 +43,6 @@ class ScalingSettings:
         metric, target: how much of which metric each replica should have.
         behavior: how fast the count may change.
         idle_seconds_to_zero: how long an endpoint has no requests before it goes to zero, if `min_replicas` is 0.
-        hold_seconds: how long the gateway holds a request.
     """
 
     min_replicas: int
@@ -52,7 +51,6 @@ class ScalingSettings:
     target: float
     behavior: Behavior = field(default_factory=Behavior)
     idle_seconds_to_zero: float = 300.0
-    hold_seconds: float = 300.0
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
-import aiohttp
-
+from stoker_operator.cluster.engine_facts import fetch
 from stoker_operator.scaling.signals import MAX_BYTES, GatewayReport, SignalsError, parse_report
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ class GatewaySignals:
         host, _, port = service.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._addresses: tuple[str, ...] = ()
-        self._session: aiohttp.ClientSession | None = None
         self._complaints: dict[str, str] = {}
         self._reports: dict[str, tuple[float, GatewayReport]] = {}  # the newest of each replica, and when it was asked
         self._tasks: dict[str, asyncio.Task[None]] = {}  # requests under way, by the replica, and the look-up
@@ -65,13 +63,10 @@ class GatewaySignals:
         await asyncio.wait(self._tasks.values(), timeout=_WAIT_S)
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Ends what is under way."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
     async def _look_up(self) -> None:
         """Finds the replicas. Where the name is not answered for, those that were known stay: they are silent then."""
@@ -91,26 +86,16 @@ class GatewaySignals:
 
     async def _ask(self, address: str) -> None:
         asked_at = asyncio.get_running_loop().time()
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(auto_decompress=False, timeout=timeout)
-        session = self._session
+        body = await fetch(f"http://{address}/scaling", _TIMEOUT_S, MAX_BYTES)
         try:
-            headers = {"Accept-Encoding": "identity"}
-            async with session.get(f"http://{address}/scaling", headers=headers, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise SignalsError(f"it answers with status {response.status}")
-                body = bytearray()
-                async for part in response.content.iter_any():
-                    body += part
-                    if len(body) > MAX_BYTES:
-                        raise SignalsError(f"it has more than {MAX_BYTES} bytes")
-            self._reports[address] = asked_at, parse_report(bytes(body))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            self._complain(address, f"the gateway's replica at {address} reports nothing: {error or 'it is silent'}")
+            if body is None:
+                raise SignalsError("it does not answer, or not with a report")
+            self._reports[address] = asked_at, parse_report(body)
+        except SignalsError as error:
+            self._complain(address, f"the gateway's replica at {address} reports nothing: {error}")
             self._reports.pop(address, None)
-            return
-        self._complaints.pop(address, None)
+        else:
+            self._complaints.pop(address, None)
 
     def _complain(self, subject: str, message: str) -> None:
         """Logs a problem once, until it is over."""

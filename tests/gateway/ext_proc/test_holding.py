@@ -169,7 +169,7 @@ def test_all_is_held_while_the_endpoint_drains_until_that_lapses(virtual_time: R
         await elapse(ANNOUNCED_S - 1)
         at.report()
         assert kinds(tasks) == ["waits"] * 2 and at.queues[0].num_held() == 2
-        await elapse(2.1)  # nobody withdraws it
+        await elapse(2.1)  # it is not withdrawn
         assert kinds(tasks) == ["sent"] * 2 and at.order == ["a0", "a1", "a2"]
         at.say(phase=Phase.DRAINING, drain="w2")
         tasks = await at.begin("a3")

@@ -227,7 +227,7 @@ def test_without_a_gateway_one_replica_stays(document: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_replica_that_does_not_lead_asks_nobody(document: Any) -> None:
+def test_a_replica_that_does_not_lead_polls_no_gateway(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         async with gateway.serving() as address:
