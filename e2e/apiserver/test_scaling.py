@@ -497,7 +497,7 @@ def test_the_next_leader_continues(
         return growing.count() >= 4
 
     wait_for(is_whole, "the next leader continues")
-    wait_for(lambda: draining.status().get("drain") not in (None, "", old_word), "it is announced anew")
+    wait_for(lambda: draining.status().get("drain") not in (None, "", old_word), "it is announced again")
     wait_polls(growing.gateway.replicas[0])
     growing.settle(4)
     assert growing.changes() == before["growing"] + 3  # one by one, and not one too many

@@ -39,8 +39,8 @@ _CLIENT = Path(__file__).with_name("burst_client.py")
 _IDLE_S = 4
 #: In which a tiny model's pod starts where others start too.
 _START_S = 240
-#: What the engine of a pod that crashes prints last.
-_LAST_WORDS = "the weights cannot be read"
+#: What Python prints last where it finds no library of its own.
+_LAST_WORDS = "No module named 'encodings'"
 
 
 @dataclass(frozen=True)
@@ -111,25 +111,26 @@ def read_answers(lines: str, times: list[float]) -> list[Answer]:
 
 @contextmanager
 def burst(endpoint: Endpoint, images: Images, key: str, times: list[float], tokens: int = 8) -> Iterator[list[Answer]]:
-    """Requests that begin at these seconds from now; the list has their answers after the block."""
+    """Requests that begin at these seconds from when the block begins; the list has their answers after it."""
     cluster, name = endpoint.cluster, f"burst-{uuid.uuid4().hex[:6]}"
     cluster.apply(endpoint.namespace, client_pod(name, images.client, burst_command(key, times, tokens)))
     where = ("--namespace", endpoint.namespace)
     answers: list[Answer] = []
+
+    def pod_phase() -> str:
+        return str(cluster.get("pod", name, *where)["status"]["phase"])
+
     try:
+        wait_for(lambda: pod_phase() != "Pending", "the client has started", _START_S)
         yield answers
-        wait_for(
-            lambda: cluster.get("pod", name, *where)["status"]["phase"] in ("Succeeded", "Failed"),
-            "all requests have ended",
-            _START_S + max(times),
-        )
+        wait_for(lambda: pod_phase() in ("Succeeded", "Failed"), "all requests have ended", _START_S + max(times))
         answers += read_answers(cluster.kubectl("logs", name, *where), times)
     finally:
         cluster.kubectl("delete", "pod", name, *where, "--grace-period=1", "--wait=false")
 
 
-def burst_in_phase(endpoint: Endpoint, client: str, key: str, wanted: str, times: list[float]) -> list[Answer]:
-    """The answers to requests that begin at these seconds from when status first has the phase `wanted`.
+def burst_in_phase(endpoint: Endpoint, client: str, key: str, expected: str, times: list[float]) -> list[Answer]:
+    """The answers to requests that begin at these seconds from when status first has the phase `expected`.
 
     Args:
         client: a pod that runs, with the client's image.
@@ -145,7 +146,7 @@ def burst_in_phase(endpoint: Endpoint, client: str, key: str, wanted: str, times
     ):
         try:
             assert phases.stdout
-            assert any(line.strip() == wanted for line in phases.stdout), f"never {wanted}"
+            assert any(line.strip() == expected for line in phases.stdout), f"never {expected}"
             lines, _ = requests.communicate("begin\n", timeout=_START_S + max(times))
         finally:
             phases.terminate()
@@ -221,14 +222,14 @@ def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key:
 @pytest.mark.timeout(1200)
 def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
-    engine = {"name": "engine", "command": ["python3", "-c", f"raise SystemExit({_LAST_WORDS!r})"]}
-    scaled.patch(template={"spec": {"containers": [engine]}})
+    env = scaled.get()["spec"]["engine"]["env"]
+    scaled.patch(engine={"env": [*env, {"name": "PYTHONHOME", "value": "/nowhere"}]})
     try:
         # The later ones come to an endpoint whose pod waits to be restarted, and to one that is at zero again.
         with burst(scaled, images, key, [0.0, 0.2, 0.4, 10.0, 25.0, 40.0]) as answers:
             pass
     finally:
-        scaled.patch(template=None)
+        scaled.patch(engine={"env": env})
     for each in answers:
         assert each.status == 503 and _LAST_WORDS in each.error, "\n".join(map(str, answers))
     with burst(scaled, images, key, [0.0]) as answers:
@@ -238,9 +239,9 @@ def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, ke
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("wanted", ["Draining", "Zero"])
+@pytest.mark.parametrize("expected", ["Draining", "Zero"])
 def test_a_burst_in_a_phase_of_the_way_to_zero(
-    scaled: Endpoint, images: Images, results: Results, key: str, wanted: str
+    scaled: Endpoint, images: Images, results: Results, key: str, expected: str
 ) -> None:
     cluster, name = scaled.cluster, f"burst-{uuid.uuid4().hex[:6]}"
     where = ("--namespace", scaled.namespace)
@@ -250,13 +251,13 @@ def test_a_burst_in_a_phase_of_the_way_to_zero(
         with burst(scaled, images, key, [0.0]) as answers:
             pass
         all_answered(answers)
-        answers = burst_in_phase(scaled, name, key, wanted, [0.02 * each for each in range(24)])
+        answers = burst_in_phase(scaled, name, key, expected, [0.02 * each for each in range(24)])
     finally:
         cluster.kubectl("delete", "pod", name, *where, "--grace-period=1", "--wait=false")
     all_answered(answers)
     held = sum(each.held > 0 for each in answers)
     results.add(
-        f"scaling: 24 requests from the phase {wanted} on, {held} held",
+        f"scaling: 24 requests from the phase {expected} on, {held} held",
         recovery=max(a.end for a in answers) - answers[0].start,
     )
 
@@ -275,7 +276,8 @@ def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: st
             wait_for(lambda: len(scaled.pods()) == 1, "two pods are removed", 120)
             removed = time.time()
         all_answered(answers)
-        assert answers[0].start < removed < answers[-1].start, "requests came before and after"
+        late = [each for each in answers if each.start > removed]
+        assert 0 < len(late) < len(answers), "some came before and some after"
     finally:
         scaled.patch(scaling=scaling)
 
@@ -285,22 +287,23 @@ def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: st
 def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key: str) -> None:
     cluster, pod = scaled.cluster, gateway_pods(scaled.cluster)[0]
     rule = ("FORWARD", "--destination", pod["status"]["podIP"], "--protocol", "tcp", "--dport", "8081", "-j", "DROP")
-    with burst(scaled, images, key, [each * 0.05 for each in range(12)], tokens=200) as answers:
-        wait_for(lambda: len(scaled.pods()) == 3, "three pods", 120)
-    all_answered(answers)
     nodes = [each["metadata"]["name"] for each in cluster.get("nodes")["items"]]
-    for node in nodes:
-        cluster.on_node(node, "iptables", "--insert", *rule)
+    scaling = scaled.get()["spec"]["scaling"]
+    scaled.patch(scaling={"minReplicas": 3, "idleSecondsToZero": None})
     try:
+        wait_for(lambda: len(scaled.serving()) == 3, "three pods serve", _START_S)
+        for node in nodes:
+            cluster.on_node(node, "iptables", "--insert", *rule)
         scaled.wait_reason("MissingSignals", "Scaling", "Unknown")
+        scaled.patch(scaling=scaling)
         with burst(scaled, images, key, [each * 0.5 for each in range(60)]) as answers:
             pass
         all_answered(answers)
-        # Nothing but the missing report keeps the pods: the mean of a minute is 0.
-        wait_for(lambda: "Requests is 0," in scaled.condition("Scaling")["message"], "no demand", 240)
+        # Requests of half a minute need one pod, and nothing but the missing report keeps the others.
         assert scaled.condition("Scaling")["reason"] == "MissingSignals"
         assert (len(scaled.pods()), phase(scaled)) == (3, "Active")
     finally:
+        scaled.patch(scaling=scaling)
         for node in nodes:
-            cluster.on_node(node, "iptables", "--delete", *rule)
+            cluster.on_node(node, "iptables", "--delete", *rule, check=False)
     wait_zero(scaled)
