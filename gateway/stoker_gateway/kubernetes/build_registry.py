@@ -52,6 +52,7 @@ def make(
                     refusal,
                     tuple(each or "" for each in authorizations[1:]),
                     facts.scaling,
+                    at,
                 )
     return ModelRegistry(made)
 

@@ -43,7 +43,7 @@ class EndpointFacts:
         session_header: in lower case.
         secret: the name of the Secret with the keys that its pods want; None: they want none.
         speaks_tls: whether its pods serve HTTPS.
-        scaling: how the operator scales it; None: it does not.
+        scaling: how it is scaled; None: it is not.
     """
 
     namespace: str
@@ -94,7 +94,8 @@ def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
         session_header=header.lower() if isinstance(header, str) and header else None,
         secret=secret if isinstance(secret, str) and secret else None,
         speaks_tls=str(status.get("url", "")).startswith("https:"),
-        scaling=_scaling(namespace, name, spec.get("scaling"), _mapping(status.get("scaling"))),
+        scaling=_scaling(namespace, name, spec.get("scaling"), _mapping(status.get("scaling")))
+        or _external_scaling(namespace, name, metadata),
     )
 
 
@@ -144,6 +145,16 @@ def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any])
         phase = Phase.ACTIVE  # nothing could be acknowledged
     failure = _text(status.get("startFailure"))[:_MAX_REASON].strip()
     return Scaling(namespace, name, float(min(hold, MAX_HOLD_S)), phase, drain, failure)
+
+
+def _external_scaling(namespace: str, name: str, metadata: Mapping[str, Any]) -> Scaling | None:
+    """How an endpoint without ``spec.scaling`` is scaled that has an autoscaler of its own (KEDA, a
+    HorizontalPodAutoscaler): that has set the number of replicas last, through the scale subresource. A person who
+    does so with kubectl and sets 0 wants the endpoint to be off, so its requests are not held."""
+    for entry in _mappings(metadata.get("managedFields")):
+        if entry.get("subresource") == "scale" and not _text(entry.get("manager")).startswith("kubectl"):
+            return Scaling(namespace, name, DEFAULT_HOLD_S)
+    return None
 
 
 def _text(value: object) -> str:

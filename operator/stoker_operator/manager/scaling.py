@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from stoker_common.scaling.gateway_signals import GatewaySignals
+from stoker_common.scaling.signals import GatewayReport, combine
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.v1alpha1.scaling import Scaling, ScalingRules
@@ -26,8 +28,6 @@ from stoker_operator.reconcile.decide import is_ours
 from stoker_operator.reconcile.routing import Route
 from stoker_operator.scaling.autoscaler import Autoscaler, Observation, Phase, Recommendation, ScalingSettings
 from stoker_operator.scaling.behavior import SCALE_DOWN, SCALE_UP, Behavior, Policy, Rules
-from stoker_operator.scaling.gateway_signals import GatewaySignals
-from stoker_operator.scaling.signals import GatewayReport, combine
 from stoker_operator.workloads.composition import Composition
 
 logger = logging.getLogger(__name__)

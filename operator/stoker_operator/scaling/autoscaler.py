@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
+from stoker_common.scaling.signals import Metric, Signals
 from stoker_operator.scaling.behavior import Behavior, History
-from stoker_operator.scaling.demand import Demand, Metric, has_missing_engines
-from stoker_operator.scaling.signals import Signals
+from stoker_operator.scaling.demand import Demand, has_missing_engines
 from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
 
 #: For how long an announcement may be acknowledged. Gateways obey one for twice as long by their own clocks.

@@ -240,6 +240,32 @@ def test_a_status_that_makes_no_sense_stops_no_traffic(status: Any, expected: tu
     assert scaling is not None and (scaling.phase, scaling.drain, scaling.start_failure) == expected
 
 
+@pytest.mark.parametrize(
+    ("managed_fields", "is_held"),
+    [
+        ([{"manager": "keda", "subresource": "scale", "operation": "Update"}], True),
+        ([{"manager": "stoker"}, {"manager": "kube-controller-manager", "subresource": "scale"}], True),
+        ([{"subresource": "scale"}], True),
+        ([{"manager": "kubectl", "subresource": "scale"}], False),
+        ([{"manager": "kubectl-client-side-apply"}, {"manager": "stoker", "subresource": "status"}], False),
+        ([{"manager": ["keda"]}, "scale", None, {"manager": "keda", "subresource": {}}], False),
+        ("scale", False),
+        (None, False),
+    ],
+)
+def test_requests_are_held_for_an_endpoint_whose_replicas_another_autoscaler_has_set(
+    managed_fields: Any, is_held: bool
+) -> None:
+    seen = endpoint("a")
+    seen["metadata"]["managedFields"] = managed_fields
+    made = facts.read_endpoint(seen)
+    assert made is not None
+    assert made.scaling == (Scaling("one", "a", facts.DEFAULT_HOLD_S) if is_held else None)
+    seen["spec"]["scaling"] = {"holdSeconds": 7}
+    made = facts.read_endpoint(seen)
+    assert made is not None and made.scaling == Scaling("one", "a", 7)
+
+
 def test_pods_that_start_are_servers_of_endpoints_with_scaling_alone() -> None:
     slices = [slice_of(name, "10.0.0.1:80", ready=False) for name in ("a", "b")]
     read = [facts.read_endpoint(endpoint("a", scaling={})), facts.read_endpoint(endpoint("b"))]

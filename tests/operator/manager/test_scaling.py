@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stoker_common.scaling.gateway_signals import GatewaySignals
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.v1alpha1.scaling import Scaling
 from stoker_operator.cluster.store import Store
@@ -21,7 +22,6 @@ from stoker_operator.reconcile.apply import MANAGER
 from stoker_operator.reconcile.routing import Route
 from stoker_operator.scaling.autoscaler import Phase
 from stoker_operator.scaling.behavior import SCALE_DOWN, SCALE_UP, Policy, Rules
-from stoker_operator.scaling.gateway_signals import GatewaySignals
 from stoker_operator.settings import GatewaySettings
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT
 
