@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 from stoker_operator.objects.facts import Key
 from stoker_operator.process.metrics import Metrics
@@ -34,6 +36,17 @@ SCALING = ScalingState(
     },
     gateway_replicas=(2, 1),
 )
+
+PAGE = Path(__file__).parents[3] / "docs/guides/operations.md"
+
+
+def test_page_lists_the_metrics() -> None:
+    metrics = Metrics()
+    metrics.ask_endpoints(dict)
+    metrics.ask_scaling(ScalingState)
+    listed = {name.removesuffix("_total") for name in re.findall(r"`(stoker_operator_\w+)`", PAGE.read_text())}
+    counted = {each.name for each in metrics.registry.collect() if each.name.startswith("stoker_operator_")}
+    assert listed == counted
 
 
 def test_golden_metrics() -> None:
