@@ -1,4 +1,4 @@
-"""Metrics of endpoints that are scaled: read from the loop that scales at each scrape, so that none is older than it.
+"""Metrics of endpoints that are scaled, read from the scaling loop at each scrape: what is over has no series.
 
 Endpoints are named by ``endpoint_namespace`` and ``endpoint_name``: ``namespace`` and ``endpoint`` are labels that
 Prometheus gives what it scrapes.
@@ -81,8 +81,8 @@ class ScalingCollector(Collector):
     def _families(self, state: ScalingState) -> list[GaugeMetricFamily | CounterMetricFamily]:
         desired = _gauge("desired_replicas", "Replicas that an endpoint should have.")
         ready = _gauge("ready_replicas", "Replicas of it that are ready.")
-        fewest = _gauge("min_replicas", "Its minReplicas.")
-        most = _gauge("max_replicas", "Its maxReplicas.")
+        min_replicas = _gauge("min_replicas", "Its minReplicas.")
+        max_replicas = _gauge("max_replicas", "Its maxReplicas.")
         demand = _gauge("metric_value", "How much of the metric its replicas are needed for.", "metric")
         target = _gauge("metric_target", "How much of it each replica should have.", "metric")
         requests = _gauge("requests", "Requests for it in the gateway: held, queued, in_flight.", "state")
@@ -99,8 +99,8 @@ class ScalingCollector(Collector):
         for key, each in sorted(state.endpoints.items()):
             desired.add_metric(key, each.desired)
             ready.add_metric(key, each.ready)
-            fewest.add_metric(key, each.min_replicas)
-            most.add_metric(key, each.max_replicas)
+            min_replicas.add_metric(key, each.min_replicas)
+            max_replicas.add_metric(key, each.max_replicas)
             if each.demand is not None:
                 demand.add_metric((*key, each.metric), each.demand)
             target.add_metric((*key, each.metric), each.target)
@@ -116,7 +116,7 @@ class ScalingCollector(Collector):
         if state.gateway_replicas is not None:
             for name, count in zip(("reporting", "missing"), state.gateway_replicas, strict=True):
                 gateway.add_metric((name,), count)
-        gauges = (desired, ready, fewest, most, demand, target, requests, status, start, gateway)
+        gauges = (desired, ready, min_replicas, max_replicas, demand, target, requests, status, start, gateway)
         return [*gauges, changes, starts, failures]
 
 
