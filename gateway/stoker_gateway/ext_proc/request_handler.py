@@ -421,12 +421,11 @@ class RequestHandler:
                 spent_s if spent_s > _READ_S else 0.0,
                 lambda: self._key(head),
                 lambda hold_s: wait.extend(hold_s + _EXTENSION_S),
+                lambda outcome, held_s: self._held(endpoint.name, outcome, held_s),
             )
             choice = await queue.wait(ask, terms)
             if choice.held_s is None:
                 self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
-            else:
-                self._metrics.held_seconds.labels(endpoint.name).observe(choice.held_s)
         if isinstance(choice, Refusal):
             raise self._refused(endpoint, choice)
         metrics, name = self._metrics, endpoint.name
@@ -436,6 +435,11 @@ class RequestHandler:
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
         return choice
+
+    def _held(self, model: str, outcome: str, held_s: float) -> None:
+        """A request that was held waits no longer."""
+        if model in self._queues:  # the series of a model that is gone do not come back
+            self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 
     def _refused(self, endpoint: Endpoint, refusal: Refusal) -> RequestError:
         """Why a request is sent to no server of an endpoint, in words for clients."""

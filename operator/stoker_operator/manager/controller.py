@@ -103,6 +103,7 @@ class Controller:
             self._routes.of,
             self._is_working,
             self._wake,
+            self._metrics,
         )
         self._scaling_task: asyncio.Task[None] | None = None
         self._kinds = WatchedKinds(
