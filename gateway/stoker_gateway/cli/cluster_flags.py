@@ -123,8 +123,12 @@ def external_scaler(
     return ExternalScalerSettings(options.external_scaler_listen, f"{host}:{options.metrics_port}")
 
 
-def cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
-    """What tells of the cluster that this runs in, or that the kubeconfig points at.
+def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegistry], ClusterWatch]:
+    """The watch of the cluster that this runs in, or that the kubeconfig points at.
+
+    Args:
+        namespace: of clients' keys.
+        holds_external: see `ClusterWatch`.
 
     Raises:
         GatewayError: there is none.
@@ -133,7 +137,7 @@ def cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
     from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 
     api = Api.connect()
-    return lambda registry: ClusterWatch(api, namespace, registry)
+    return lambda registry: ClusterWatch(api, namespace, registry, holds_external=holds_external)
 
 
 def _count(text: str) -> int:

@@ -50,8 +50,9 @@ class _Keda:
 
 
 def _scaled_by_keda() -> Object:
-    seen = endpoint("a")
-    seen["metadata"]["managedFields"] = [{"manager": "keda", "subresource": "scale"}]
+    """As the API server has it once KEDA has set 0: the 0 has no owner."""
+    seen = endpoint("a", replicas=0)
+    seen["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:model": {}}}}]
     return seen
 
 
@@ -99,8 +100,10 @@ def test_an_endpoint_goes_to_none_and_back_as_keda_scales_it(tmp_path: Path) -> 
                 assert {status for status, _ in answers} == {200}
                 assert all(held is not None and held > 0 for _, held in answers)
 
-                # A person turns it off: nothing is held.
-                at.api.put(ENDPOINTS, endpoint("a"))
+                # A person's manifest turns it off: nothing is held.
+                seen = endpoint("a", replicas=0)
+                seen["metadata"]["managedFields"] = [{"manager": "me", "fieldsV1": {"f:spec": {"f:replicas": {}}}}]
+                at.api.put(ENDPOINTS, seen)
                 at.pods()
                 assert await until_async(lambda: _status(at, 503)) == 503
 
