@@ -20,7 +20,7 @@ import json
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -85,20 +85,16 @@ def bfloat16_model(name: str) -> Path:
 
 def engine_of(model: str, lora: bool, rank: int) -> Engine:
     """An engine; the prefix cache is off, so that every round computes the same."""
-    return Engine.from_args(
-        EngineArgs(
-            model,
-            device="cpu",
-            dtype="bfloat16",
-            max_model_len=PROMPT + DECODED + 1,
-            max_num_seqs=32,
-            enable_prefix_caching=False,
-            long_prefill_token_threshold=0,
-            enable_lora=lora,
-            max_loras=ADAPTERS,
-            max_lora_rank=rank,
-        )
+    args = EngineArgs(
+        model,
+        device="cpu",
+        dtype="bfloat16",
+        max_model_len=PROMPT + DECODED + 1,
+        max_num_seqs=32,
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=0,
     )
+    return Engine.from_args(replace(args, enable_lora=True, max_loras=ADAPTERS, max_lora_rank=rank) if lora else args)
 
 
 def step_seconds(engine: Engine, streams: int, length: int, tokens: int, adapters: int) -> float:

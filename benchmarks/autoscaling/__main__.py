@@ -23,8 +23,8 @@ from autoscaling.knative import PERIOD_SECONDS as KNATIVE_PERIOD
 from autoscaling.knative import KnativePodAutoscaler
 from autoscaling.loads import LARGE, LOADS, Load
 from autoscaling.plot import plot
+from stoker_common.scaling.signals import EngineReport, Signals
 from stoker_operator.scaling.autoscaler import Autoscaler, Observation, ScalingSettings
-from stoker_operator.scaling.signals import EngineReport, Signals
 
 TARGET: Final = 6.0
 LOWEST: Final = 1

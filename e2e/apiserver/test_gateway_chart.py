@@ -80,6 +80,28 @@ def test_its_parts_find_each_other(helm: str) -> None:
     assert not [each for each in single if each["kind"] == "PodDisruptionBudget" and "gateway" in str(each["metadata"])]
 
 
+def test_keda_and_other_replicas_reach_what_the_external_scaler_needs(helm: str) -> None:
+    assert not [each for each in template(helm, ON) if "scaler" in str(each["metadata"]["name"])]
+    documents = template(helm, ON, "gateway.externalScaler.enabled=true")
+    options = parser_of().parse_args(container(documents)["args"][1:])
+    assert options.external_scaler_listen == "[::]:8083"
+    ports = {each["name"]: each["containerPort"] for each in container(documents)["ports"]}
+    selector = pods(documents)["selector"]["matchLabels"]
+    service = only_named(documents, "Service", "stoker-gateway-scaler")["spec"]
+    assert service["selector"] == selector and service["ports"][0]["targetPort"] == "scaler"
+    assert (ports["scaler"], service["ports"][0]["port"]) == (8083, 8083)
+    policy = only_named(documents, "NetworkPolicy", "stoker-gateway")["spec"]
+    of_metrics = next(each for each in policy["ingress"] if each["ports"][0]["port"] == "metrics")
+    assert {"podSelector": {"matchLabels": selector}} in of_metrics["from"]
+    (of_scaler,) = [each for each in policy["ingress"] if each["ports"][0]["port"] == "scaler"]
+    assert of_scaler["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}]
+    closed = template(helm, ON, "gateway.externalScaler.enabled=true", "gateway.externalScaler.from=null")
+    policy = only_named(closed, "NetworkPolicy", "stoker-gateway")["spec"]
+    assert "scaler" not in {each["ports"][0]["port"] for each in policy["ingress"]}
+    four = template(helm, ON, "gateway.externalScaler.enabled=true", "gateway.listen=0.0.0.0")
+    assert parser_of().parse_args(container(four)["args"][1:]).external_scaler_listen == "0.0.0.0:8083"
+
+
 def test_it_may_read_what_it_needs_and_no_more(helm: str) -> None:
     documents = lasting(template(helm, ON))
     assert granted(only_named(documents, "ClusterRole", "stoker-gateway")["rules"]) == {

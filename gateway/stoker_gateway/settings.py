@@ -12,6 +12,19 @@ from stoker_gateway.limits.peer_settings import PeerSettings
 
 
 @dataclass(frozen=True)
+class ExternalScalerSettings:
+    """Where KEDA is answered.
+
+    Attributes:
+        listen: the address for KEDA, ``HOST:PORT``.
+        reports: a name whose addresses are all replicas', this one's own too, and their metrics' port: ``HOST:PORT``.
+    """
+
+    listen: str
+    reports: str
+
+
+@dataclass(frozen=True)
 class GatewaySettings:
     """What can be chosen about the gateway.
 
@@ -29,6 +42,7 @@ class GatewaySettings:
         max_held: requests of an endpoint with scaling that are held while none of its servers is ready, at most.
         max_held_bytes: of their bodies.
         holds: whether there may be such endpoints.
+        external_scaler: where KEDA is answered; None: nowhere.
         allowed_origins: pages of which may use it, as browsers say them; ``*``: of any.
         fail_open: the cluster whose servers Envoy chooses among while the picker fails; None: requests are then
             refused.
@@ -50,6 +64,7 @@ class GatewaySettings:
     max_held: int = 1000
     max_held_bytes: int = 64 << 20
     holds: bool = False
+    external_scaler: ExternalScalerSettings | None = None
 
     @property
     def limits(self) -> RequestLimits:

@@ -22,8 +22,12 @@ from .test_gateway import command
 #: Prometheus adds these to what it scrapes from pods. The age of the model registry is reported in a cluster only.
 ADDED = {"namespace", "pod"}
 IN_CLUSTER = "stoker:gateway_directory_age_seconds"
-#: Nobody waits here, so it is told of without a sample.
-WAITING = "stoker:gateway_queue_seconds"
+#: No request waits and none is held here, so these have no samples, but labels.
+WITHOUT_SAMPLES = {
+    "stoker:gateway_queue_seconds": {"le", "model"},
+    "stoker:gateway_held_seconds": {"le", "model", "outcome"},
+}
+HELD = "stoker:gateway_held_requests"
 
 
 async def scraped(tmp_path: Path) -> dict[str, set[str]]:
@@ -44,9 +48,10 @@ async def scraped(tmp_path: Path) -> dict[str, set[str]]:
                 text = await answer.text()
             for name, labels in re.findall(r"^([a-z][\w:]*)(\{.*\})? ", text, re.MULTILINE):  # as Prometheus reads them
                 samples.setdefault(name, set()).update(re.findall(r"(\w+)=\"", labels))
-        assert f"# TYPE {WAITING} histogram" in text
+        assert all(f"# TYPE {name} histogram" in text for name in WITHOUT_SAMPLES) and f"# TYPE {HELD} gauge" in text
         golden.check("gateway-metrics.txt", golden.series(text, ("stoker:",)))
-        return {f"{WAITING}_bucket": {"le", "model"}, **samples}
+        buckets = {f"{name}_bucket": labels for name, labels in WITHOUT_SAMPLES.items()}
+        return {HELD: {"model"}, **buckets, **samples}
 
 
 def test_they_ask_for_what_there_is(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from prometheus_client import CollectorRegistry
 
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
@@ -42,6 +43,7 @@ class Held:
     port: int
     client: aiohttp.ClientSession
     envoy: EnvoyProcess
+    metrics: CollectorRegistry
 
     def set_scaling(self, scaling: Scaling) -> None:
         """The operator says this."""
@@ -68,6 +70,13 @@ class Held:
         async with self.client.post(f"http://127.0.0.1:{self.port}{path}", data=body, headers=headers) as answer:
             return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.json()
 
+    @property
+    def outcomes(self) -> dict[str, float]:
+        """How many requests have been held, by what became of them."""
+        name = "stoker:gateway_held_seconds_count"
+        samples = (each for family in self.metrics.collect() for each in family.samples if each.name == name)
+        return {each.labels["outcome"]: each.value for each in samples}
+
     async def until_held(self, number: int) -> None:
         """Until so many are held."""
         await until_async(lambda: self.state["held"] == number, lambda: self.state)
@@ -86,14 +95,15 @@ async def held(**limits: Any) -> AsyncIterator[Held]:
         pickers = {"m": EndpointPicker()}
         pickers["m"].careful = True
         pickers["m"].set_servers([server.address], time.monotonic())
-        picker = PickerServer(registry, pickers, RequestLimits(**limits))
+        metrics = CollectorRegistry()
+        picker = PickerServer(registry, pickers, RequestLimits(**limits), metrics)
         picker.listen(f"unix:{settings.picker_socket}")
         await picker.start()
         envoy = EnvoyProcess(settings)
         try:
             await envoy.start()
             async with aiohttp.ClientSession() as client:
-                yield Held(server, registry, pickers, picker, await envoy.port(), client, envoy)
+                yield Held(server, registry, pickers, picker, await envoy.port(), client, envoy, metrics)
         finally:
             await envoy.end()
             await picker.stop(0)
@@ -138,6 +148,13 @@ def test_the_time_of_a_hold_ends_and_a_start_that_fails_is_answered_in_the_apis_
             assert (await at.ask())[0] == 503 and at.state["held"] == 0
             at.report()
             assert (await at.ask())[0] == 200  # a server is ready, whatever failed before
+            assert at.outcomes == {"timed_out": 1, "start_failed": 3}
+            at.report(ServerLoad(ready=False))
+            at.set_scaling(SCALING)
+            waiting = asyncio.create_task(at.ask())
+            await at.until_held(1)
+            at.picker.update(ModelRegistry(), {})
+            assert (await waiting)[0] == 503 and at.outcomes == {}  # the model is gone
 
     asyncio.run(main())
 

@@ -18,6 +18,8 @@ from stoker_engine.metrics import EngineMetrics
 from stoker_engine.sizing.cache_groups import CacheGroup
 from stoker_operator.process.metrics import Metrics
 
+from .process.test_metrics import SCALING
+
 CHART = Path(__file__).parents[2] / "charts/stoker"
 #: The gateway's is tested beside the gateway.
 DASHBOARDS = sorted(set((CHART / "dashboards").glob("*.json")) - {CHART / "dashboards/gateway.json"})
@@ -61,6 +63,7 @@ def there() -> dict[str, set[str]]:
     metrics.failed(500, 0.1)
     metrics.reviewed("denied", 0.1)
     metrics.ask_endpoints(lambda: {("Ready", "True"): 1})
+    metrics.ask_scaling(lambda: SCALING)
     samples: dict[str, set[str]] = {}
     for text in (generate_latest(registry).decode(), metrics.text().decode()):
         for family in text_string_to_metric_families(text):
@@ -70,7 +73,7 @@ def there() -> dict[str, set[str]]:
 
 
 def expressions(dashboard: Any) -> list[str]:
-    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     queries = [each["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
     return found + [each["query"] for each in queries]
 

@@ -8,16 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker_gateway.cli import peer_flags
+from stoker_gateway.registry.addresses import netloc
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
+    from stoker_gateway.limits.peer_settings import PeerSettings
+    from stoker_gateway.settings import ExternalScalerSettings
 
 #: What is held for an endpoint at most, unless the flags say otherwise.
 MAX_HELD: Final = 1000
 MAX_HELD_BYTES: Final = 64 << 20
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+#: Where a process reaches itself that listens at every address.
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 #: Where Kubernetes tells a pod its own.
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -42,8 +49,8 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
         "--max-held",
         type=_count,
         metavar="REQUESTS",
-        help="with --kubernetes: requests of an endpoint with spec.scaling that are held while none of its pods is "
-        f"ready; more are refused (default: {MAX_HELD})",
+        help="with --kubernetes: requests of an endpoint that is scaled to zero that are held while none of its pods "
+        f"is ready; more are refused (default: {MAX_HELD})",
     )
     parser.add_argument(
         "--max-held-bytes",
@@ -51,6 +58,13 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
         metavar="BYTES",
         help="with --kubernetes: bytes of the bodies of these; at least --max-body-size "
         f"(default: {MAX_HELD_BYTES}, or --max-body-size if that is more)",
+    )
+    parser.add_argument(
+        "--external-scaler-listen",
+        type=peer_flags.address,
+        metavar="HOST:PORT",
+        help="with --kubernetes: serve KEDA's external push scaler at this address; needs --metrics-port "
+        "(default: nowhere)",
     )
 
 
@@ -62,6 +76,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         for flag, value in (("--max-held", options.max_held), ("--max-held-bytes", options.max_held_bytes)):
             if value is not None:
                 parser.error(f"argument {flag}: it is for --kubernetes only; no other endpoint's requests are held")
+        if options.external_scaler_listen is not None:
+            parser.error("argument --external-scaler-listen: it is for --kubernetes only; nothing else can be scaled")
         return
     if options.max_held_bytes is not None and options.max_held_bytes < options.max_body_size:
         parser.error(
@@ -83,8 +99,36 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error(f"argument --namespace: {options.namespace!r} is no name of a namespace")
 
 
-def cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
-    """What tells of the cluster that this runs in, or that the kubeconfig points at.
+def external_scaler(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, peers: PeerSettings | None
+) -> ExternalScalerSettings | None:
+    """Where KEDA is answered; None: nowhere. A wrong command line ends the process."""
+    if options.external_scaler_listen is None:
+        return None
+    from stoker_gateway.settings import ExternalScalerSettings
+
+    if not options.metrics_port:
+        parser.error(
+            "argument --external-scaler-listen: replicas read each other's reports from their metrics ports; add "
+            "--metrics-port with the same port for each"
+        )
+    if peers is None:
+        host = netloc(_LOOPBACK.get(options.host, options.host), 0).rpartition(":")[0]
+    elif peers.service is None:
+        parser.error(
+            "argument --external-scaler-listen: replicas are found by --peer-service; use it instead of --peer"
+        )
+    else:
+        host = peers.service.rpartition(":")[0]
+    return ExternalScalerSettings(options.external_scaler_listen, f"{host}:{options.metrics_port}")
+
+
+def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegistry], ClusterWatch]:
+    """The watch of the cluster that this runs in, or that the kubeconfig points at.
+
+    Args:
+        namespace: of clients' keys.
+        holds_external: see `ClusterWatch`.
 
     Raises:
         GatewayError: there is none.
@@ -93,7 +137,7 @@ def cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
     from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 
     api = Api.connect()
-    return lambda registry: ClusterWatch(api, namespace, registry)
+    return lambda registry: ClusterWatch(api, namespace, registry, holds_external=holds_external)
 
 
 def _count(text: str) -> int:

@@ -99,6 +99,7 @@ def parse_command(argv: list[str]) -> Command:
         max_held=options.max_held or cluster_flags.MAX_HELD,
         max_held_bytes=options.max_held_bytes or max(cluster_flags.MAX_HELD_BYTES, options.max_body_size),
         holds=options.kubernetes,
+        external_scaler=cluster_flags.external_scaler(parser, options, peers),
     )
     return Command(settings, model_registry, keys, options.namespace if options.kubernetes else None, names)
 

@@ -20,18 +20,18 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--peer",
         action="append",
         default=[],
-        type=_address,
+        type=address,
         metavar="HOST:PORT",
         help="where another replica listens for replicas; repeatable (default: there is none)",
     )
     peers.add_argument(
         "--peer-service",
-        type=_address,
+        type=address,
         metavar="HOST:PORT",
         help="a name whose addresses are all replicas', as that of a headless Service; looked up every second",
     )
     peers.add_argument(
-        "--peer-listen", type=_address, metavar="HOST:PORT", help="where this one listens for them (default: nowhere)"
+        "--peer-listen", type=address, metavar="HOST:PORT", help="where this one listens for them (default: nowhere)"
     )
     peers.add_argument(
         "--peer-token-file", type=Path, metavar="FILE", help="a secret in a file, the same for all replicas"
@@ -72,7 +72,8 @@ def _token(parser: argparse.ArgumentParser, path: Path) -> str:
     return token
 
 
-def _address(text: str) -> str:
+def address(text: str) -> str:
+    """Check a flag's ``HOST:PORT``."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or any(each.isspace() or each in "/@," for each in host):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")

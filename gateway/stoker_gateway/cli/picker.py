@@ -14,7 +14,10 @@ from stoker_gateway.runtime import process
 
 
 async def _run(folder: Path, is_restart: bool, command: gateway.Command) -> int:
-    cluster = None if command.namespace is None else cluster_flags.cluster(command.namespace)
+    cluster = None
+    if command.namespace is not None:
+        holds_external = command.settings.external_scaler is not None
+        cluster = cluster_flags.cluster(command.namespace, holds_external=holds_external)
     await process.run(
         command.settings, folder, command.model_registry, command.keys, cluster, is_restart, command.names
     )

@@ -51,10 +51,12 @@ class PickerMetrics:
             ["model"],
             registry=registry,
         )
+        #: By served name and what became of them: routed, timed_out, start_failed, no_room (among what is held),
+        #: cancelled (the client has left), refused (for another reason, as a key that was revoked).
         self.held_seconds = Histogram(
             "stoker:gateway_held_seconds",
-            "How long requests were held because no server was ready.",
-            ["model"],
+            "How long requests were held because no server was ready, by what became of them.",
+            ["model", "outcome"],
             buckets=_HOLDS,
             registry=registry,
         )
@@ -75,5 +77,5 @@ class PickerMetrics:
     def forget_holds(self, model: str) -> None:
         """The model's requests are not held any more."""
         for metric in (self.held_requests, self.held_seconds):
-            if (model,) in metric._metrics:
-                metric.remove(model)
+            for labels in [each for each in metric._metrics if each[0] == model]:
+                metric.remove(*labels)

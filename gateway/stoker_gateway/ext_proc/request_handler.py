@@ -19,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from stoker_common.errors import NotFoundError, RequestError
+from stoker_common.scaling.signals import EndpointKey
 from stoker_gateway.ext_proc import credentials, rate_reservation
 from stoker_gateway.ext_proc.answers import REQUEST_ID, LocalReply, model_answer, models_answer
 from stoker_gateway.ext_proc.body_reader import BodyReader
@@ -116,6 +117,7 @@ class RequestHandler:
         keyring: the keys there are; None: anyone may use all models, and credentials pass through.
         wall: the clock that keys expire by: seconds since 1970.
         limiter: keeps keys to their limits.
+        reports_all: whether `scaling_report` has endpoints that are not scaled, too.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class RequestHandler:
         keyring: Keyring | None = None,
         wall: Callable[[], float] = time.time,
         limiter: Limiter | None = None,
+        reports_all: bool = False,
     ) -> None:
         self._limits = limits
+        self._reports_all = reports_all
         self._metrics = metrics
         self._clock = clock
         self._keyring = keyring
@@ -142,9 +146,9 @@ class RequestHandler:
         self._model_registry = ModelRegistry()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._queues: dict[str, RequestQueue] = {}
-        #: By InferenceEndpoint with scaling, and by its served names.
-        self._holds: dict[tuple[str, str], EndpointHold] = {}
-        self._served_names: dict[tuple[str, str], dict[str, ServedName]] = {}
+        #: By InferenceEndpoint that is scaled, or for the second one reported, and by its served names.
+        self._holds: dict[EndpointKey, EndpointHold] = {}
+        self._served_names: dict[EndpointKey, dict[str, ServedName]] = {}
         self._in_flight: dict[str, InFlight] = {}
         self.update(model_registry, pickers)
 
@@ -177,16 +181,18 @@ class RequestHandler:
             if scaling is None:
                 queue.hold = None
                 self._metrics.forget_holds(name)
-                continue
-            hold = self._holds.get(scaling.key) or previous.get(scaling.key)
-            if hold is None:
-                hold = EndpointHold(scaling, self._limits.max_held, self._limits.max_held_bytes, now)
-            hold.update(scaling, now)
-            self._holds[scaling.key] = queue.hold = hold
-            self._metrics.held_requests.labels(name).set_function(queue.num_held)
-            self._in_flight[name] = in_flight.get(name) or InFlight(now)
-            served = ServedName(queue, self._pickers[name], self._in_flight[name])
-            self._served_names.setdefault(scaling.key, {})[name] = served
+            else:
+                hold = self._holds.get(scaling.key) or previous.get(scaling.key)
+                if hold is None:
+                    hold = EndpointHold(scaling, self._limits.max_held, self._limits.max_held_bytes, now)
+                hold.update(scaling, now)
+                self._holds[scaling.key] = queue.hold = hold
+                self._metrics.held_requests.labels(name).set_function(queue.num_held)
+            key = scaling.key if scaling is not None else endpoint.resource
+            if key is not None and (scaling is not None or self._reports_all):
+                self._in_flight[name] = in_flight.get(name) or InFlight(now)
+                served = ServedName(queue, self._pickers[name], self._in_flight[name])
+                self._served_names.setdefault(key, {})[name] = served
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
         """A server's answer to ``GET /v1/models``, and the ``Authorization`` that it answered to."""
@@ -207,16 +213,18 @@ class RequestHandler:
         endpoints = self._model_registry.endpoints
         return {
             server
-            for names in self._served_names.values()
-            for name, served in names.items()
+            for key in self._holds
+            for name, served in self._served_names[key].items()
             if len(served.queue)
             for server in endpoints[name].servers
         }
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """What the autoscaler reads of each endpoint with scaling."""
+        """What autoscalers read of each endpoint that is scaled."""
         now = self._clock()
-        return [endpoint_report(hold, self._served_names[key].values(), now) for key, hold in self._holds.items()]
+        return [
+            endpoint_report(key, names.values(), self._holds.get(key), now) for key, names in self._served_names.items()
+        ]
 
     @property
     def is_draining(self) -> bool:
@@ -413,12 +421,11 @@ class RequestHandler:
                 spent_s if spent_s > _READ_S else 0.0,
                 lambda: self._key(head),
                 lambda hold_s: wait.extend(hold_s + _EXTENSION_S),
+                lambda outcome, held_s: self._held(endpoint.name, outcome, held_s),
             )
             choice = await queue.wait(ask, terms)
             if choice.held_s is None:
                 self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
-            else:
-                self._metrics.held_seconds.labels(endpoint.name).observe(choice.held_s)
         if isinstance(choice, Refusal):
             raise self._refused(endpoint, choice)
         metrics, name = self._metrics, endpoint.name
@@ -428,6 +435,11 @@ class RequestHandler:
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
         return choice
+
+    def _held(self, model: str, outcome: str, held_s: float) -> None:
+        """A request that was held waits no longer."""
+        if model in self._queues:  # the series of a model that is gone do not come back
+            self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 
     def _refused(self, endpoint: Endpoint, refusal: Refusal) -> RequestError:
         """Why a request is sent to no server of an endpoint, in words for clients."""

@@ -15,7 +15,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from stoker_common.errors import RequestError
 from stoker_gateway.ext_proc.hold import EndpointHold
@@ -30,6 +30,9 @@ _HELD_TICK_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
 #: The same, for requests that were held, or for which there was no room among those.
 HELD_RETRY_AFTER_S: Final = 5.0
+#: What became of a request that was held, or that was to be.
+HeldOutcome = Literal["routed", "timed_out", "start_failed", "no_room", "cancelled", "refused"]
+_REFUSED: Final[dict[str, HeldOutcome]] = {"held": "timed_out", "not started": "start_failed", "not held": "no_room"}
 #: What a request wants that any server may get: no subset, no holder.
 _ANY: Final = (None, None)
 
@@ -49,6 +52,8 @@ class WaitTerms:
         waited_s: for how many seconds it has waited before, as its body was read.
         check: called when its turn comes, before anything is chosen; what it raises ends the wait.
         extend: awaited once, if the request is held, with the seconds for which the proxy must wait from now on.
+        ended: called when the request waits no longer, if it was held or was to be: what became of it, and for how many
+            seconds it has waited.
     """
 
     key: str
@@ -57,6 +62,7 @@ class WaitTerms:
     waited_s: float = 0.0
     check: Callable[[], object] = lambda: None
     extend: Callable[[float], Awaitable[None]] = not_extended
+    ended: Callable[[HeldOutcome, float], object] = lambda _outcome, _seconds: None
 
 
 class RequestQueue:
@@ -116,6 +122,7 @@ class RequestQueue:
         self._holds = self.is_holding(now)
         if hold is not None and self._holds:
             if hold.start_failed(now):
+                terms.ended("start_failed", 0.0)
                 return Refusal("not started", HELD_RETRY_AFTER_S)
             self._push_held(waiting, hold, now)
         else:
@@ -138,6 +145,8 @@ class RequestQueue:
         finally:
             self._queue.remove(waiting)
             waiting.let_go()
+            if (outcome := waiting.held_outcome) is not None:
+                terms.ended(outcome, self._clock() - waiting.since)
 
     def wake(self) -> None:
         """Lets those go whose turn it is, as there may be room now."""
@@ -264,6 +273,18 @@ class _Waiting:
     def was_held(self) -> bool:
         """Whether it was held at any time."""
         return self.held.done()
+
+    @property
+    def held_outcome(self) -> HeldOutcome | None:
+        """What became of it; None: it was not held, nor was to be."""
+        if not self.choice.done() or self.choice.cancelled():
+            outcome: HeldOutcome = "cancelled"
+        elif self.choice.exception() is not None:
+            outcome = "refused"
+        else:
+            choice = self.choice.result()
+            outcome = _REFUSED.get(choice.kind, "refused") if isinstance(choice, Refusal) else "routed"
+        return outcome if self.was_held or outcome in ("no_room", "start_failed") else None
 
     def become_held(self, hold: EndpointHold, now: float) -> None:
         """Counts it as held."""

@@ -1,4 +1,4 @@
-"""What the operator's autoscaler reads of each endpoint with ``spec.scaling``: ``GET /scaling`` on the metrics port.
+"""What autoscalers read of each endpoint that is scaled: ``GET /scaling`` on the metrics port.
 
 {"gateway": …, "uptimeSeconds": …, "endpoints": [{"namespace": …, "name": …, "held": …, "queued": …, "inFlight": …,
   "idleSeconds": …, "drained": …, "engines": [{"address": …, "running": …, "waiting": …, "kvUsage": …, "ready": …,
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker_common.scaling.signals import EndpointKey
 from stoker_gateway.ext_proc.hold import EndpointHold
 from stoker_gateway.ext_proc.request_queue import RequestQueue
 from stoker_gateway.scheduling.in_flight import ON_THE_WAY_S, InFlight
@@ -32,28 +33,31 @@ class ServedName:
     in_flight: InFlight
 
 
-def endpoint_report(hold: EndpointHold, names: Iterable[ServedName], now: float) -> dict[str, Any]:
+def endpoint_report(
+    key: EndpointKey, names: Iterable[ServedName], hold: EndpointHold | None, now: float
+) -> dict[str, Any]:
     """The report of one InferenceEndpoint.
 
     Args:
         names: all of its served names.
+        hold: the requests that it holds; None: it holds none.
     """
     names = list(names)
     held = sum(each.queue.num_held() for each in names)
     queued = sum(each.queue.num_queued() for each in names)
     in_flight = sum(len(each.in_flight) for each in names)
     report: dict[str, Any] = {
-        "namespace": hold.scaling.namespace,
-        "name": hold.scaling.name,
+        "namespace": key[0],
+        "name": key[1],
         "held": held,
         "queued": queued,
         "inFlight": in_flight,
     }
     if held or queued or in_flight:
         report["idleSeconds"] = 0.0
-    elif hold.active_at is not None:
+    elif hold is not None and hold.active_at is not None:
         report["idleSeconds"] = max(0.0, now - hold.active_at)
-    if word := _drained(hold, names, now):
+    if hold is not None and (word := _drained(hold, names, now)):
         report["drained"] = word
     report["engines"] = _engines(names, now)
     return report

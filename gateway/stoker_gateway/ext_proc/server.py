@@ -71,6 +71,7 @@ class PickerServer:
         clock: seconds.
         keyring: the keys there are; None: anyone may use all models.
         limiter: keeps keys to their limits; None: by itself.
+        reports_all: whether `scaling_report` has endpoints that are not scaled, too.
     """
 
     def __init__(
@@ -82,11 +83,19 @@ class PickerServer:
         clock: Callable[[], float] = time.monotonic,
         keyring: Keyring | None = None,
         limiter: Limiter | None = None,
+        reports_all: bool = False,
     ) -> None:
         self._limits = limits or RequestLimits()
         self._metrics = PickerMetrics(registry or CollectorRegistry())
         self._handler = RequestHandler(
-            model_registry, pickers, self._limits, self._metrics, clock, keyring, limiter=limiter
+            model_registry,
+            pickers,
+            self._limits,
+            self._metrics,
+            clock,
+            keyring,
+            limiter=limiter,
+            reports_all=reports_all,
         )
         self._health = health.HealthServicer()
         limit = self._limits.max_body_bytes + _MESSAGE_OVERHEAD
@@ -188,7 +197,7 @@ class PickerServer:
         return self._handler.awaited()
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """What the autoscaler reads of each endpoint with scaling."""
+        """What autoscalers read of each endpoint that is scaled."""
         return self._handler.scaling_report()
 
     @property

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from stoker_gateway.kubernetes.facts import EndpointFacts, SliceFacts
+from stoker_gateway.kubernetes.facts import DEFAULT_HOLD_S, EndpointFacts, SliceFacts
 from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Name
-from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, cluster_name
+from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling, cluster_name
 
 #: Why an endpoint's requests are refused, in words for clients: they say nothing of whose it is.
 NO_CREDENTIAL: Final = "the gateway cannot read the key that its servers want; who runs it can see why in the log"
@@ -21,12 +21,15 @@ def make(
     slices: Iterable[SliceFacts],
     credentials: Mapping[Name, str],
     history: KeyHistory,
+    *,
+    holds_external: bool = False,
 ) -> ModelRegistry:
     """The model registry. A served name that several endpoints have belongs to the oldest.
 
     Args:
         credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
         history: the keys of earlier registries.
+        holds_external: whether requests are held also for endpoints that another autoscaler scales.
     """
     slices = list(slices)
     servers, with_starting = _servers(slices), _servers(slices, with_starting=True)
@@ -39,19 +42,23 @@ def make(
         refusal = None if authorizations else NO_CREDENTIAL
         if facts.speaks_tls:
             refusal = TLS
+        scaling = facts.scaling
+        if scaling is None and holds_external and facts.is_scaled_externally:
+            scaling = Scaling(*at, DEFAULT_HOLD_S)
         for served in facts.served_names:
             if served not in made:
                 made[served] = Endpoint(
                     served,
                     cluster_name(served),
                     # Where requests may be held, the gateway's own polls find out at once that a pod has started.
-                    () if facts.speaks_tls else (with_starting if facts.scaling else servers).get(at, ()),
+                    () if facts.speaks_tls else (with_starting if scaling else servers).get(at, ()),
                     facts.session_header,
                     authorizations[0] if authorizations else None,
                     int(facts.created) if math.isfinite(facts.created) else 0,
                     refusal,
                     tuple(each or "" for each in authorizations[1:]),
-                    facts.scaling,
+                    scaling,
+                    at,
                 )
     return ModelRegistry(made)
 

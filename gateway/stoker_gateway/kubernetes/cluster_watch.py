@@ -47,9 +47,11 @@ class ClusterWatch:
     Args:
         namespace: the gateway's own, where clients' keys are.
         registry: for metrics.
+        holds_external: whether requests are held also for endpoints that another autoscaler scales.
     """
 
-    def __init__(self, api: Api, namespace: str, registry: CollectorRegistry) -> None:
+    def __init__(self, api: Api, namespace: str, registry: CollectorRegistry, *, holds_external: bool = False) -> None:
+        self._holds_external = holds_external
         self._loop = asyncio.get_running_loop()
         self._updated = asyncio.Event()
         self._failure: asyncio.Future[NoReturn] = self._loop.create_future()
@@ -118,7 +120,13 @@ class ClusterWatch:
                 secrets[name] = secrets.get(name, frozenset()) | {(each.name, each.generation)}
         self._credentials.set_secrets(secrets)
         self._history.keep((each.namespace, each.name) for each in endpoints)
-        return build_registry.make(endpoints, self._slices.items().values(), self._credentials.keys(), self._history)
+        return build_registry.make(
+            endpoints,
+            self._slices.items().values(),
+            self._credentials.keys(),
+            self._history,
+            holds_external=self._holds_external,
+        )
 
     def _changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended

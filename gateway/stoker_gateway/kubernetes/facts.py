@@ -44,6 +44,7 @@ class EndpointFacts:
         secret: the name of the Secret with the keys that its pods want; None: they want none.
         speaks_tls: whether its pods serve HTTPS.
         scaling: how the operator scales it; None: it does not.
+        is_scaled_externally: whether another autoscaler does, as far as is known.
     """
 
     namespace: str
@@ -55,6 +56,7 @@ class EndpointFacts:
     secret: str | None = None
     speaks_tls: bool = False
     scaling: Scaling | None = None
+    is_scaled_externally: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
         secret=secret if isinstance(secret, str) and secret else None,
         speaks_tls=str(status.get("url", "")).startswith("https:"),
         scaling=_scaling(namespace, name, spec.get("scaling"), _mapping(status.get("scaling"))),
+        is_scaled_externally=_is_scaled_externally(spec, metadata),
     )
 
 
@@ -144,6 +147,21 @@ def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any])
         phase = Phase.ACTIVE  # nothing could be acknowledged
     failure = _text(status.get("startFailure"))[:_MAX_REASON].strip()
     return Scaling(namespace, name, float(min(hold, MAX_HOLD_S)), phase, drain, failure)
+
+
+def _is_scaled_externally(spec: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+    """Whether an autoscaler (KEDA, a HorizontalPodAutoscaler) has set ``spec.replicas``, through the scale subresource.
+
+    The API server records the owner of the field, except of a 0 from the scale subresource, which a Scale object leaves
+    out. So a 0 without an owner is an autoscaler's, or a person's by ``kubectl scale``.
+    """
+    entries = list(_mappings(metadata.get("managedFields")))
+    if any(
+        each.get("subresource") == "scale" and not _text(each.get("manager")).startswith("kubectl") for each in entries
+    ):
+        return True
+    owned = (_mapping(_mapping(each.get("fieldsV1")).get("f:spec")) for each in entries)
+    return spec.get("replicas") == 0 and bool(entries) and not any("f:replicas" in each for each in owned)
 
 
 def _text(value: object) -> str:

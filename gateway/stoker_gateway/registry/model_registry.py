@@ -26,7 +26,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Scaling:
-    """How an endpoint with ``spec.scaling`` is scaled, as far as it concerns the gateway.
+    """How an endpoint is scaled, as far as it concerns the gateway: by the operator, or by an autoscaler of its own.
 
     Attributes:
         namespace, name: the InferenceEndpoint's. It may have several served names, which share this.
@@ -63,7 +63,8 @@ class Endpoint:
             start want it until they are restarted. Secrets.
         created: when it came to be, as far as clients are told: seconds since 1970.
         refusal: why none of its servers gets requests though it has some, in words for clients; None: they get them.
-        scaling: how the operator scales it; None: it does not, and requests are not held.
+        scaling: how it is scaled; None: it is not, and requests are not held.
+        resource: namespace and name of the InferenceEndpoint; None: it is none.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Endpoint:
     refusal: str | None = None
     earlier_authorizations: tuple[str, ...] = field(default=(), repr=False)
     scaling: Scaling | None = None
+    resource: tuple[str, str] | None = None
 
     @property
     def authorizations(self) -> tuple[str, ...]:

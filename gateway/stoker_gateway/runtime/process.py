@@ -17,10 +17,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from stoker_common.scaling.gateway_signals import GatewaySignals
 from stoker_gateway.envoy.admin import EnvoyAdmin, LateAnswerError
 from stoker_gateway.envoy.ended_log import FLUSH_S, LOGS_WRITTEN_STAT
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.ext_proc.server import PickerServer
+from stoker_gateway.external_scaler.service import ExternalScaler
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
@@ -104,7 +106,17 @@ class _Picker:
         self._peers = None if settings.peers is None else Peers(settings.peers)
         limiter = LocalLimiter() if self._peers is None else self._peers.limiter
         keyring = keys.keyring if keys is not None else None if cluster is None else Keyring()
-        self._picker = PickerServer(ModelRegistry(), {}, settings.limits, registry, keyring=keyring, limiter=limiter)
+        scaler = settings.external_scaler
+        self._picker = PickerServer(
+            ModelRegistry(),
+            {},
+            settings.limits,
+            registry,
+            keyring=keyring,
+            limiter=limiter,
+            reports_all=scaler is not None,
+        )
+        self._external_scaler = None if scaler is None else ExternalScaler(GatewaySignals(scaler.reports))
         self._picker.listen(f"unix:{envoy.picker_socket}")
         identity = f"{socket.gethostname()} {os.getpid()}"
         self._live_config = LiveConfig(EnvoyFiles(envoy), self._envoy, self._picker, identity)
@@ -150,6 +162,10 @@ class _Picker:
                 check_free(self._settings.host, self._settings.metrics_port or 0)
                 address = netloc(self._settings.host, await self._metrics.start())
                 logger.info("metrics at http://%s/metrics", address)
+            if self._external_scaler is not None and self._settings.external_scaler is not None:
+                ending.push_async_callback(self._external_scaler.stop)
+                self._external_scaler.listen(self._settings.external_scaler.listen)
+                await self._external_scaler.start()
             await first_of(self._envoy.until_live(), self._stop_now.wait())
             if not self._stop_now.is_set():
                 await self._serve()

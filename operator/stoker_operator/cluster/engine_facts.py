@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
-
+from stoker_common.bounded_fetch import fetch
 from stoker_operator.objects.facts import Key, Reported
 from stoker_operator.process.background_loop import BackgroundLoop
 
@@ -50,27 +49,8 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
 
 async def ask(url: str, seconds: float) -> Reported | None:
     """What the engine reports whose metrics are at `url`; None where it does not answer within so many seconds."""
-    body = await fetch(url, seconds)
+    body = await fetch(url, seconds, _MAX_BYTES)
     return None if body is None else _read(body)
-
-
-async def fetch(url: str, seconds: float, max_bytes: int = _MAX_BYTES) -> bytes | None:
-    """What an engine answers; None where that is no success, too much, or not there within so many seconds."""
-    try:
-        async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:
-            # The certificate of a pod is not made for its address, and the number is no secret.
-            request = session.get(url, headers={"Accept-Encoding": "identity"}, allow_redirects=False, ssl=False)
-            async with request as response:
-                if response.status != 200:
-                    return None
-                body = bytearray()
-                async for part in response.content.iter_any():
-                    body += part
-                    if len(body) > max_bytes:
-                        return None
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return None
-    return bytes(body)
 
 
 def _read(metrics: bytes) -> Reported | None:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stoker_common.bounded_fetch import fetch
 from stoker_engine.contract.engine_state import EngineState
-from stoker_operator.cluster.engine_facts import fetch
 from stoker_operator.objects.facts import EngineStates, Key
 from stoker_operator.process.background_loop import BackgroundLoop
 

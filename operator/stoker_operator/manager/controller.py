@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
+from stoker_common.scaling.gateway_signals import GatewaySignals
 from stoker_operator.admission.review import Object
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.cluster.hub_configs import HubConfigs, Model
@@ -40,7 +41,6 @@ from stoker_operator.reconcile.evaluate import PlanningContext
 from stoker_operator.reconcile.gateway_rbac import KINDS as GRANTS
 from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Outcome
-from stoker_operator.scaling.gateway_signals import GatewaySignals
 from stoker_operator.settings import Settings
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
@@ -103,6 +103,7 @@ class Controller:
             self._routes.of,
             self._is_working,
             self._wake,
+            self._metrics,
         )
         self._scaling_task: asyncio.Task[None] | None = None
         self._kinds = WatchedKinds(

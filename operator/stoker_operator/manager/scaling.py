@@ -12,9 +12,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
+from stoker_common.scaling.gateway_signals import GatewaySignals
+from stoker_common.scaling.signals import GatewayReport, combine
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.v1alpha1.scaling import Scaling, ScalingRules
@@ -22,12 +24,13 @@ from stoker_operator.api.violation import Refused
 from stoker_operator.cluster.store import Store
 from stoker_operator.objects.facts import MAIN, Child, Key, Object, Rollout
 from stoker_operator.objects.owner import Owner
+from stoker_operator.process.metrics import Metrics
+from stoker_operator.process.scaling_metrics import EndpointScaling, ScalingState
 from stoker_operator.reconcile.decide import is_ours
 from stoker_operator.reconcile.routing import Route
 from stoker_operator.scaling.autoscaler import Autoscaler, Observation, Phase, Recommendation, ScalingSettings
 from stoker_operator.scaling.behavior import SCALE_DOWN, SCALE_UP, Behavior, Policy, Rules
-from stoker_operator.scaling.gateway_signals import GatewaySignals
-from stoker_operator.scaling.signals import GatewayReport, combine
+from stoker_operator.scaling.progress import ScalingProgress
 from stoker_operator.workloads.composition import Composition
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ logger = logging.getLogger(__name__)
 PERIOD_S: Final = 0.5
 #: Seconds after which a message is renewed though nothing else has changed.
 _MESSAGE_S: Final = 60.0
+#: Seconds after which what was observed last is no longer reported as a metric.
+_STALE_S: Final = 30.0
 
 
 @dataclass
@@ -45,6 +50,8 @@ class _Scaled:
     Attributes:
         uid, generation: of the manifest that `autoscaler` has the settings of.
         published: the recommendation that reconciles follow, and when it was made.
+        progress: what has happened to its replicas.
+        observed: how it is scaled, for metrics, and when that was observed.
     """
 
     uid: str
@@ -52,6 +59,9 @@ class _Scaled:
     autoscaler: Autoscaler
     published: Recommendation | None = None
     published_at: float = 0.0
+    progress: ScalingProgress = field(default_factory=ScalingProgress)
+    observed: EndpointScaling | None = None
+    observed_at: float = 0.0
 
 
 class ScalingLoop:
@@ -64,6 +74,7 @@ class ScalingLoop:
         route: whether the gateway serves an endpoint.
         is_working: whether this replica of the operator leads, and has seen the whole cluster.
         wake: has an endpoint reconciled.
+        metrics: what happens is counted there.
         clock: seconds that never go back.
     """
 
@@ -75,6 +86,7 @@ class ScalingLoop:
         route: Callable[[Key], Route | None],
         is_working: Callable[[], bool],
         wake: Callable[[Key], None],
+        metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signals = signals
@@ -83,8 +95,11 @@ class ScalingLoop:
         self._route = route
         self._is_working = is_working
         self._wake = wake
+        self._metrics = metrics
         self._clock = clock
         self._scaled: dict[Key, _Scaled] = {}
+        self._gateway_replicas: tuple[int, int] | None = None
+        metrics.ask_scaling(self.state)
 
     def recommendation(self, key: Key) -> Recommendation | None:
         """What is recommended for an endpoint; None: nothing is known yet. Any thread may ask."""
@@ -93,6 +108,16 @@ class ScalingLoop:
             return None  # or it is of an earlier endpoint of this name
         return scaled.published
 
+    def state(self) -> ScalingState:
+        """How endpoints are scaled now. Nothing, where this replica of the operator does not lead."""
+        if not self._is_working():
+            return ScalingState()
+        oldest = self._clock() - _STALE_S
+        endpoints = {
+            key: each.observed for key, each in self._scaled.items() if each.observed and each.observed_at >= oldest
+        }
+        return ScalingState(endpoints, self._gateway_replicas)
+
     async def run(self) -> NoReturn:
         """Scales until it is cancelled."""
         try:
@@ -100,6 +125,7 @@ class ScalingLoop:
                 try:
                     await self._look()
                 except Exception:
+                    self._metrics.scaling_failed()
                     logger.exception("this is a bug in the operator: endpoints are not scaled")
                 await asyncio.sleep(PERIOD_S)
         finally:
@@ -109,6 +135,7 @@ class ScalingLoop:
     async def _look(self) -> None:
         if not self._is_working():
             self._scaled.clear()
+            self._gateway_replicas = None
             return
         endpoints = {
             Key(each["metadata"]["namespace"], each["metadata"]["name"]): each
@@ -118,14 +145,19 @@ class ScalingLoop:
         for key in self._scaled.keys() - endpoints.keys():
             del self._scaled[key]
         if not endpoints:
+            self._gateway_replicas = None
             return
         reports = await self._signals.poll() if self._signals is not None else {}
         if not self._is_working():
             return
+        if self._signals is not None:
+            missing = sum(report is None for report in reports.values())
+            self._gateway_replicas = len(reports) - missing, missing
         for key, document in endpoints.items():
             try:
                 self._update(key, document, reports)
             except Exception:
+                self._metrics.scaling_failed()
                 logger.exception("this is a bug in the operator", extra=key.reference)
 
     def _update(self, key: Key, document: Object, reports: dict[str, GatewayReport | None]) -> None:
@@ -135,18 +167,20 @@ class ScalingLoop:
             return
         status = (document.get("status") or {}).get("scaling") or {}
         route, now = self._route(key), self._clock()
-        recommended = scaled.autoscaler.update(
-            Observation(
-                signals=combine(reports, key) if self._signals is not None else None,
-                replicas=rollout.desired,
-                ready=rollout.available,
-                start_failure=status.get("startFailure", ""),
-                gateway_serves=route is not None and route.gateway is not None,
-                drain=status.get("drain", ""),
-                phase=_phase(status.get("phase")),
-            ),
-            now,
+        observation = Observation(
+            signals=combine(reports, key) if self._signals is not None else None,
+            replicas=rollout.desired,
+            ready=rollout.available,
+            start_failure=status.get("startFailure", ""),
+            gateway_serves=route is not None and route.gateway is not None,
+            drain=status.get("drain", ""),
+            phase=_phase(status.get("phase")),
         )
+        recommended = scaled.autoscaler.update(observation, now)
+        for stage, seconds in scaled.progress.update(observation, recommended, now):
+            self._metrics.started_from_zero(stage, seconds)
+        scaled.observed = _observed(scaled.autoscaler.settings, observation, recommended, scaled.progress)
+        scaled.observed_at = now
         before = scaled.published
         is_news = before is None or _essence(before) != _essence(recommended)
         if is_news or now - scaled.published_at >= _MESSAGE_S:
@@ -213,6 +247,34 @@ def _rules(given: ScalingRules | None, default: Rules) -> Rules:
         select_policy=given.select_policy or default.select_policy,
         stabilization_window_seconds=default.stabilization_window_seconds if window is None else window,
         tolerance=default.tolerance if tolerance is None else tolerance,
+    )
+
+
+def _observed(
+    settings: ScalingSettings, observation: Observation, recommended: Recommendation, progress: ScalingProgress
+) -> EndpointScaling:
+    """What metrics say of an endpoint."""
+    signals = observation.signals
+    return EndpointScaling(
+        desired=recommended.replicas,
+        ready=observation.ready,
+        min_replicas=settings.min_replicas,
+        max_replicas=settings.max_replicas,
+        metric=settings.metric,
+        target=settings.target,
+        demand=recommended.demand,
+        requests=(
+            {"held": signals.held, "queued": signals.queued, "in_flight": signals.in_flight}
+            if signals is not None and signals.drained
+            else None
+        ),
+        phase=recommended.phase,
+        reason=recommended.reason,
+        start_seconds=recommended.start_seconds,
+        num_up=progress.num_up,
+        num_down=progress.num_down,
+        num_starts=progress.num_starts,
+        num_failures=progress.num_failures,
     )
 
 

@@ -12,7 +12,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from stoker_operator.process.scaling_metrics import ScalingCollector, ScalingState
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_STARTS = (0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class Metrics:
@@ -60,6 +63,21 @@ class Metrics:
             "When the certificate that the webhook serves expires; 0 where it serves none.",
             registry=self.registry,
         )
+        self._starts_from_zero = Histogram(
+            "stoker_operator_scaling_start_from_zero_duration_seconds",
+            "Starts from zero: from a held request to the number of replicas that is written (written), and from there "
+            "to the first replica that is ready (ready).",
+            ("stage",),
+            buckets=_STARTS,
+            registry=self.registry,
+        )
+        for stage in ("written", "ready"):
+            self._starts_from_zero.labels(stage)  # so that the first one is an increase
+        self._scaling_errors = Counter(
+            "stoker_operator_scaling_errors_total",
+            "Looks at endpoints to scale that failed, which is a bug.",
+            registry=self.registry,
+        )
 
     def reconciled(self, outcome: str, seconds: float) -> None:
         """A reconcile ended with this outcome."""
@@ -87,6 +105,18 @@ class Metrics:
     def ask_endpoints(self, conditions: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Sets what is called, at each scrape, for how many endpoints have a condition (type, status)."""
         self.registry.register(_Endpoints(conditions))
+
+    def ask_scaling(self, state: Callable[[], ScalingState]) -> None:
+        """Sets what is called, at each scrape, for how endpoints are scaled."""
+        self.registry.register(ScalingCollector(state))
+
+    def started_from_zero(self, stage: str, seconds: float) -> None:
+        """A stage of an endpoint's start from zero has ended."""
+        self._starts_from_zero.labels(stage).observe(seconds)
+
+    def scaling_failed(self) -> None:
+        """An endpoint, or all of them, could not be looked at: a bug."""
+        self._scaling_errors.inc()
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
+from stoker_common.scaling.signals import Metric, Signals
 from stoker_operator.scaling.behavior import Behavior, History
-from stoker_operator.scaling.demand import Demand, Metric, has_missing_engines
-from stoker_operator.scaling.signals import Signals
+from stoker_operator.scaling.demand import Demand, has_missing_engines
 from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
 
 #: For how long an announcement may be acknowledged. Gateways obey one for twice as long by their own clocks.
@@ -84,6 +84,8 @@ class Recommendation:
         phase, drain: what status should have. `drain` is the announcement's word, empty in the phase Active.
         reason, message, status: of the condition ``Scaling``.
         start_seconds: the start-up time that was learned; None: nothing yet.
+        change: by how many replicas this update changes the count.
+        demand: how much of the metric replicas are needed for; None: it is unknown, or the phase is not Active.
     """
 
     replicas: int
@@ -93,6 +95,8 @@ class Recommendation:
     message: str
     start_seconds: float | None
     status: Literal["True", "False", "Unknown"]
+    change: int = 0
+    demand: float | None = None
 
 
 class Autoscaler:
@@ -255,7 +259,8 @@ class Autoscaler:
             why = f"behavior's policies permit {limited} now"
         else:
             reason, why = "DesiredWithinRange", ""
-        return self._recommend(limited, reason, f"{amount}{'; ' if why else ''}{why}.", now)
+        known = total if signals is not None and signals.drained else None
+        return self._recommend(limited, reason, f"{amount}{'; ' if why else ''}{why}.", now, known)
 
     def _desired(self, observation: Observation, now: float) -> tuple[int, float, str]:
         """Replicas that are needed before any limit, the metric's sum, and what is missing, if anything."""
@@ -298,8 +303,11 @@ class Autoscaler:
             return max(1, min(stabilized, self._history.limit_up(current, behavior.scale_up, now)))
         return max(stabilized, self._history.limit_down(current, behavior.scale_down, now))
 
-    def _recommend(self, replicas: int, reason: str, message: str, now: float) -> Recommendation:
-        if replicas != self._replicas:
+    def _recommend(
+        self, replicas: int, reason: str, message: str, now: float, demand: float | None = None
+    ) -> Recommendation:
+        change = replicas - self._replicas
+        if change:
             self._history.change(self._replicas, replicas, now)
             self._written.append((self._replicas, now))
             self._start_time.change(self._replicas, replicas, now)
@@ -310,7 +318,8 @@ class Autoscaler:
         elif reason == "MissingSignals":
             status = "Unknown"
         phase = self._phase or Phase.ACTIVE
-        return Recommendation(replicas, phase, self._drain, reason, message, self._start_time.seconds, status)
+        learned = self._start_time.seconds
+        return Recommendation(replicas, phase, self._drain, reason, message, learned, status, change, demand)
 
 
 def _replicas(count: int) -> str:

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final, Literal
+from typing import Final
 
-from stoker_operator.scaling.signals import Signals
-
-Metric = Literal["pendingRequests", "runningRequests", "kvCacheUsage"]
+from stoker_common.scaling.signals import Metric, Signals
 
 #: Over how many seconds the metric's mean is taken.
 MEAN_SECONDS: Final = 60.0
@@ -28,8 +26,6 @@ MIN_WINDOW_SECONDS: Final = 10.0
 MAX_WINDOW_SECONDS: Final = 60.0
 #: A backlog counts if it lasts so many seconds: a pod's short queue beside free slots of others needs no replica.
 LASTING_SECONDS: Final = 1.0
-#: A report of an engine that is older counts as missing.
-STALE_SECONDS: Final = 15.0
 
 
 class Demand:
@@ -55,7 +51,7 @@ class Demand:
         """
         if is_starting:
             self._started_at = now
-        served, backlog = _measure(signals, metric)
+        served, backlog = signals.measure(metric)
         self._served.append((now, served))
         while self._served[0][0] < now - MEAN_SECONDS:
             self._served.popleft()
@@ -81,15 +77,4 @@ def has_missing_engines(signals: Signals, metric: Metric, ready: int) -> bool:
     """Whether the metric comes from engines, and fewer of them report than are ready."""
     if metric == "pendingRequests":
         return False
-    return sum(engine.age_seconds <= STALE_SECONDS for engine in signals.engines.values()) < ready
-
-
-def _measure(signals: Signals, metric: Metric) -> tuple[float, float]:
-    """What engines work on, and what waits for them: requests, or for kvCacheUsage caches in use."""
-    engines = signals.engines.values()
-    if metric == "kvCacheUsage":
-        return math.fsum(engine.kv_usage for engine in engines), 0.0
-    if metric == "runningRequests":
-        return math.fsum(engine.running for engine in engines), 0.0
-    in_engines = math.fsum(engine.waiting for engine in engines)
-    return max(0.0, signals.in_flight - in_engines), signals.held + signals.queued + in_engines
+    return signals.num_reporting() < ready

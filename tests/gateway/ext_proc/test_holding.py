@@ -42,6 +42,7 @@ class _Endpoint:
             queue.hold = self.hold
         self.order: list[str] = []
         self.extensions: dict[str, list[float]] = {}
+        self.ended: dict[str, tuple[str, float]] = {}
 
     def say(self, **changes: Any) -> None:
         self.hold.update(replace(self.hold.scaling, **changes), self.clock())
@@ -60,8 +61,12 @@ class _Endpoint:
         async def extend(seconds: float) -> None:
             self.extensions.setdefault(name, []).append(seconds)
 
+        def ended(outcome: str, seconds: float) -> None:
+            assert name not in self.ended  # once
+            self.ended[name] = outcome, seconds
+
         ask = RoutingRequest()
-        terms = WaitTerms(name[0], priority, size, 0.0, check, extend)
+        terms = WaitTerms(name[0], priority, size, 0.0, check, extend, ended)
         choice = self.queues[queue].at_once(ask) or await self.queues[queue].wait(ask, terms)
         if isinstance(choice, Pick):
             self.order.append(name)
@@ -277,6 +282,49 @@ def test_a_key_that_is_revoked_meanwhile_is_noticed(virtual_time: Run) -> None:
     virtual_time(main)
 
 
+def test_what_became_of_held_requests_is_reported(virtual_time: Run) -> None:
+    async def main() -> None:
+        def refuse() -> None:
+            raise RequestError("revoked")
+
+        at = _Endpoint(max_held=3)
+        left, timed_out = await at.begin("a1", "a2")
+        await elapse(30.0)
+        left.cancel()
+        await elapse(70.5)
+        assert kinds([timed_out]) == ["held"]
+        await at.begin("b1", "b2")
+        await at.begin("b3", check=refuse)
+        await at.begin("b4")  # no room
+        await at.begin("c1")  # it takes the place of the last one of the key that holds more
+        await elapse(20.0)
+        at.report()
+        await elapse(0.01)
+        await at.begin("d1")  # it does not wait
+        at.report(ready=False)
+        at.report(running=4, waiting=4)
+        await at.begin("d2")  # it waits for room, and is not held
+        at.report()
+        at.report(ready=False)
+        await at.begin("e1")
+        at.say(start_failure="no image")
+        await elapse(0.01)
+        await at.begin("e2")
+        assert {name: outcome for name, (outcome, _) in at.ended.items()} == {
+            "a1": "cancelled", "a2": "timed_out", "b1": "routed", "b2": "routed", "b3": "no_room", "b4": "no_room",
+            "c1": "routed", "e1": "start_failed", "e2": "start_failed",
+        }  # fmt: skip
+        seconds = [at.ended[name][1] for name in ("a1", "a2", "b1", "b4", "e2")]
+        assert seconds == pytest.approx([30.0, 100.0, 20.0, 0.0, 0.0], abs=0.3)
+        at.say(start_failure="")
+        await at.begin("f1", check=refuse)
+        at.report()
+        await elapse(0.01)
+        assert at.ended["f1"][0] == "refused"
+
+    virtual_time(main)
+
+
 def test_a_server_that_cannot_be_reached_gets_nothing_until_it_reports(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
@@ -310,11 +358,13 @@ def test_whatever_happens_bounds_hold_and_nothing_is_lost(virtual_time: Run, see
     async def main() -> None:
         rng, at = random.Random(seed), _Endpoint(max_held=20, max_bytes=5000)
         tasks: list[asyncio.Task[Pick | Refusal]] = []
+        names: list[str] = []
         for number in range(600):
             action = rng.random()
             if action < 0.6:
                 size = rng.choice((0, 10, 400, 2000))
                 name = f"{rng.choice('abc')}{number}"
+                names.append(name)
                 tasks += await at.begin(name, size=size, priority=rng.randrange(2), queue=rng.randrange(2))
             elif action < 0.7 and tasks:
                 rng.choice(tasks).cancel()
@@ -334,5 +384,15 @@ def test_whatever_happens_bounds_hold_and_nothing_is_lost(virtual_time: Run, see
         assert all(each.done() for each in tasks)
         assert (at.hold.num_held, at.hold.held_bytes) == (0, 0)
         assert at.queues[0]._queue.next_limit == math.inf
+        refused = {"held": "timed_out", "not held": "no_room", "not started": "start_failed"}
+        for name, task in zip(names, tasks, strict=True):
+            outcome, _ = at.ended.get(name, ("", 0.0))
+            if task.cancelled():
+                assert outcome in ("", "cancelled")
+            elif isinstance(choice := task.result(), Pick):
+                assert outcome == ("" if choice.held_s is None else "routed")
+            else:
+                assert outcome == refused.get(choice.kind, "" if choice.held_s is None else "refused")
+        assert {outcome for outcome, _ in at.ended.values()} >= {"routed", "cancelled", "no_room", "start_failed"}
 
     virtual_time(main)

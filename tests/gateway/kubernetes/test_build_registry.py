@@ -240,6 +240,44 @@ def test_a_status_that_makes_no_sense_stops_no_traffic(status: Any, expected: tu
     assert scaling is not None and (scaling.phase, scaling.drain, scaling.start_failure) == expected
 
 
+_OWNER_OF_REPLICAS = {"manager": "kubectl", "fieldsV1": {"f:spec": {".": {}, "f:replicas": {}}}}
+_OWNER_OF_MODEL = {"manager": "kubectl", "fieldsV1": {"f:spec": {"f:model": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "managed_fields", "is_held"),
+    [
+        (1, [{"manager": "keda", "subresource": "scale", "operation": "Update"}], True),
+        (3, [_OWNER_OF_MODEL, {"manager": "kube-controller-manager", "subresource": "scale"}], True),
+        (1, [{"subresource": "scale"}], True),
+        (1, [{"manager": "kubectl", "subresource": "scale"}], False),
+        (1, [_OWNER_OF_MODEL, {"manager": "stoker", "subresource": "status"}], False),
+        (1, [{"manager": ["keda"]}, "scale", None, {"manager": "keda", "subresource": {}}], False),
+        (1, "scale", False),
+        (1, None, False),
+        # A 0 from the scale subresource has no owner.
+        (0, [_OWNER_OF_MODEL, {"manager": "stoker", "subresource": "status"}], True),
+        (0, [_OWNER_OF_MODEL, {"fieldsV1": {"f:spec": "?"}}, {"fieldsV1": []}], True),
+        (0, [_OWNER_OF_REPLICAS], False),
+        (0, [], False),
+    ],
+)
+def test_requests_are_held_for_an_endpoint_whose_replicas_another_autoscaler_has_set(
+    replicas: int, managed_fields: Any, is_held: bool
+) -> None:
+    def scaling_of(seen: Any, **options: bool) -> Scaling | None:
+        made = facts.read_endpoint(seen)
+        assert made is not None
+        return build_registry.make([made], [], {}, KeyHistory(), **options).endpoints["org/a"].scaling
+
+    seen = endpoint("a", replicas=replicas)
+    seen["metadata"]["managedFields"] = managed_fields
+    assert scaling_of(seen) is None
+    assert scaling_of(seen, holds_external=True) == (Scaling("one", "a", facts.DEFAULT_HOLD_S) if is_held else None)
+    seen["spec"]["scaling"] = {"holdSeconds": 7}
+    assert scaling_of(seen, holds_external=True) == Scaling("one", "a", 7)
+
+
 def test_pods_that_start_are_servers_of_endpoints_with_scaling_alone() -> None:
     slices = [slice_of(name, "10.0.0.1:80", ready=False) for name in ("a", "b")]
     read = [facts.read_endpoint(endpoint("a", scaling={})), facts.read_endpoint(endpoint("b"))]

@@ -140,7 +140,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(folder: Path, *pods: Pod) -> AsyncIterator[Gateway]:
+async def gateway(folder: Path, *pods: Pod, flags: tuple[str, ...] = ("--metrics-port", "0")) -> AsyncIterator[Gateway]:
     api = StandInApi()
     env = {**os.environ}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
@@ -153,7 +153,7 @@ async def gateway(folder: Path, *pods: Pod) -> AsyncIterator[Gateway]:
             made.pods(pods[0])
         api.start()
         env["KUBECONFIG"] = str(api.kubeconfig(folder))
-        words = ("--kubernetes", "--namespace", "gate", "--port", "0", "--metrics-port", "0")
+        words = ("--kubernetes", "--namespace", "gate", "--port", "0", *flags)
         with (folder / "log").open("wb") as log:
             made.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", _MAIN, *words, stdout=asyncio.subprocess.PIPE, stderr=log, env=env

@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
+from stoker_common.scaling.gateway_signals import GatewaySignals
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.v1alpha1.scaling import Scaling
 from stoker_operator.cluster.store import Store
 from stoker_operator.manager.scaling import ScalingLoop, settings_of
 from stoker_operator.objects.facts import Key
 from stoker_operator.objects.owner import INSTANCE
+from stoker_operator.process.metrics import Metrics
 from stoker_operator.reconcile.apply import MANAGER
 from stoker_operator.reconcile.routing import Route
 from stoker_operator.scaling.autoscaler import Phase
 from stoker_operator.scaling.behavior import SCALE_DOWN, SCALE_UP, Policy, Rules
-from stoker_operator.scaling.gateway_signals import GatewaySignals
 from stoker_operator.settings import GatewaySettings
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT
 
@@ -69,7 +71,7 @@ class World:
     def __init__(self, document: Any, signals: GatewaySignals | None) -> None:
         self.store, self.working, self.woken, self.version = Store(MANAGER, INSTANCE), True, list[Key](), 1
         self.route: Route | None = Route("Routed", "", GATEWAY)
-        self.clock = 0.0
+        self.clock, self.metrics = 0.0, Metrics()
         made = document()
         made["spec"]["scaling"] = {"minReplicas": 0, "maxReplicas": 4, "target": 2, "idleSecondsToZero": 60}
         self.document = made
@@ -82,6 +84,7 @@ class World:
             lambda _: self.route,
             lambda: self.working,
             self.woken.append,
+            self.metrics,
             lambda: self.clock,
         )
 
@@ -115,6 +118,19 @@ class World:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    def samples(self) -> dict[str, float]:
+        """What ``/metrics`` says of scaling, by name and by labels other than the endpoint's."""
+        found = {}
+        for family in text_string_to_metric_families(self.metrics.text().decode()):
+            for sample in family.samples:
+                name = sample.name.removeprefix("stoker_operator_scaling_")
+                if name != sample.name and not name.startswith("start_from_zero_duration"):
+                    labels = dict(sample.labels)
+                    endpoint = labels.pop("endpoint_namespace", None), labels.pop("endpoint_name", None)
+                    assert endpoint in (KEY, (None, None))
+                    found[" ".join((name, *labels.values()))] = sample.value
+        return found
 
     def replicas(self) -> int | None:
         found = self.loop.recommendation(KEY)
@@ -239,6 +255,125 @@ def test_a_replica_that_does_not_lead_polls_no_gateway(document: Any) -> None:
                 asked = gateway.asked
                 await asyncio.sleep(1.5)  # sleeps: three polls would be made meanwhile
                 assert gateway.asked <= asked + 1
+
+    asyncio.run(main())
+
+
+#: Metrics of the operator's process, not of an endpoint.
+ALWAYS = {"errors_total", "errors_created"}
+
+
+def test_metrics_follow_an_endpoint_to_zero_and_back(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        gateway.answer = report(held=1, queued=2, inFlight=3)
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            assert world.samples().keys() == ALWAYS
+            async with world.running():
+                await until_async(lambda: world.samples().get("status Active DesiredWithinRange") == 1)
+                expected = {
+                    "desired_replicas": 3, "ready_replicas": 1, "min_replicas": 0, "max_replicas": 4,
+                    "metric_value pendingRequests": 6, "metric_target pendingRequests": 2,
+                    "requests held": 1, "requests queued": 2, "requests in_flight": 3,
+                    "status Active DesiredWithinRange": 1, "rescales_total up": 1, "rescales_total down": 0,
+                    "starts_from_zero_total": 0, "start_failures_total": 0,
+                    "gateway_replicas reporting": 1, "gateway_replicas missing": 0, "errors_total": 0,
+                }  # fmt: skip
+                found = world.samples()
+                assert {name: value for name, value in found.items() if name != "errors_created"} == expected
+                gateway.answer = report()
+                world.put_deployment(3)
+                await until_async(lambda: world.samples()["ready_replicas"] == 3)
+                assert world.samples()["start_seconds"] == 0.0  # by this clock
+                world.clock = 1000.0
+                await until_async(lambda: "status Draining Draining" in world.samples())
+                recommended = world.loop.recommendation(KEY)
+                assert recommended is not None
+                gateway.answer = report(drained=recommended.drain)
+                await until_async(lambda: "status Zero ScaledToZero" in world.samples())
+                found = world.samples()
+                assert (found["desired_replicas"], found["rescales_total down"]) == (0, 1)
+                assert "metric_value pendingRequests" not in found
+                world.put_deployment(0)
+                await until_async(lambda: world.samples()["ready_replicas"] == 0)
+                gateway.answer = report(held=1)
+                await until_async(lambda: world.samples()["desired_replicas"] == 1)
+                world.clock = 1002.0
+                world.put_deployment(1, 0)
+                await until_async(lambda: world.samples()["starts_from_zero_total"] == 1)
+                world.clock = 1010.0
+                world.put_deployment(1)
+                await until_async(lambda: world.samples()["ready_replicas"] == 1)
+                stages = "stoker_operator_scaling_start_from_zero_duration_seconds_sum"
+                value = world.metrics.registry.get_sample_value
+                assert (value(stages, {"stage": "written"}), value(stages, {"stage": "ready"})) == (2.0, 8.0)
+
+    asyncio.run(main())
+
+
+def test_metrics_say_what_is_missing(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        gateway.status = 503
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            async with world.running():
+                await until_async(lambda: "status Active MissingSignals" in world.samples())
+                found = world.samples()
+                assert (found["gateway_replicas reporting"], found["gateway_replicas missing"]) == (0, 1)
+                assert not any(name.startswith(("requests", "metric_value")) for name in found)
+                gateway.status = 200
+                await until_async(lambda: world.samples()["gateway_replicas reporting"] == 1)
+                await until_async(lambda: world.samples().get("requests held") == 0)
+
+    asyncio.run(main())
+
+
+def test_metrics_of_what_is_over_disappear(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            async with world.running():
+                await until_async(lambda: "desired_replicas" in world.samples())
+                world.working = False  # at once: another replica may lead by now
+                assert world.samples().keys() == ALWAYS
+                await until_async(lambda: world.loop.recommendation(KEY) is None)
+                world.working = True
+                await until_async(lambda: "desired_replicas" in world.samples())
+                world.store.remove(world.document)
+                await until_async(lambda: world.samples().keys() == ALWAYS)
+
+    asyncio.run(main())
+
+
+def test_metrics_of_what_is_not_observed_any_more_disappear(document: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway()
+        async with gateway.serving() as address:
+            world = World(document, GatewaySignals(address))
+            async with world.running():
+                await until_async(lambda: "desired_replicas" in world.samples())
+            world.clock += 30.0
+            assert "desired_replicas" in world.samples()
+            world.clock += 1.0
+            assert "desired_replicas" not in world.samples()
+
+    asyncio.run(main())
+
+
+def test_metrics_count_bugs(document: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    async def main() -> None:
+        world = World(document, None)
+        monkeypatch.setattr("stoker_operator.manager.scaling.parse", fail)
+        async with world.running():
+            await until_async(lambda: world.samples()["errors_total"] == 1)
+            monkeypatch.setattr(world.store, "all", fail)
+            await until_async(lambda: world.samples()["errors_total"] >= 3)
 
     asyncio.run(main())
 

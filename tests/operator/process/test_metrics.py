@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
+from stoker_operator.objects.facts import Key
 from stoker_operator.process.metrics import Metrics
+from stoker_operator.process.scaling_metrics import EndpointScaling, ScalingState
 from stoker_operator.reconcile.reconcile import Outcome
 
 from ...support import golden
+
+#: An endpoint of which all is known.
+SCALING = ScalingState(
+    {
+        Key("default", "demo"): EndpointScaling(
+            desired=3,
+            ready=1,
+            min_replicas=0,
+            max_replicas=4,
+            metric="pendingRequests",
+            target=2.0,
+            demand=6.5,
+            requests={"held": 1, "queued": 2, "in_flight": 3},
+            phase="Active",
+            reason="DesiredWithinRange",
+            start_seconds=12.5,
+            num_up=5,
+            num_down=4,
+            num_starts=3,
+            num_failures=1,
+        )
+    },
+    gateway_replicas=(2, 1),
+)
+
+PAGE = Path(__file__).parents[3] / "docs/guides/operations.md"
+
+
+def test_page_lists_the_metrics() -> None:
+    metrics = Metrics()
+    metrics.ask_endpoints(dict)
+    metrics.ask_scaling(ScalingState)
+    listed = {name.removesuffix("_total") for name in re.findall(r"`(stoker_operator_\w+)`", PAGE.read_text())}
+    counted = {each.name for each in metrics.registry.collect() if each.name.startswith("stoker_operator_")}
+    assert listed == counted
 
 
 def test_golden_metrics() -> None:
@@ -21,4 +60,5 @@ def test_golden_metrics() -> None:
     metrics.certificate_loaded(datetime(2030, 1, 1, tzinfo=UTC))
     metrics.ask_leading(lambda: True)
     metrics.ask_endpoints(lambda: {("Ready", "True"): 1, ("Ready", "False"): 2})
+    metrics.ask_scaling(lambda: SCALING)
     golden.check("operator-metrics.txt", golden.series(metrics.text().decode(), ("stoker_operator_",)))

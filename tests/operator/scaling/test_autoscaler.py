@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from stoker_common.scaling.signals import EngineReport, Signals
 from stoker_operator.scaling.autoscaler import Autoscaler, Observation, Phase, Recommendation, ScalingSettings
 from stoker_operator.scaling.behavior import SCALE_UP, Behavior, Policy, Rules
-from stoker_operator.scaling.signals import EngineReport, Signals
 from stoker_operator.scaling.start_time import StartTime
 
 SETTINGS = ScalingSettings(1, 20, "pendingRequests", 4.0)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from stoker_common.scaling.signals import Signals
 from stoker_operator.scaling.autoscaler import Autoscaler, Observation, ScalingSettings
 from stoker_operator.scaling.behavior import Behavior, History, Policy, Rules
-from stoker_operator.scaling.signals import Signals
 
 _MODEL = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks/autoscaling/hpa.py"))
 DEFAULT, HorizontalPodAutoscaler = _MODEL["DEFAULT"], _MODEL["HorizontalPodAutoscaler"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from stoker_common.scaling.signals import Signals
 from stoker_operator.scaling.autoscaler import Autoscaler, Observation, Phase, ScalingSettings
 from stoker_operator.scaling.behavior import History
 from stoker_operator.scaling.demand import Demand
-from stoker_operator.scaling.signals import Signals
 
 IDLE_SECONDS = 5.0
 #: How long a gateway obeys an announcement by its own clock.

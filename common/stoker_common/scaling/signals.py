@@ -6,9 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from stoker_operator.objects.facts import Key
+#: What an endpoint can be scaled by.
+Metric = Literal["pendingRequests", "runningRequests", "kvCacheUsage"]
+#: Namespace and name of an InferenceEndpoint.
+EndpointKey = tuple[str, str]
 
 #: The longest report that is parsed, in bytes, and the most entries of its lists.
 MAX_BYTES: Final = 16 * 2**20
@@ -19,6 +22,8 @@ MAX_TEXT: Final = 512
 #: The largest number of requests, and of seconds, that can be true.
 MAX_COUNT: Final = 10**9
 MAX_SECONDS: Final = 1e9
+#: Seconds after which an engine's report counts as missing.
+STALE_SECONDS: Final = 15.0
 
 
 class SignalsError(ValueError):
@@ -70,7 +75,7 @@ class GatewayReport:
 
     gateway: str
     uptime_seconds: float
-    endpoints: Mapping[Key, EndpointReport]
+    endpoints: Mapping[EndpointKey, EndpointReport]
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,24 @@ class Signals:
             engine.running or engine.waiting for engine in self.engines.values()
         )
 
+    def measure(self, metric: Metric) -> tuple[float, float]:
+        """What the endpoint has of a metric, which is a number of requests, or for kvCacheUsage of caches in use.
+
+        Returns:
+            What engines work on, and what waits for them.
+        """
+        engines = self.engines.values()
+        if metric == "kvCacheUsage":
+            return math.fsum(engine.kv_usage for engine in engines), 0.0
+        if metric == "runningRequests":
+            return math.fsum(engine.running for engine in engines), 0.0
+        in_engines = math.fsum(engine.waiting for engine in engines)
+        return max(0.0, self.in_flight - in_engines), self.held + self.queued + in_engines
+
+    def num_reporting(self) -> int:
+        """Engines that have reported lately."""
+        return sum(engine.age_seconds <= STALE_SECONDS for engine in self.engines.values())
+
     def acknowledged(self, drain: str) -> bool:
         """Whether each replica sends nothing for this announcement, and nothing is in flight."""
         return (
@@ -129,13 +152,13 @@ def parse_report(body: bytes) -> GatewayReport:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise SignalsError(f"the report is not JSON: {type(error).__name__}") from None
     report = _mapping(document, "the report")
-    endpoints: dict[Key, EndpointReport] = {}
+    endpoints: dict[EndpointKey, EndpointReport] = {}
     num_engines = 0
     for entry in _list(report, "endpoints", MAX_ENDPOINTS):
         item = _mapping(entry, "an endpoint")
-        key = Key(_text(item, "namespace"), _text(item, "name"))
+        key = (_text(item, "namespace"), _text(item, "name"))
         if key in endpoints:
-            raise SignalsError(f"{key} is reported twice")
+            raise SignalsError(f"{key[0]}/{key[1]} is reported twice")
         endpoints[key] = _endpoint(item)
         num_engines += len(endpoints[key].engines)
         if num_engines > MAX_ENGINES:
@@ -143,7 +166,7 @@ def parse_report(body: bytes) -> GatewayReport:
     return GatewayReport(_text(report, "gateway"), _number(report, "uptimeSeconds", MAX_SECONDS), endpoints)
 
 
-def combine(reports: Mapping[str, GatewayReport | None], key: Key) -> Signals:
+def combine(reports: Mapping[str, GatewayReport | None], key: EndpointKey) -> Signals:
     """Sum what all replicas report of an endpoint.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker_common.scaling.signals import GatewayReport, SignalsError, combine, parse_report
 from stoker_operator.objects.facts import Key
-from stoker_operator.scaling.signals import GatewayReport, SignalsError, combine, parse_report
 
 KEY = Key("default", "demo")
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
-from stoker_operator.cluster.engine_facts import fetch
-from stoker_operator.scaling.signals import MAX_BYTES, GatewayReport, SignalsError, parse_report
+from stoker_common.bounded_fetch import fetch
+from stoker_common.scaling.signals import MAX_BYTES, GatewayReport, SignalsError, parse_report
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ _WAIT_S: Final = 0.3
 _FRESH_S: Final = 2.5
 #: Replicas that are asked. More of them count as missing.
 _MAX_REPLICAS: Final = 64
+#: Bytes of a report that is parsed at once.
+_SMALL_BYTES: Final = 64 << 10
 
 
 class GatewaySignals:
@@ -90,7 +92,9 @@ class GatewaySignals:
         try:
             if body is None:
                 raise SignalsError("it does not answer, or not with a report")
-            self._reports[address] = asked_at, parse_report(body)
+            # A large report must not delay whatever else the event loop does.
+            parsed = parse_report(body) if len(body) <= _SMALL_BYTES else await asyncio.to_thread(parse_report, body)
+            self._reports[address] = asked_at, parsed
         except SignalsError as error:
             self._complain(address, f"the gateway's replica at {address} reports nothing: {error}")
             self._reports.pop(address, None)

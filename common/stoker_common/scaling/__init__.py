@@ -1,0 +1,1 @@
+"""What the gateway's replicas report of requests, for whatever scales by it."""

@@ -1,0 +1,64 @@
+"""What has happened to one endpoint's replicas since this replica of the operator leads, for metrics. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from stoker_operator.scaling.autoscaler import Observation, Recommendation
+
+#: Of a start from zero: from the first held request to the count that is written, and from there to the first pod that
+#: is ready.
+Stage = Literal["written", "ready"]
+
+
+class ScalingProgress:
+    """Counts changes of the count and starts, and measures starts from zero.
+
+    What was under way when this replica began to lead is not measured, since nothing is known of its beginning.
+
+    Attributes:
+        num_up, num_down: how often the count was raised, and lowered.
+        num_starts: how often it rose from zero.
+        num_failures: how often replicas failed to start while none was ready; one for each start.
+    """
+
+    def __init__(self) -> None:
+        self.num_up = self.num_down = self.num_starts = self.num_failures = 0
+        self._before: Observation | None = None
+        self._held_at: float | None = None  # since when requests are held at zero
+        self._written_at: float | None = None  # when the count rose from zero, until the start ends
+        self._has_failed = False
+
+    def update(self, observation: Observation, recommended: Recommendation, now: float) -> list[tuple[Stage, float]]:
+        """Add what was observed, and what was recommended for it.
+
+        Returns:
+            The stages of starts from zero that have ended by now, and the seconds that each took.
+        """
+        self.num_up += recommended.change > 0
+        self.num_down += recommended.change < 0
+        before, self._before = self._before, observation
+        if before is None:
+            return []
+        ended = list[tuple[Stage, float]]()
+        if observation.replicas and not before.replicas:
+            self.num_starts += 1
+            self._written_at = now
+            if self._held_at is not None:
+                ended.append(("written", now - self._held_at))
+        if not _holds_at_zero(observation):
+            self._held_at = None
+        elif not _holds_at_zero(before):
+            self._held_at = now
+        if observation.ready and self._written_at is not None and not self._has_failed:
+            ended.append(("ready", now - self._written_at))
+        if observation.ready or not observation.replicas:
+            self._written_at, self._has_failed = None, False
+        elif observation.start_failure and not before.start_failure and not self._has_failed:
+            self.num_failures += 1
+            self._has_failed = True
+        return ended
+
+
+def _holds_at_zero(observation: Observation) -> bool:
+    return not observation.replicas and observation.signals is not None and observation.signals.held > 0
