@@ -2,7 +2,8 @@
 
     python burst_client.py URL API_KEY MODEL TOKENS SECONDS [SECONDS ...]
 
-Request i begins SECONDS[i] after the program did. It prints a line of JSON for each request:
+Request i begins SECONDS[i] after a line, or the end, of standard input: a pod without one begins at once. It prints a
+line of JSON for each request:
 
     {"number", "start", "end": seconds since 1970, "status": of HTTP, "held": seconds, "error"}
 """
@@ -48,6 +49,7 @@ def send(number: int, url: str, key: str, model: str, tokens: int) -> None:
 
 def main() -> None:
     url, key, model, tokens, *times = sys.argv[1:]
+    sys.stdin.readline()
     began, threads = time.monotonic(), list[threading.Thread]()
     for number, at in enumerate(map(float, times)):
         time.sleep(max(0.0, began + at - time.monotonic()))  # sleeps: until the next request begins

@@ -2,13 +2,17 @@
 
 Asserted: a burst at zero is held, starts pods and is answered whole; the pods go again; requests that arrive around
 each moment of the way to zero are answered, and so are those that come after all operators and gateways were restarted
-at zero, while the leading operator is killed. Requests whose start fails are answered with the reason.
+at zero, while the leading operator is killed. Requests whose start fails are answered with the reason. Bursts in each
+phase of the way to zero and while pods are removed are answered. While a gateway replica does not report, requests are
+answered, and no pod is removed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -28,12 +32,15 @@ from kit.traffic import client_pod
 from kit.waiting import wait_for
 
 from .conftest import URL
+from .test_disturbances import gateway_pods
 
 _CLIENT = Path(__file__).with_name("burst_client.py")
 #: Of the way to zero, which takes the idle time, the announcement and the end of pods.
 _IDLE_S = 4
 #: In which a tiny model's pod starts where others start too.
 _START_S = 240
+#: What Python prints last where it finds no library of its own.
+_LAST_WORDS = "No module named 'encodings'"
 
 
 @dataclass(frozen=True)
@@ -92,26 +99,59 @@ def wait_zero(endpoint: Endpoint) -> None:
     wait_for(is_zero, "it is scaled to zero", 180)
 
 
+def burst_command(key: str, times: list[float], tokens: int) -> list[str]:
+    return ["python", "-c", _CLIENT.read_text(), URL, key, "scaled", str(tokens), *map(str, times)]
+
+
+def read_answers(lines: str, times: list[float]) -> list[Answer]:
+    answers = sorted((Answer(**json.loads(line)) for line in lines.strip().split("\n")), key=lambda each: each.number)
+    assert len(answers) == len(times)
+    return answers
+
+
 @contextmanager
 def burst(endpoint: Endpoint, images: Images, key: str, times: list[float], tokens: int = 8) -> Iterator[list[Answer]]:
-    """Requests that begin at these seconds from now; the list has their answers after the block."""
+    """Requests that begin at these seconds from when the block begins; the list has their answers after it."""
     cluster, name = endpoint.cluster, f"burst-{uuid.uuid4().hex[:6]}"
-    command = ["python", "-c", _CLIENT.read_text(), URL, key, "scaled", str(tokens), *map(str, times)]
-    cluster.apply(endpoint.namespace, client_pod(name, images.client, command))
+    cluster.apply(endpoint.namespace, client_pod(name, images.client, burst_command(key, times, tokens)))
     where = ("--namespace", endpoint.namespace)
     answers: list[Answer] = []
+
+    def pod_phase() -> str:
+        return str(cluster.get("pod", name, *where)["status"]["phase"])
+
     try:
+        wait_for(lambda: pod_phase() != "Pending", "the client has started", _START_S)
         yield answers
-        wait_for(
-            lambda: cluster.get("pod", name, *where)["status"]["phase"] in ("Succeeded", "Failed"),
-            "all requests have ended",
-            _START_S + max(times),
-        )
-        lines = cluster.kubectl("logs", name, *where).strip().split("\n")
-        answers += sorted((Answer(**json.loads(line)) for line in lines), key=lambda each: each.number)
-        assert len(answers) == len(times)
+        wait_for(lambda: pod_phase() in ("Succeeded", "Failed"), "all requests have ended", _START_S + max(times))
+        answers += read_answers(cluster.kubectl("logs", name, *where), times)
     finally:
         cluster.kubectl("delete", "pod", name, *where, "--grace-period=1", "--wait=false")
+
+
+def burst_in_phase(endpoint: Endpoint, client: str, key: str, expected: str, times: list[float]) -> list[Answer]:
+    """The answers to requests that begin at these seconds from when status first has the phase `expected`.
+
+    Args:
+        client: a pod that runs, with the client's image.
+    """
+    environment, where = os.environ | endpoint.cluster.environment, ("--namespace", endpoint.namespace)
+    look = ("get", "inferenceendpoint", endpoint.name, "--watch", "-o", "jsonpath={.status.scaling.phase}{'\\n'}")
+    run = ("exec", "--stdin", client, "--", *burst_command(key, times, tokens=8))
+    with (
+        subprocess.Popen(
+            ["kubectl", *where, *run], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as requests,
+        subprocess.Popen(["kubectl", *where, *look], env=environment, stdout=subprocess.PIPE, text=True) as phases,
+    ):
+        try:
+            assert phases.stdout
+            assert any(line.strip() == expected for line in phases.stdout), f"never {expected}"
+            lines, _ = requests.communicate("begin\n", timeout=_START_S + max(times))
+        finally:
+            phases.terminate()
+            requests.terminate()
+    return read_answers(lines, times)
 
 
 def all_answered(answers: list[Answer]) -> None:
@@ -176,3 +216,94 @@ def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key:
     with burst(scaled, images, key, [0.0]) as answers:
         pass
     all_answered(answers)
+
+
+@pytest.mark.further
+@pytest.mark.timeout(1200)
+def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
+    wait_zero(scaled)
+    env = scaled.get()["spec"]["engine"]["env"]
+    scaled.patch(engine={"env": [*env, {"name": "PYTHONHOME", "value": "/nowhere"}]})
+    try:
+        # The later ones come to an endpoint whose pod waits to be restarted, and to one that is at zero again.
+        with burst(scaled, images, key, [0.0, 0.2, 0.4, 10.0, 25.0, 40.0]) as answers:
+            pass
+    finally:
+        scaled.patch(engine={"env": env})
+    for each in answers:
+        assert each.status == 503 and _LAST_WORDS in each.error, "\n".join(map(str, answers))
+    with burst(scaled, images, key, [0.0]) as answers:
+        pass
+    all_answered(answers)
+
+
+@pytest.mark.further
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("expected", ["Draining", "Zero"])
+def test_a_burst_in_a_phase_of_the_way_to_zero(
+    scaled: Endpoint, images: Images, results: Results, key: str, expected: str
+) -> None:
+    cluster, name = scaled.cluster, f"burst-{uuid.uuid4().hex[:6]}"
+    where = ("--namespace", scaled.namespace)
+    cluster.apply(scaled.namespace, client_pod(name, images.client, ["sleep", "infinity"]))
+    try:
+        cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", *where, "--timeout=120s")
+        with burst(scaled, images, key, [0.0]) as answers:
+            pass
+        all_answered(answers)
+        answers = burst_in_phase(scaled, name, key, expected, [0.02 * each for each in range(24)])
+    finally:
+        cluster.kubectl("delete", "pod", name, *where, "--grace-period=1", "--wait=false")
+    all_answered(answers)
+    held = sum(each.held > 0 for each in answers)
+    results.add(
+        f"scaling: 24 requests from the phase {expected} on, {held} held",
+        recovery=max(a.end for a in answers) - answers[0].start,
+    )
+
+
+@pytest.mark.further
+@pytest.mark.timeout(1200)
+def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: str) -> None:
+    scaling = scaled.get()["spec"]["scaling"]
+    scaled.patch(scaling={"minReplicas": 3, "idleSecondsToZero": None})
+    try:
+        wait_for(lambda: len(scaled.serving()) == 3, "three pods serve", _START_S)
+        # Eight at a time: more than one pod's share of the target, but soon answered.
+        times = [2.0 * group + 0.01 * each for group in range(30) for each in range(8)]
+        with burst(scaled, images, key, times) as answers:
+            scaled.patch(scaling={"minReplicas": 1})
+            wait_for(lambda: len(scaled.pods()) == 1, "two pods are removed", 120)
+            removed = time.time()
+        all_answered(answers)
+        late = [each for each in answers if each.start > removed]
+        assert 0 < len(late) < len(answers), "some came before and some after"
+    finally:
+        scaled.patch(scaling=scaling)
+
+
+@pytest.mark.further
+@pytest.mark.timeout(1200)
+def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key: str) -> None:
+    cluster, pod = scaled.cluster, gateway_pods(scaled.cluster)[0]
+    rule = ("FORWARD", "--destination", pod["status"]["podIP"], "--protocol", "tcp", "--dport", "8081", "-j", "DROP")
+    nodes = [each["metadata"]["name"] for each in cluster.get("nodes")["items"]]
+    scaling = scaled.get()["spec"]["scaling"]
+    scaled.patch(scaling={"minReplicas": 3, "idleSecondsToZero": None})
+    try:
+        wait_for(lambda: len(scaled.serving()) == 3, "three pods serve", _START_S)
+        for node in nodes:
+            cluster.on_node(node, "iptables", "--insert", *rule)
+        scaled.wait_reason("MissingSignals", "Scaling", "Unknown")
+        scaled.patch(scaling=scaling)
+        with burst(scaled, images, key, [each * 0.5 for each in range(60)]) as answers:
+            pass
+        all_answered(answers)
+        # Requests of half a minute need one pod, and nothing but the missing report keeps the others.
+        assert scaled.condition("Scaling")["reason"] == "MissingSignals"
+        assert (len(scaled.pods()), phase(scaled)) == (3, "Active")
+    finally:
+        scaled.patch(scaling=scaling)
+        for node in nodes:
+            cluster.on_node(node, "iptables", "--delete", *rule, check=False)
+    wait_zero(scaled)

@@ -1,0 +1,510 @@
+"""Endpoints with ``spec.scaling`` on a real API server: from what a scripted gateway reports to the Deployment's count.
+
+There are no nodes: pods exist and never run, and the tests say which of them are ready.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cluster_client import GROUP, PLURAL, SYSTEM, VERSION, wait_for
+from .operator_process import Operator, check_log
+from .scripted_gateway import Answer, ScriptedGateway, ScriptedReplica, send
+
+Object = dict[str, Any]
+PROGRAM = Path(__file__).with_name("named_operator.py")
+#: The count follows the reports at once.
+AT_ONCE = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+#: How often the operator asks after a report has changed, until nothing more comes of it.
+POLLS = 5
+SCALE = f"/apis/{GROUP}/{VERSION}/namespaces/{{}}/{PLURAL}/{{}}/scale"
+
+
+def scaling(**changes: Any) -> Object:
+    """``spec.scaling`` that changes the count at once and never goes to zero."""
+    return {"minReplicas": 1, "maxReplicas": 3, "target": 2, "behavior": AT_ONCE, **changes}
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """An endpoint that is scaled."""
+
+    kube: Any
+    gateway: ScriptedGateway
+    namespace: str
+    name: str
+
+    def report(self, *replicas: int, held: int = 0, queued: int = 0, in_flight: int = 0) -> None:
+        """Lets replicas of the gateway, by default all, report these requests; it is idle for long without any."""
+        idle = 0.0 if held or queued or in_flight else 1000.0
+        entry = {"held": held, "queued": queued, "inFlight": in_flight, "idleSeconds": idle, "engines": []}
+        for number in replicas or range(len(self.gateway.replicas)):
+            self.gateway.replicas[number].reports[self.namespace, self.name] = entry
+
+    def acknowledge(self, *replicas: int, word: str = "") -> None:
+        """Lets replicas of the gateway, by default all, acknowledge `word`, or what is announced."""
+        word = word or self.status().get("drain", "")
+        for number in replicas or range(len(self.gateway.replicas)):
+            reports = self.gateway.replicas[number].reports
+            reports[self.namespace, self.name] = {**reports[self.namespace, self.name], "drained": word}
+
+    def endpoint(self) -> Object:
+        found: Object = self.kube.endpoint(self.namespace, self.name)
+        return found
+
+    def deployment(self) -> Object:
+        found: Object = self.kube.deployment(self.namespace, self.name)
+        return found
+
+    def scale(self) -> Object:
+        """The scale subresource."""
+        found: Object = self.kube.get(SCALE.format(self.namespace, self.name))
+        return found
+
+    def status(self) -> Object:
+        """``status.scaling``; empty where there is none."""
+        found: Object = self.endpoint().get("status", {}).get("scaling", {})
+        return found
+
+    def phase(self) -> str:
+        return str(self.status().get("phase", ""))
+
+    def condition(self) -> Object:
+        found: Object = self.kube.condition(self.namespace, self.name, "Scaling")
+        return found
+
+    def message(self) -> str:
+        """Of the condition; empty where that is not about the newest spec yet."""
+        return str(self.condition().get("message", ""))
+
+    def count(self) -> int:
+        found: int = self.deployment()["spec"]["replicas"]
+        return found
+
+    def changes(self) -> int:
+        """How often the Deployment's spec was changed, its count included."""
+        found: int = self.deployment()["metadata"]["generation"]
+        return found
+
+    def pods(self) -> set[str]:
+        return {each.metadata.uid for each in self.kube.pods(self.namespace, self.name)}
+
+    def serves(self, count: int) -> bool:
+        """Whether there are `count` pods, all ready; those that are there are reported as ready."""
+        for pod in self.kube.pods(self.namespace, self.name):
+            if not any(each.type == "Ready" for each in pod.status.conditions or ()):
+                self.kube.mark_ready(self.namespace, pod.metadata.name)
+        status = self.deployment()["status"]
+        is_all = status.get("replicas", 0) == status.get("availableReplicas", 0) == count
+        return is_all and self.count() == count
+
+    def settle(self, count: int) -> None:
+        """Waits until `count` pods serve, and status has them."""
+        wait_for(lambda: self.serves(count), f"{count} pods serve")
+        wait_for(lambda: self.endpoint()["status"].get("availableReplicas") == count, "status has them")
+
+    def go_to_zero(self) -> None:
+        """Waits until it has no pods; all replicas of the gateway acknowledge that it has no requests."""
+        self.report()
+
+        def is_zero() -> bool:
+            self.acknowledge()
+            return self.phase() == "Zero" and self.count() == 0
+
+        wait_for(is_zero, "it is scaled to zero")
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGateway]:
+    """The gateway of this module's operators."""
+    gateway = ScriptedGateway(tmp_path_factory.mktemp("gateway") / "addresses")
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture(scope="module")
+def operators(
+    kube: Any, scripted: ScriptedGateway, sleeping_operator: Operator, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Operator, Operator]]:
+    """Two replicas of the operator, which run when a test wants them to."""
+    sleeping_operator.stop()
+    folder = tmp_path_factory.mktemp("operators")
+    lease = ("--leader-elect", "--lease-name=scaling", f"--operator-namespace={SYSTEM}")
+    words = (*lease, *scripted.options)
+    first, second = (Operator(kube.kubeconfig, folder / name, *words, program=(str(PROGRAM),)) for name in "ab")
+    for each in (first, second):
+        each.environment |= scripted.environment
+    yield first, second
+    for each in (first, second):
+        each.stop()
+        if each.log.exists():
+            check_log(each.log)
+
+
+@pytest.fixture
+def operator(operators: tuple[Operator, Operator], sleeping_operator: Operator) -> Operator:
+    """The operator, running."""
+    sleeping_operator.stop()
+    operators[0].start()
+    return operators[0]
+
+
+@pytest.fixture
+def gateway(scripted: ScriptedGateway) -> ScriptedGateway:
+    """Two replicas, which report."""
+    scripted.resize(2)
+    for each in scripted.replicas:
+        each.reports.clear()
+    return scripted
+
+
+@pytest.fixture
+def create(kube: Any, gateway: ScriptedGateway, ns: str, document: Any) -> Callable[..., Scaled]:
+    """Creates an endpoint that the gateway serves, without requests: ``create("demo", maxReplicas=4)``."""
+    kube.core.patch_namespace(ns, {"metadata": {"labels": {"stoker.dev/gateway": "enabled"}}})
+
+    def make(name: str = "demo", **changes: Any) -> Scaled:
+        model = {"source": "demo://gemma-3-270m", "servedNames": [f"{ns}-{name}"]}  # no other test's
+        kube.create(ns, document(name, model=model, scaling=scaling(**changes)), field_manager="gitops")
+        scaled = Scaled(kube, gateway, ns, name)
+        scaled.report()
+        return scaled
+
+    return make
+
+
+def wait_polls(replica: ScriptedReplica, count: int = POLLS) -> None:
+    """Waits until the operator has asked a replica so many times more, as often as what it learns needs to be done."""
+    until = replica.num_requests + count
+    wait_for(lambda: replica.num_requests >= until, f"{count} more requests")
+
+
+def test_the_count_goes_to_the_deployment_alone(operator: Operator, create: Callable[..., Scaled]) -> None:
+    scaled = create(minReplicas=0, idleSecondsToZero=1)
+    created = scaled.endpoint()
+    scaled.settle(1)
+    scaled.go_to_zero()
+    wait_for(lambda: scaled.scale()["status"]["replicas"] == 0, "no pod is reported")
+    scaled.report(0, held=1)
+    scaled.settle(1)
+    scaled.report(1, queued=20)
+    scaled.settle(3)
+    wait_for(lambda: scaled.scale()["status"]["replicas"] == 3, "three pods are reported")
+    scale = scaled.scale()
+    assert scale["spec"]["replicas"] == created["spec"]["replicas"]
+    assert "app.kubernetes.io/instance=demo" in scale["status"]["selector"]
+    scaled.report()
+    scaled.settle(1)
+
+    endpoint = scaled.endpoint()
+    assert endpoint["spec"] == created["spec"]
+    assert endpoint["metadata"]["generation"] == created["metadata"]["generation"]
+    written = [each for each in endpoint["metadata"]["managedFields"] if each["manager"] != "gitops"]
+    assert written and all(each.get("subresource") == "status" for each in written)
+    assert all(set(each["fieldsV1"]) == {"f:status"} for each in written)
+    assert [each for each in endpoint["metadata"]["managedFields"] if each not in written] == (
+        created["metadata"]["managedFields"]
+    )
+
+
+def test_zero_needs_the_acknowledgement_of_each_replica(operator: Operator, create: Callable[..., Scaled]) -> None:
+    scaled = create(minReplicas=0, idleSecondsToZero=1)
+    scaled.settle(1)
+    before = scaled.changes()
+    word = wait_for(lambda: scaled.status().get("drain"), "it is announced")
+    wait_polls(scaled.gateway.replicas[0])
+    scaled.acknowledge(0)
+    scaled.acknowledge(1, word=f"not {word}")
+    wait_polls(scaled.gateway.replicas[0])
+    assert (scaled.count(), scaled.changes()) == (1, before)
+    scaled.report(1, in_flight=1)
+    scaled.acknowledge(1)
+    wait_polls(scaled.gateway.replicas[0])
+    assert (scaled.count(), scaled.changes()) == (1, before)
+    scaled.go_to_zero()
+    assert scaled.changes() == before + 1
+    assert scaled.status()["drain"]
+    wait_for(lambda: scaled.kube.condition(scaled.namespace, scaled.name)["reason"] == "ScaledToZero", "it is Ready")
+
+
+def test_an_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
+    """By a request that is held, and where a replica does not acknowledge it."""
+    held, lapsed = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("held", "lapsed"))
+    for each in (held, lapsed):
+        each.settle(1)
+    before = held.changes(), lapsed.changes()
+    for each in (held, lapsed):
+        wait_for(lambda each=each: each.phase() == "Draining", "it is announced")
+    lapsed.acknowledge(0)
+    held.acknowledge(0)
+    held.report(1, held=1)
+    held.acknowledge(1)
+    for each in (held, lapsed):
+        wait_for(lambda each=each: each.phase() == "Active", "it is active again")
+        assert "drain" not in each.status()
+    assert (held.changes(), lapsed.changes()) == before
+
+
+def test_a_silent_replica_keeps_the_count(
+    operator: Operator, create: Callable[..., Scaled], gateway: ScriptedGateway
+) -> None:
+    shrinking = create("shrinking", minReplicas=3, maxReplicas=4)
+    resting = create("resting", minReplicas=0, idleSecondsToZero=3600)
+    for each, count in ((shrinking, 3), (resting, 1)):
+        each.settle(count)
+    before = shrinking.changes(), resting.changes()
+    answering, silent = gateway.replicas
+    silent.answer = hang
+    for each in (shrinking, resting):
+        wait_for(lambda each=each: each.condition().get("reason") == "MissingSignals", "the silence is noticed")
+        assert each.condition()["status"] == "Unknown" and silent.address in each.message()
+    for each, changed in ((shrinking, {"minReplicas": 1}), (resting, {"idleSecondsToZero": 1})):
+        each.kube.patch(each.namespace, each.name, {"scaling": changed})
+    wait_polls(answering)
+    assert (shrinking.changes(), resting.changes()) == before
+    assert (shrinking.phase(), resting.phase()) == ("Active", "Active")
+    shrinking.report(0, queued=20)
+    shrinking.settle(4)
+    shrinking.report(0)
+    wait_polls(answering)
+    assert shrinking.count() == 4
+    silent.answer = None
+    shrinking.settle(1)
+    wait_for(lambda: resting.phase() == "Draining", "it is announced")
+
+
+def hang(handler: BaseHTTPRequestHandler) -> None:
+    """Does not answer before the operator has closed the connection."""
+    handler.connection.recv(1)
+
+
+def drip(body: bytes) -> Answer:
+    """Sends `body` so slowly that the operator does not wait for its end."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for byte in body:
+            handler.wfile.write(bytes([byte]))
+            time.sleep(0.1)  # sleeps: a gateway that is this slow
+
+    return answer
+
+
+def hostile_answers(entry: Object) -> dict[str, Answer]:
+    """Answers that would change the count if they counted: each reports more requests than three replicas need, has
+    one thing wrong, and counts as none."""
+    endpoint = {**entry, "held": 50, "queued": 0, "inFlight": 0, "idleSeconds": 0.0, "engines": []}
+    engine = {"address": "10.0.0.1:80", "running": 9, "waiting": 50, "kvUsage": 0.5, "ready": True, "ageSeconds": 0}
+    valid = {"gateway": "hostile", "uptimeSeconds": 1.0, "endpoints": [endpoint]}
+    body = json.dumps(valid).encode()
+
+    def with_endpoint(**changes: Any) -> Answer:
+        text = json.dumps({**valid, "endpoints": [{**endpoint, **changes}]}).encode()
+        return lambda handler: send(handler, text)
+
+    def with_engine(**changes: Any) -> Answer:
+        return with_endpoint(engines=[{**engine, **changes}])
+
+    def plain(text: bytes, status: int = 200, **headers: str) -> Answer:
+        return lambda handler: send(handler, text, status, **headers)
+
+    def redirect(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/scaling":
+            send(handler, b"", 302, Location="/elsewhere")
+        else:
+            send(handler, body)
+
+    rng = random.Random(11)
+    cut = rng.randrange(1, len(body) - 1)
+    return {
+        "negative": with_endpoint(queued=-1),
+        "NaN": with_endpoint(queued=float("nan")),
+        "infinite": with_endpoint(inFlight=float("inf")),
+        "huge": with_endpoint(held=10**30),
+        "fractional": with_endpoint(held=50.5),
+        "text for a number": with_endpoint(held="50"),
+        "true for a number": with_endpoint(queued=True),
+        "null for a number": with_endpoint(inFlight=None),
+        "negative idle time": with_endpoint(idleSeconds=-1e-9),
+        "a long announcement": with_endpoint(drained="x" * 513),
+        "twice the same endpoint": plain(json.dumps({**valid, "endpoints": [endpoint, endpoint]}).encode()),
+        "engine that waits negatively": with_engine(waiting=-50),
+        "engine with a NaN": with_engine(kvUsage=float("nan")),
+        "engine with a full cache and more": with_engine(kvUsage=1.01),
+        "engine ready by a word": with_engine(ready="yes"),
+        "a list": plain(json.dumps([valid]).encode()),
+        "endpoints in an object": plain(json.dumps({**valid, "endpoints": {"0": endpoint}}).encode()),
+        "deep": plain(b"[" * 100_000),
+        "cut off": plain(body[:cut]),
+        "noise": plain(rng.randbytes(4096)),
+        "empty": plain(b""),
+        "17 MB": plain(body + b" " * (17 * 10**6)),
+        "compressed": plain(gzip.compress(body), Content_Encoding="gzip"),
+        "an error": plain(body, 500),
+        "redirect": redirect,
+        "slow": drip(body),
+        "silent": hang,
+    }
+
+
+def test_hostile_reports_change_nothing(
+    operator: Operator, create: Callable[..., Scaled], gateway: ScriptedGateway
+) -> None:
+    scaled = create()
+    answers = hostile_answers({"namespace": scaled.namespace, "name": scaled.name})
+    scaled.settle(1)
+    before, logged = scaled.changes(), len(operator.log.read_text())
+    gateway.resize(1 + len(answers))
+    honest, *hostile = gateway.replicas
+    for replica, answer in zip(hostile, answers.values(), strict=True):
+        replica.answer = answer
+
+    def are_refused() -> bool:
+        text = operator.log.read_text()[logged:]
+        return all(f"replica at {each.address}:{gateway.port} reports nothing" in text for each in hostile)
+
+    wait_for(are_refused, "all answers are refused")
+    wait_polls(honest)
+    assert (scaled.count(), scaled.changes()) == (1, before)
+    assert scaled.condition()["reason"] == "MissingSignals"
+    # Such an answer is refused for what is wrong with it, and for nothing else.
+    hostile[0].answer = lambda handler: send(handler, honest_report(scaled, held=50))
+    scaled.settle(3)
+
+
+def honest_report(scaled: Scaled, held: int) -> bytes:
+    """What a replica reports of `held` requests."""
+    endpoint = {
+        "namespace": scaled.namespace, "name": scaled.name, "held": held, "queued": 0, "inFlight": 0,
+        "idleSeconds": 0.0, "engines": [],
+    }  # fmt: skip
+    return json.dumps({"gateway": "a", "uptimeSeconds": 1.0, "endpoints": [endpoint]}).encode()
+
+
+def test_another_autoscaler_is_reported_and_has_no_effect(
+    operator: Operator, kube: Any, create: Callable[..., Scaled]
+) -> None:
+    """A person's kubectl is not: it does not write again."""
+    scaled = create()
+    scaled.settle(1)
+    before = scaled.changes()
+    write_scale(scaled, 5, "kubectl-scale")
+    wait_polls(scaled.gateway.replicas[0])
+    wait_for(scaled.message, "the condition is about the newest spec")
+    assert "spec.replicas" not in scaled.message()
+    target = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "InferenceEndpoint", "name": scaled.name}
+    hpa = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "foreign"},
+        "spec": {"scaleTargetRef": target, "minReplicas": 6, "maxReplicas": 8},
+    }
+    path = f"/apis/autoscaling/v2/namespaces/{scaled.namespace}/horizontalpodautoscalers"
+    kube.api.call_api(*kube.api.param_serialize("POST", path, header_params=JSON, body=hpa)).read()
+    wait_for(lambda: scaled.endpoint()["spec"]["replicas"] == 6, "the HorizontalPodAutoscaler has written")
+    hpa_text = "kube-controller-manager (a HorizontalPodAutoscaler), at "
+    wait_for(lambda: hpa_text in scaled.message(), "it is reported")
+    write_scale(scaled, 7, "keda")
+    wait_for(lambda: "keda, at " in scaled.message(), "the last one is reported")
+    wait_polls(scaled.gateway.replicas[0])
+    assert scaled.endpoint()["spec"]["replicas"] == 7  # it is not fought
+    assert (scaled.count(), scaled.changes(), scaled.scale()["status"]["replicas"]) == (1, before, 1)
+    assert scaled.condition()["status"] == "True"
+    scaled.report(0, queued=20)
+    scaled.settle(3)
+    assert scaled.endpoint()["spec"]["replicas"] == 7
+
+
+JSON = {"Accept": "application/json", "Content-Type": "application/json"}
+
+
+def write_scale(scaled: Scaled, replicas: int, manager: str) -> None:
+    """Writes the scale subresource."""
+    scaled.kube.custom.patch_namespaced_custom_object_scale(
+        GROUP,
+        VERSION,
+        scaled.namespace,
+        PLURAL,
+        scaled.name,
+        {"spec": {"replicas": replicas}},
+        field_manager=manager,
+        _content_type="application/merge-patch+json",
+    )
+
+
+def test_changed_scaling_restarts_no_pod(operator: Operator, create: Callable[..., Scaled]) -> None:
+    scaled = create(minReplicas=3)
+    scaled.report(in_flight=20)
+    scaled.settle(3)
+    template, pods = scaled.deployment()["spec"]["template"], scaled.pods()
+    changes: list[Object | None] = [
+        {"target": 5},
+        {"metric": "runningRequests"},
+        {"behavior": {"scaleUp": {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 1}]}}},
+        {"holdSeconds": 60},
+        {"minReplicas": 0, "idleSecondsToZero": 3600},
+        {"minReplicas": 2, "maxReplicas": 3, "idleSecondsToZero": None},
+        None,  # without scaling spec.replicas counts
+        scaling(minReplicas=4, maxReplicas=4),
+    ]
+    for change in changes:
+        scaled.kube.patch(scaled.namespace, scaled.name, {"scaling": change, "replicas": 3})
+        generation = scaled.endpoint()["metadata"]["generation"]
+        wait_for(lambda at=generation: scaled.endpoint()["status"]["observedGeneration"] == at, "the change is seen")
+        assert scaled.deployment()["spec"]["template"] == template
+    scaled.settle(4)
+    assert pods < scaled.pods()
+
+
+def test_the_next_leader_continues(
+    operators: tuple[Operator, Operator], operator: Operator, create: Callable[..., Scaled]
+) -> None:
+    """Of endpoints that grow, go to zero, and are at zero, when the leader is killed."""
+    one_by_one = {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 3}]}
+    growing = create("growing", maxReplicas=9, behavior={**AT_ONCE, "scaleUp": one_by_one})
+    draining, sleeping = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("draining", "sleeping"))
+    sleeping.settle(1)
+    sleeping.go_to_zero()
+    for each in (growing, draining):
+        each.settle(1)
+    before = {each.name: each.changes() for each in (growing, draining, sleeping)}
+    word_of_zero = sleeping.status()["drain"]
+    _, other = operators
+    other.start()
+    old_word = wait_for(lambda: draining.status().get("drain"), "it is announced")
+    growing.report(0, in_flight=8)  # four replicas need to be there
+    wait_for(lambda: growing.serves(2), "it grows")
+    assert operator.process
+    operator.process.send_signal(signal.SIGKILL)
+    operator.process.wait()
+    operator.process = None
+    draining.acknowledge(word=old_word)
+
+    def is_whole() -> bool:
+        growing.serves(4)
+        return growing.count() >= 4
+
+    wait_for(is_whole, "the next leader continues")
+    wait_for(lambda: draining.status().get("drain") not in (None, "", old_word), "it is announced again")
+    wait_polls(growing.gateway.replicas[0])
+    growing.settle(4)
+    assert growing.changes() == before["growing"] + 3  # one by one, and not one too many
+    assert (draining.count(), draining.changes()) == (1, before["draining"])
+    assert (sleeping.count(), sleeping.changes()) == (0, before["sleeping"])
+    assert (sleeping.phase(), sleeping.status()["drain"]) == ("Zero", word_of_zero)
+    draining.go_to_zero()
+    sleeping.report(1, held=1)
+    sleeping.settle(1)
+    other.stop()
