@@ -135,11 +135,11 @@ def test_openai_parses_into_models(address: str) -> None:
         ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
-        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "none is asked for"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "does not ask for"),
         (
             {"structured_outputs": {"whitespace_pattern": " "}, "response_format": {"type": "text"}},
             "structured_outputs",
-            "whitespace_pattern only says",
+            "whitespace_pattern is an option",
         ),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "json and regex"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json", ""),

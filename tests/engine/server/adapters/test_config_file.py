@@ -100,7 +100,7 @@ def test_adapters_that_fail_have_a_reason_and_are_tried_again(
         registry = listed.registry
         assert listed.served == {"one": "a"}
         assert [registry.count(state) for state in AdapterState] == [1, 0, 4]
-        for name, reason in (("two", "another base model"), ("three", "--lora-dir"), ("four", "no folder")):
+        for name, reason in (("two", "another base model"), ("three", "--lora-dir"), ("four", "does not exist")):
             with pytest.raises(NotStartedError, match=reason):
                 registry.check(name)
             assert f"cannot load the LoRA adapter {name}" in caplog.text
