@@ -123,7 +123,7 @@ def test_openai_parses_into_models(address: str) -> None:
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
-        ({"response_format": {**FORMAT, "type": "text"}}, "response_format", "belong together"),
+        ({"response_format": {**FORMAT, "type": "text"}}, "response_format", "require each other"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "schema", "required"),
         ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown"),
         ({"response_format": {"type": "structural_tag", "triggers": []}}, "response_format", "structures"),

@@ -45,7 +45,7 @@ class Renamed(OnlyValue):
     def check(self, value: Any) -> Any:
         """Refuse any value except null."""
         if value is not None:
-            raise PydanticCustomError("unsupported", "this field is renamed; use {instead}", {"instead": self.instead})
+            raise PydanticCustomError("unsupported", "this field is obsolete; use {instead}", {"instead": self.instead})
         return value
 
 
