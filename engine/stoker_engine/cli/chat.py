@@ -36,7 +36,7 @@ class ChatArgs:
         None,
     )
     temperature: float | None = flag("sampling temperature; default: the server's", None)
-    max_tokens: int | None = flag("maximum tokens of an answer; default: the rest of the context", None)
+    max_tokens: int | None = flag("maximum tokens of an answer; default: the server's", None)
     api_key: str | None = flag(
         "the server's API key; preferably in the environment: STOKER_API_KEY, VLLM_API_KEY or OPENAI_API_KEY", None
     )

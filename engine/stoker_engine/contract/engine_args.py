@@ -111,7 +111,7 @@ class EngineArgs:
     enforce_eager: bool = flag("launch GPU kernels one by one for decodes, without CUDA graphs", False)
 
     tensor_parallel_size: int = flag("devices over which each layer is split", 1, group="parallelism", short="-tp")
-    pipeline_parallel_size: int = flag("pipeline stages: device groups that share the layers", 1, short="-pp")
+    pipeline_parallel_size: int = flag("pipeline stages over which the layers are distributed", 1, short="-pp")
     data_parallel_size: int = flag("number of data-parallel engines", 1, short="-dp")
     enable_expert_parallel: bool = flag("distribute experts over the devices instead of splitting each expert", False)
 

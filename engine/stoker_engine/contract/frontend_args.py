@@ -48,7 +48,7 @@ class FrontendArgs:
         "accepted API key(s); command lines are visible to all users of this machine, so prefer --api-key-file, or the "
         "environment variables STOKER_API_KEY and VLLM_API_KEY, which apply if neither flag is given",
         (),
-        group="who may call",
+        group="access",
     )
     api_key_file: str | None = flag(
         "file with API keys, one a line, or folder of such files (a mounted Secret); reread when it changes", None

@@ -10,5 +10,5 @@ parsers/         model output → parts
 fields/          field types shared by the bodies of several APIs
 errors/          error descriptions, and their format in each API
 engine/          the server's view of the engine: prompts → one merged stream of deltas; restarts and shutdown
-observability/   logs and metrics
+observability/   access log, request log, throughput log
 """

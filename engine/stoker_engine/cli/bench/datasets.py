@@ -40,7 +40,7 @@ class DatasetArgs:
     seed: int = flag("random seed", 0)
     random_input_len: int = flag("random: tokens of a prompt, after its prefix", 1024)
     random_output_len: int = flag("random: tokens to generate", 128)
-    random_range_ratio: float = flag("random: lengths vary by 1 ± this ratio; 0: all are equal", 0.0)
+    random_range_ratio: float = flag("random: lengths vary by a factor of 1 ± this ratio; 0: all are equal", 0.0)
     random_prefix_len: int = flag("random: tokens of the prefix that all prompts share", 0)
     prefix_repetition_prefix_len: int = flag("prefix_repetition: tokens of a prefix", 256)
     prefix_repetition_suffix_len: int = flag("prefix_repetition: tokens of a suffix", 256)

@@ -106,7 +106,7 @@ class Service:
             logger.info("licence of %s: %s", self.model_name, info.licence)
         if info.model_card is not None:
             logger.info("model card of %s: %s", self.model_name, info.model_card)
-        _ = self.parsers  # logs which are used
+        _ = self.parsers  # logs the detected parsers
 
     async def load_modules(self) -> None:
         """Load the adapters of ``--lora-modules``.

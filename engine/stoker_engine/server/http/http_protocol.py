@@ -208,8 +208,8 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
                 self._body.run(True)
                 return
             self._cut_off(
-                f"in {args.request_body_timeout:g} s less of its body came than "
-                f"{args.min_request_body_data_rate} bytes/s"
+                f"its body arrived at less than {args.min_request_body_data_rate} bytes/s "
+                f"for {args.request_body_timeout:g} s"
             )
 
         def _cut_off(self, reason: str) -> None:

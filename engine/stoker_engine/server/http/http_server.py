@@ -215,7 +215,7 @@ class Server(uvicorn.Server):
                 await self._serves_again.wait()
                 continue
             if others_serve:
-                logger.warning("loading the engine again%s; others serve", self._named(engine))
+                logger.warning("loading the engine again%s; other engines serve", self._named(engine))
             else:
                 logger.warning("loading the engine again%s; requests wait for it", self._named(engine))
             service.on_restart(engine)
@@ -255,7 +255,7 @@ class Server(uvicorn.Server):
         remaining_s = end - clock()
         if lifecycle.in_flight:
             logger.info(
-                "stopping: %d requests in flight may take another %g s", lifecycle.in_flight, round(remaining_s)
+                "stopping: %d requests in flight have another %g s to finish", lifecycle.in_flight, round(remaining_s)
             )
         idle = asyncio.create_task(lifecycle.wait_idle())
         await self._wait({engine, idle}, remaining_s)
