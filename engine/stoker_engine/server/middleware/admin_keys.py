@@ -31,7 +31,7 @@ def admin_keys(args: FrontendArgs, environment: Mapping[str, str] = os.environ) 
     """
     allowed = args.allow_runtime_lora_updating
     if not allowed and environment.get(_VARIABLE, "").strip().lower() in ("1", "true"):
-        args.check_runtime_lora_updating(f"the environment's {_VARIABLE}")
+        args.check_runtime_lora_updating(f"environment variable {_VARIABLE}")
         allowed = True
     if args.admin_api_key_file is None:
         return None
