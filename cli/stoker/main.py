@@ -20,7 +20,7 @@ SUMMARIES = {
     "serve": "serve a model behind an OpenAI-compatible API",
     "chat": "talk to a served model",
     "run-batch": "answer an OpenAI batch file without a server",
-    "quantize": "round a model's weights to fewer bits and write them down",
+    "quantize": "quantize a model's weights and save them",
     "build-kernels": "compile a model's GPU kernels beforehand",
     "bench": "measure a server, or the engine without one",
     "up": "run an InferenceEndpoint manifest on this machine, without a cluster",

@@ -1,13 +1,13 @@
 """Prometheus metrics, with vLLM's names, labels and buckets, so that its dashboards and alerts work unchanged.
 
-A request's life, and the intervals it is measured by (vLLM's definitions):
+Intervals of a request (vLLM's definitions):
 
     arrival ──queue── scheduled ──prefill── first token ──decode── last token ── finished
        │                  └────────────────inference──────────────────┘             │
        ├────────time to first token──────────────┘                                  │
        └────────────────────────────────────e2e─────────────────────────────────────┘
 
-Preemptions lie inside these intervals. A request that is aborted early has only those it got through.
+Preemptions are part of these intervals. A request that is aborted early has only the intervals that it completed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.step_report import AdapterStats, FinishedRequest, SchedulerStats, StepReport
 
-#: Why requests are turned away: the limit that was reached.
+#: Values of the label `reason` of rejected requests: the limit that was reached.
 ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 _Family = TypeVar("_Family", Counter, Gauge, Histogram)
@@ -52,7 +52,7 @@ _N = (1, 2, 5, 10, 20)
 
 
 def process_registry() -> CollectorRegistry:
-    """A registry with metrics of this process."""
+    """Return a registry with metrics of this process."""
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -60,13 +60,13 @@ def process_registry() -> CollectorRegistry:
 
 
 class EngineMetrics:
-    """Watches the engines, together and one by one.
+    """Metrics of all engines.
 
     Args:
-        registry: where the metrics go.
-        model_name: the label `model_name` of all of them.
-        args: the engine's.
-        infos: of each engine; the label `engine` says which one.
+        registry: registry of the metrics.
+        model_name: value of their label `model_name`.
+        args: arguments of the engines.
+        infos: facts about each engine; its index is the value of the label `engine`.
     """
 
     def __init__(
@@ -79,42 +79,42 @@ class EngineMetrics:
         ]
         self._adapters = _AdaptersInUse(families, args.max_loras) if args.enable_lora else None
         rejections = families.counter(
-            "vllm:admission_rejections", "Requests turned away by a queue's limit.", ("model_name", "reason")
+            "vllm:admission_rejections", "Requests rejected by a queue limit.", ("model_name", "reason")
         )
         self._rejections = {reason: rejections.labels(model_name, reason) for reason in ADMISSION_REASONS}
 
     def on_step(self, report: StepReport) -> None:
-        """Takes down what a step did."""
+        """Record a step."""
         self._engines[report.engine].on_step(report)
         self._show_adapters(report.engine, report.stats.adapters)
 
     def on_death(self, engine: int = 0) -> None:
-        """Takes down that an engine died."""
+        """Record the death of an engine."""
         self._engines[engine].on_death()
         self._show_adapters(engine, None)
 
     def on_restart(self, engine: int = 0) -> None:
-        """Takes down that another engine takes the place of one that died."""
+        """Record the restart of a dead engine."""
         self._engines[engine].on_restart()
         self._show_adapters(engine, None)
 
     def on_loaded_again(self, info: EngineInfo, engine: int = 0) -> None:
-        """Takes down what the engine that took its place has."""
+        """Show the facts of a restarted engine."""
         self._engines[engine].show(info)
 
     def on_rejected(self, reason: str) -> None:
-        """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
+        """Record a request that was rejected by a queue limit; `reason` is one of `ADMISSION_REASONS`."""
         self._rejections[reason].inc()
 
     def look_up_adapters(self, counts: Mapping[str, Callable[[], int]]) -> None:
-        """Says from now on how many adapters are in each state, by asking; any thread may."""
+        """Report the number of adapters in each state by calling `counts` at each scrape, from any thread."""
         labels = ("model_name", "state")
-        adapters = self._families.gauge("stoker:lora_adapters", "LoRA adapters that are to be served.", labels)
+        adapters = self._families.gauge("stoker:lora_adapters", "Configured LoRA adapters by state.", labels)
         for state, count in counts.items():
             adapters.labels(self._model_name, state).set_function(count)
 
     def look_up(self, engine: int, serves: Callable[[], bool]) -> None:
-        """Says from now on whether an engine serves, by asking; any thread may."""
+        """Report whether an engine serves by calling `serves` at each scrape, from any thread."""
         self._engines[engine].look_up(serves)
 
     def _show_adapters(self, engine: int, stats: AdapterStats | None) -> None:
@@ -123,8 +123,10 @@ class EngineMetrics:
 
 
 class _AdaptersInUse:
-    """vLLM's gauge of adapters in use: they are its labels, of which one set lives, and its value is the time of their
-    last change. It has no label for the engine, so it is of all engines together."""
+    """vLLM's gauge of adapters in use: its labels name them, and its value is the time of their last change.
+
+    Only one set of labels exists at a time. The gauge has no label for the engine, so it covers all engines.
+    """
 
     def __init__(self, families: _Families, max_loras: int) -> None:
         names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
@@ -135,7 +137,7 @@ class _AdaptersInUse:
         self.show(0, AdapterStats())
 
     def show(self, engine: int, stats: AdapterStats) -> None:
-        """Takes down which adapters an engine's requests use."""
+        """Record which adapters an engine's requests use."""
         if self._in_use.get(engine) == (stats.running, stats.waiting):
             return
         self._in_use[engine] = (stats.running, stats.waiting)
@@ -150,22 +152,22 @@ class _AdaptersInUse:
 
 
 class _Families:
-    """Metrics by name. Each is made once, for all engines."""
+    """Metric families by name, which the engines share."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._made: dict[str, Any] = {}
 
     def gauge(self, name: str, help: str, labels: Iterable[str]) -> Gauge:
-        """The gauge of that name."""
+        """Return the gauge of that name."""
         return self._family(name, lambda: Gauge(name, help, tuple(labels), registry=self._registry))
 
     def counter(self, name: str, help: str, labels: Iterable[str]) -> Counter:
-        """The counter of that name."""
+        """Return the counter of that name."""
         return self._family(name, lambda: Counter(name, help, tuple(labels), registry=self._registry))
 
     def histogram(self, name: str, help: str, labels: Iterable[str], buckets: Sequence[float]) -> Histogram:
-        """The histogram of that name."""
+        """Return the histogram of that name."""
         make = lambda: Histogram(name, help, tuple(labels), registry=self._registry, buckets=buckets)  # noqa: E731
         return self._family(name, make)
 
@@ -176,30 +178,30 @@ class _Families:
 
 
 class DPEngineMetrics:
-    """Watches one engine, from what its steps report.
+    """Metrics of one engine, from the reports of its steps.
 
     Args:
-        families: where the metrics go.
-        engine: which copy it is.
+        families: the metric families.
+        engine: value of the label `engine`.
     """
 
     def __init__(self, families: _Families, model_name: str, engine: str, args: EngineArgs, info: EngineInfo) -> None:
         self._families = families
         self._args = args
         self._labels = {"model_name": model_name, "engine": engine}
-        self._shown: dict[str, tuple[str, ...]] = {}  # the labels of those gauges that only say how it is
+        self._shown: dict[str, tuple[str, ...]] = {}  # info gauge → its current label values
         self._reported = _NOTHING
         tokens = list(itertools.takewhile(lambda bound: bound <= info.max_model_len, _one_two_five()))
 
         self.show(info)
 
-        self._running = self._gauge("num_requests_running", "Requests in the batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.")
-        # Nothing of ours is deferred; the reason is there because the two add up to num_requests_waiting.
+        self._running = self._gauge("num_requests_running", "Requests in the running batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be scheduled.")
+        # No request is ever deferred; the value exists because both reasons add up to num_requests_waiting.
         self._waiting_for_capacity, _ = self._gauges(
             "num_requests_waiting_by_reason", "Waiting requests by reason.", "reason", ("capacity", "deferred")
         )
-        self._kv_cache_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.")
+        self._kv_cache_usage = self._gauge("kv_cache_usage_perc", "Fraction of the KV cache in use; 1 means full.")
 
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
@@ -210,16 +212,16 @@ class DPEngineMetrics:
             ("device", "host", "p2p", "disk", "external_unspecified"),
         )
         self._preemptions = self._counter("num_preemptions", "Requests preempted.")
-        self._corrupted = self._counter("corrupted_requests", "Requests that ended by nan or infinity in their logits.")
+        self._corrupted = self._counter("corrupted_requests", "Requests that failed because of NaN or infinite logits.")
 
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed, cached ones included.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed, including cached ones.")
         self._computed, self._hit, _ = self._counters(
             "prompt_tokens_by_source",
-            "Prompt tokens by where their keys and values came from.",
+            "Prompt tokens by the source of their keys and values.",
             "source",
             ("local_compute", "local_cache_hit", "external_kv_transfer"),
         )
-        self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens that were cached.")
+        self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens found in a cache.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._finished = dict(
             zip(
@@ -229,63 +231,61 @@ class DPEngineMetrics:
             )
         )
 
-        self._restarts = self._counter("engine_restarts", "Deaths of the engine that the server outlived.", "stoker")
-        self._up = families.gauge("stoker:engine_up", "Whether this engine of the model serves.", self._labels).labels(
+        self._restarts = self._counter("engine_restarts", "Restarts of the engine after it died.", "stoker")
+        self._up = families.gauge("stoker:engine_up", "Whether this engine serves: 1 or 0.", self._labels).labels(
             **self._labels
         )
 
         if args.enable_lora:
-            self._adapter_loads = self._counter("lora_loads", "LoRA adapters read into memory.", "stoker")
-            self._adapter_failures = self._counter(
-                "lora_load_failures", "Loads of LoRA adapters that failed.", "stoker"
-            )
+            self._adapter_loads = self._counter("lora_loads", "LoRA adapters loaded into memory.", "stoker")
+            self._adapter_failures = self._counter("lora_load_failures", "Failed loads of LoRA adapters.", "stoker")
             self._adapter_evictions = self._counter(
-                "lora_evictions", "LoRA adapters dropped from memory to make room for others.", "stoker"
+                "lora_evictions", "LoRA adapters evicted from memory to make room for others.", "stoker"
             )
             self._adapter_load_seconds = self._histogram(
-                "lora_load_seconds", "Time that reading a LoRA adapter took.", _SECONDS_A_LOAD, "stoker"
+                "lora_load_seconds", "Duration of loading a LoRA adapter.", _SECONDS_A_LOAD, "stoker"
             )
 
-        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _TOKENS_A_STEP)
+        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens per step.", _TOKENS_A_STEP)
         self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS_TO_FIRST_TOKEN
+            "time_to_first_token_seconds", "Time from arrival to the first token.", _SECONDS_TO_FIRST_TOKEN
         )
         self._inter_token = self._histogram(
-            "inter_token_latency_seconds", "Between a request's tokens.", _SECONDS_A_TOKEN
+            "inter_token_latency_seconds", "Time between tokens of a request.", _SECONDS_A_TOKEN
         )
 
-        # One observation a finished request, all from here on.
-        self._request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens.", tokens)
+        # From here on: one observation per finished request.
+        self._request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", tokens)
         self._request_computed = self._histogram(
-            "request_prefill_kv_computed_tokens", "Prompt tokens computed, cached ones not included.", tokens
+            "request_prefill_kv_computed_tokens", "Prompt tokens computed, without cached ones.", tokens
         )
-        self._request_tokens = self._histogram("request_generation_tokens", "Tokens generated.", tokens)
+        self._request_tokens = self._histogram("request_generation_tokens", "Generated tokens per request.", tokens)
         self._request_most_tokens = self._histogram(
             "request_max_num_generation_tokens", "Tokens of a request's longest output.", tokens
         )
-        self._request_max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", tokens)
-        self._request_n = self._histogram("request_params_n", "The parameter n.", _N)
-        self._request_preemptions = self._histogram("request_num_preemptions", "Times preempted.", _PREEMPTIONS)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
+        self._request_max_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", tokens)
+        self._request_n = self._histogram("request_params_n", "Parameter n.", _N)
+        self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions per request.", _PREEMPTIONS)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Time from arrival to the end.", _SECONDS)
+        self._queue = self._histogram("request_queue_time_seconds", "Time from arrival to the first step.", _SECONDS)
         self._prefill = self._histogram(
-            "request_prefill_time_seconds", "From the first step to the first token.", _SECONDS
+            "request_prefill_time_seconds", "Time from the first step to the first token.", _SECONDS
         )
-        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
+        self._decode = self._histogram("request_decode_time_seconds", "Time from first to last token.", _SECONDS)
         self._inference = self._histogram(
-            "request_inference_time_seconds", "From the first step to the last token.", _SECONDS
+            "request_inference_time_seconds", "Time from the first step to the last token.", _SECONDS
         )
         self._per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Decode time by token, the first not counted.", _SECONDS_A_TOKEN
+            "request_time_per_output_token_seconds", "Decode time per token, without the first.", _SECONDS_A_TOKEN
         )
 
     def show(self, info: EngineInfo) -> None:
-        """Says how its cache and its model are from now on."""
+        """Set the info gauges of the cache and the model."""
         self._show_cache_config(info)
         self._show_model(info)
 
     def on_step(self, report: StepReport) -> None:
-        """Takes down what a step did."""
+        """Record a step."""
         stats = report.stats
         self._show(stats)
         hits = stats.prefix_cache_hits - self._reported.prefix_cache_hits
@@ -320,12 +320,12 @@ class DPEngineMetrics:
             self._adapter_load_seconds.observe(seconds)
 
     def on_death(self) -> None:
-        """Takes down that it died: it has nothing any more, and another one counts again."""
+        """Reset the gauges of a dead engine; its successor's counters start from zero."""
         self._reported = _NOTHING
         self._show(_NOTHING)
 
     def on_restart(self) -> None:
-        """Takes down that another one takes its place."""
+        """Record the start of a restart."""
         self._restarts.inc()
         self.on_death()
 
@@ -359,9 +359,9 @@ class DPEngineMetrics:
         self._per_token.observe(request.decode / max(1, request.longest_output - 1))
 
     def _show_cache_config(self, info: EngineInfo) -> None:
-        """vLLM reports its cache's configuration as the labels of a gauge that is always 1.
+        """Set vLLM's info gauge with the cache configuration as labels.
 
-        Concurrency is how many sequences of the greatest length the cache holds at once; tokens are theirs.
+        Concurrency is the number of sequences of maximum length that fit into the cache; the size in tokens is theirs.
         """
         args = self._args
         labels = {
@@ -379,12 +379,12 @@ class DPEngineMetrics:
         self._set_info("vllm:cache_config_info", "The KV cache's configuration.", labels)
 
     def _show_model(self, info: EngineInfo) -> None:
-        """What vLLM has no metric for: in which dtype the model is computed, and how it is stored."""
+        """Set the info gauge for dtype and storage of the model, which vLLM lacks."""
         labels = {**self._labels, "dtype": info.dtype, "weights": info.weights, "kv_cache_dtype": info.kv_cache_dtype}
-        self._set_info("stoker:model_info", "How the model is stored.", labels)
+        self._set_info("stoker:model_info", "Dtype and storage of the model's weights and KV cache.", labels)
 
     def _set_info(self, name: str, help: str, labels: Mapping[str, object]) -> None:
-        """Sets a gauge that says something by its labels; what this engine said by it before is taken back."""
+        """Set an info gauge (always 1) with these labels, and remove the engine's previous labels of it."""
         gauge = self._families.gauge(name, help, labels)
         values = tuple(map(str, labels.values()))
         before = self._shown.get(name, values)

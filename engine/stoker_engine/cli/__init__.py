@@ -1,1 +1,1 @@
-"""The engine's commands: `serve`, `run_batch`, `chat`, `bench`. Each is a function of the words after its name."""
+"""The engine's commands: `serve`, `run_batch`, `chat`, `bench` and others. Each takes the words after its name."""

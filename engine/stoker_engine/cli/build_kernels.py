@@ -1,4 +1,4 @@
-"""``stoker build-kernels MODEL --target sm_90``: what a GPU pod would compile when it starts, compiled beforehand."""
+"""``stoker build-kernels MODEL --target sm_90``: compile ahead of time what a GPU pod would compile at its start."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from stoker_engine.contract.engine_args import EngineArgs
 
 @dataclass(frozen=True)
 class BuildKernelsArgs:
-    """What ``stoker build-kernels`` takes."""
+    """Arguments of ``stoker build-kernels``."""
 
     model: str = flag("a local folder, a GGUF file, demo://NAME, or a Hugging Face hub id", None, positional=True)
-    target: tuple[str, ...] = flag("GPUs to compile for: sm_80 … of NVIDIA's, gfx90a … of AMD's", ())
-    output: str | None = flag("the cache that kernels go to; default: Triton's own, which `stoker serve` reads", None)
+    target: tuple[str, ...] = flag("GPUs to compile for: NVIDIA's sm_80 …, AMD's gfx90a …", ())
+    output: str | None = flag("cache folder for the kernels; default: Triton's, which `stoker serve` reads", None)
     revision: str | None = flag("branch, tag or commit of a hub model", None)
-    dtype: names.Dtype = flag("weights and activations, as served", "auto", choices=names.DTYPES)
-    quantization: str | None = flag("how weights are stored, as served", None)
-    kv_cache_dtype: names.KVCacheDtype = flag("keys and values, as served", "auto", choices=names.KV_CACHE_DTYPES)
-    block_size: int = flag("tokens in one KV-cache block, as served", 16)
-    tensor_parallel_size: int = flag("GPUs that share each layer, as served", 1)
-    enable_expert_parallel: bool = flag("whether each of these GPUs has whole experts, as served", False)
-    batch_invariant: bool = flag("whether a request must give the same bits in any batch, as served", False)
-    enable_lora: bool = flag("whether LoRA is on, as served", False)
-    max_loras: int = flag("most adapters in one step, as served", EngineArgs.max_loras)
-    max_lora_rank: int = flag("largest rank of an adapter, as served", EngineArgs.max_lora_rank)
+    dtype: names.Dtype = flag("dtype of weights and activations, as for serve", "auto", choices=names.DTYPES)
+    quantization: str | None = flag("weight quantization, as for serve", None)
+    kv_cache_dtype: names.KVCacheDtype = flag("KV cache dtype, as for serve", "auto", choices=names.KV_CACHE_DTYPES)
+    block_size: int = flag("tokens per KV cache block, as for serve", 16)
+    tensor_parallel_size: int = flag("GPUs that share each layer, as for serve", 1)
+    enable_expert_parallel: bool = flag("whether each of these GPUs has whole experts, as for serve", False)
+    batch_invariant: bool = flag("whether a request gives the same bits in any batch, as for serve", False)
+    enable_lora: bool = flag("whether LoRA is enabled, as for serve", False)
+    max_loras: int = flag("maximum adapters per step, as for serve", EngineArgs.max_loras)
+    max_lora_rank: int = flag("maximum rank of an adapter, as for serve", EngineArgs.max_lora_rank)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code (2: it cannot be done)."""
+    """Run the command; return its exit code (2: invalid arguments or model)."""
     return command_line.run("stoker build-kernels", lambda: _main(arguments))
 
 
 def _main(arguments: list[str]) -> int:
     parser = argv.Parser(
         prog="stoker build-kernels",
-        description="Compile the kernels that MODEL is computed with, for GPUs that need not be here.",
-        epilog="No weights are read. In an image: RUN stoker build-kernels MODEL --target sm_90 --output DIR, with "
-        "STOKER_KERNELS=DIR in its environment.",
+        description="Compile the kernels of MODEL ahead of time, for GPUs that this machine need not have.",
+        epilog="No weights are read. In an image: RUN stoker build-kernels MODEL --target sm_90 --output DIR, and set "
+        "the environment variable STOKER_KERNELS=DIR.",
         allow_abbrev=False,
     )
     argv.add_arguments(parser, BuildKernelsArgs, "build-kernels")
     args = argv.from_namespace(BuildKernelsArgs, command_line.parse(parser, command_line.with_model_flag(arguments)))
     if not args.target:
-        raise ArgumentError("--target", "is needed: which GPUs, such as sm_90 or gfx942")
+        raise ArgumentError("--target", "is required: GPUs such as sm_90 or gfx942")
     as_served = {name: getattr(args, name) for name in BuildKernelsArgs.__dataclass_fields__}
     del as_served["target"], as_served["output"]
     engine = EngineArgs(**as_served)

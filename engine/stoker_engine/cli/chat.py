@@ -1,4 +1,4 @@
-"""``stoker chat``: talk to a served model in a terminal. ``--quick`` asks once, for scripts."""
+"""``stoker chat``: chat with a served model in a terminal. ``--quick`` asks one question, for scripts."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
     from stoker_engine.cli.chat_tools import Tools
 
-#: How often a model may call tools before it answers; some never stop.
+#: Maximum rounds of tool calls for one answer; some models never stop.
 MAX_ROUNDS: Final = 16
 
 
 @dataclass(frozen=True)
 class ChatArgs:
-    """What ``stoker chat`` takes, with the names of ``vllm chat``."""
+    """Arguments of ``stoker chat``, with the names of ``vllm chat``."""
 
-    url: str = flag("the server's address, with its /v1", "http://localhost:8000/v1")
-    model_name: str | None = flag("which of its models; default: the first", None)
-    system_prompt: str | None = flag("what the model reads before the chat", None)
-    quick: str | None = flag("ask this, print the answer, and end", None)
+    url: str = flag("base URL of the server's API, including /v1", "http://localhost:8000/v1")
+    model_name: str | None = flag("name of the model; default: the server's first", None)
+    system_prompt: str | None = flag("system message before the chat", None)
+    quick: str | None = flag("ask this question, print the answer, and exit", None)
     tools: str | None = flag(
-        "a Python file whose functions the model may call, but for those with a leading underscore; they run here, "
-        "with your rights, on what the model writes",
+        "Python file with functions that the model may call, except those with a leading underscore; they run on this "
+        "machine, with your permissions, and with arguments that the model chooses",
         None,
     )
     temperature: float | None = flag("sampling temperature; default: the server's", None)
-    max_tokens: int | None = flag("most tokens of an answer; default: what fits", None)
+    max_tokens: int | None = flag("maximum tokens of an answer; default: the server's", None)
     api_key: str | None = flag(
-        "the server's API key; better kept in the environment: STOKER_API_KEY, VLLM_API_KEY or OPENAI_API_KEY", None
+        "the server's API key; preferably in the environment: STOKER_API_KEY, VLLM_API_KEY or OPENAI_API_KEY", None
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command; return its exit code."""
     return command_line.run("stoker chat", lambda: _until_left(arguments))
 
 
@@ -56,7 +56,7 @@ def _until_left(arguments: list[str]) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    parser = argv.Parser(prog="stoker chat", description="Talk to a served model.", allow_abbrev=False)
+    parser = argv.Parser(prog="stoker chat", description="Chat with a served model.", allow_abbrev=False)
     argv.add_arguments(parser, ChatArgs, "chat")
     args = argv.from_namespace(ChatArgs, command_line.parse(parser, arguments))
     import httpx
@@ -91,7 +91,7 @@ class _Conversation:
     tools: Tools | None
 
     def run(self) -> int:
-        """Asks what is to be asked; returns the exit code."""
+        """Run the chat, or ask the single question; return the exit code."""
         messages: list[dict[str, Any]] = []
         if self.args.system_prompt:
             messages.append({"role": "system", "content": self.args.system_prompt})
@@ -99,14 +99,14 @@ class _Conversation:
             self._ask(messages, self.args.quick)
             return 0
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - gives `input` a line to edit and a history
-        print(f"talking to {self.model}; Ctrl-D ends, Ctrl-C stops an answer")
+            import readline  # noqa: F401 - gives `input` line editing and a history
+        print(f"chatting with {self.model}; Ctrl-D exits, Ctrl-C stops an answer")
         while True:
             question = input("> ")
             before = len(messages)
             try:
                 self._ask(messages, question)
-            except KeyboardInterrupt:  # what was said so far stands on the screen; the model forgets this turn
+            except KeyboardInterrupt:  # the partial answer stays on the screen, but not in the conversation
                 print_piece("\n")
                 del messages[before:]
             except StokerError as error:
@@ -114,10 +114,10 @@ class _Conversation:
                 del messages[before:]
 
     def _ask(self, messages: list[dict[str, Any]], question: str) -> None:
-        """Prints the answer to `question`, after all calls of tools that it takes, and adds all to `messages`.
+        """Print the answer to `question`, after all tool calls, and add both to `messages`.
 
         Raises:
-            StokerError: the server refuses, or the model does not stop to call tools.
+            StokerError: the server returns an error, or the model exceeds `MAX_ROUNDS` of tool calls.
         """
         messages.append({"role": "user", "content": question})
         for _ in range(MAX_ROUNDS):
@@ -126,7 +126,7 @@ class _Conversation:
             if not answer.calls or self.tools is None:
                 return
             messages += [self.tools.answer(call) for call in answer.calls]
-        raise StokerError(f"the model called tools {MAX_ROUNDS} times and did not answer")
+        raise StokerError(f"the model called tools in {MAX_ROUNDS} rounds without answering")
 
     def _answer(self, messages: list[dict[str, Any]]) -> ChatAnswer:
         body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}

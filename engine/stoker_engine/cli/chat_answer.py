@@ -1,6 +1,6 @@
-"""A streamed answer of /v1/chat/completions: printed as it comes, and put together.
+"""A streamed answer of /v1/chat/completions: printed as it arrives, and collected.
 
-Where nobody looks on, in a pipe, only what the model answers is printed: no reasoning and no calls.
+If the output is not a terminal, only the answer is printed, without reasoning and calls.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PLAIN: Final = "\x1b[0m"
 
 @dataclass
 class ChatAnswer:
-    """What the assistant said.
+    """The assistant's answer.
 
     Attributes:
-        calls: of tools, as the API writes them.
+        calls: tool calls, in the API's format.
     """
 
     content: str = ""
@@ -35,16 +35,16 @@ class ChatAnswer:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def message(self) -> dict[str, Any]:
-        """It as a message of the conversation that goes on."""
+        """Return the answer as a message of the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.calls:  # between calls, models want to know what they thought
+        if self.calls:  # models expect their reasoning between calls
             message["tool_calls"] = self.calls
             if self.reasoning:
                 message["reasoning"] = self.reasoning
         return message
 
     def add(self, delta: dict[str, Any]) -> None:
-        """Takes in what an event adds."""
+        """Add the delta of an event."""
         self.content += delta.get("content") or ""
         self.reasoning += delta.get("reasoning") or ""
         for piece in delta.get("tool_calls") or ():
@@ -57,10 +57,10 @@ class ChatAnswer:
 
 
 def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
-    """Prints the answer as it comes; returns it.
+    """Print the answer as it arrives, and return it.
 
     Raises:
-        StokerError: what the server answered, where it is an error.
+        StokerError: the server returned an error.
     """
     answer = ChatAnswer()
     with client.stream("POST", "chat/completions", json=body) as response:
@@ -85,20 +85,22 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
 
 
 def print_piece(text: str) -> None:
-    """Prints a piece of the answer."""
+    """Print a piece of the answer."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def print_dimmed(text: str) -> None:
-    """Prints, dimmed, what is not the answer, where somebody looks on."""
+    """Print text other than the answer, dimmed, if the output is a terminal."""
     if sys.stdout.isatty():
         print_piece(text if os.environ.get("NO_COLOR") else f"{_DIM}{text}{_PLAIN}")
 
 
 def check(response: httpx.Response) -> None:
-    """Raises:
-    StokerError: what the server answered, where it is an error.
+    """Check the status of a response.
+
+    Raises:
+        StokerError: the server returned an error.
     """
     if response.is_success:
         return
@@ -107,7 +109,7 @@ def check(response: httpx.Response) -> None:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = response.text[:200]
-    raise StokerError(f"the server answers {response.status_code}: {message}")
+    raise StokerError(f"the server returned {response.status_code}: {message}")
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

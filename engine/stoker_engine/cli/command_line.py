@@ -1,4 +1,4 @@
-"""What all commands do with their words: parse them, say what was meant, turn errors into exit codes."""
+"""Shared handling of command lines: parse flags, suggest corrections, turn errors into exit codes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from stoker_engine.contract.argv import Parser
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses `arguments`.
+    """Parse `arguments`.
 
     Raises:
-        ArgumentError: a flag that does not exist, with what may have been meant; or a wrong value.
+        ArgumentError: an unknown flag, with a suggestion; or an invalid value.
     """
     check_flags(parser, arguments)
     return parser.parse_args(list(arguments))
 
 
 def check_flags(parser: Parser, arguments: Sequence[str]) -> None:
-    """Raises:
-    ArgumentError: a flag that does not exist, with what may have been meant.
+    """Check that all flags exist.
+
+    Raises:
+        ArgumentError: an unknown flag, with a suggestion.
     """
     known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_help()))
     for argument in arguments:
@@ -39,14 +41,17 @@ def check_flags(parser: Parser, arguments: Sequence[str]) -> None:
         if spelled in FOREIGN_FLAGS:
             raise ArgumentError(name, FOREIGN_FLAGS[spelled])
         if spelled in known:
-            raise ArgumentError(name, f"no such flag; it is spelled {spelled}")
+            raise ArgumentError(name, f"unknown flag; it is spelled {spelled}")
         close = difflib.get_close_matches(spelled, known, n=1, cutoff=0.7)
-        raise ArgumentError(name, f"no such flag; did you mean {close[0]}?" if close else "no such flag")
+        raise ArgumentError(name, f"unknown flag; did you mean {close[0]}?" if close else "unknown flag")
 
 
 def run(command: str, action: Callable[[], int]) -> int:
-    """Runs `action`; its errors become a sentence and an exit code (2: a wrong argument or model, 1: it failed, 130:
-    it was interrupted)."""
+    """Run `action`, and report its errors.
+
+    Returns:
+        The exit code of `action`, or 2: invalid argument or model, 1: another error, 130: interrupted.
+    """
     try:
         return action()
     except ArgumentError as error:
@@ -63,12 +68,12 @@ def run(command: str, action: Callable[[], int]) -> int:
 
 
 def with_short_flags(arguments: Sequence[str], short: Mapping[str, str]) -> list[str]:
-    """`arguments` with ``-i FILE`` spelled ``--input-file FILE``."""
+    """Return `arguments` with ``-i FILE`` replaced by ``--input-file FILE``, for each entry of `short`."""
     return [f"--{short[argument]}-file" if argument in short else argument for argument in arguments]
 
 
 def with_model_flag(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with ``--model M`` moved where commands take MODEL: vLLM's offline commands have it as a flag."""
+    """Return `arguments` with ``--model M``, the form of vLLM's offline commands, as the positional MODEL."""
     remaining, model = [], []
     items = iter(arguments)
     for argument in items:
@@ -82,7 +87,7 @@ def with_model_flag(arguments: Sequence[str]) -> list[str]:
 
 
 def api_key() -> str | None:
-    """The first key of the environment's ``STOKER_API_KEY``, ``VLLM_API_KEY`` or ``OPENAI_API_KEY``."""
+    """Return the first key in the variables ``STOKER_API_KEY``, ``VLLM_API_KEY`` and ``OPENAI_API_KEY``, or None."""
     for name in ("STOKER_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"):
         if key := os.environ.get(name):
             return key

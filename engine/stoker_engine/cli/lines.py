@@ -1,7 +1,7 @@
-"""Lines of event streams and of JSON Lines, which end at a line feed and nowhere else.
+"""Lines of event streams and of JSON Lines, which only a line feed ends.
 
-``str.splitlines`` and httpx's ``iter_lines`` also end lines at U+2028, U+2029, U+0085, form feeds and more, all of
-which JSON may hold as they are.
+``str.splitlines`` and httpx's ``iter_lines`` also split at U+2028, U+2029, U+0085, form feeds and more, which JSON may
+contain unescaped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The lines of bytes that come in pieces, without their ends; the last one may have none."""
+    """Yield the lines of bytes that arrive in pieces, without line ends; the last line may have none."""
     partial_line = b""
     for piece in pieces:
         *whole, partial_line = (partial_line + piece).split(b"\n")
@@ -20,7 +20,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 async def stream_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[str]:
-    """`lines_of`, of pieces that are waited for."""
+    """Yield the lines of asynchronous pieces, as `lines_of` does."""
     partial_line = b""
     async for piece in pieces:
         *whole, partial_line = (partial_line + piece).split(b"\n")

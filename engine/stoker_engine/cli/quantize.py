@@ -1,4 +1,4 @@
-"""``stoker quantize MODEL --to FORMAT --output PATH``: a model's weights, rounded to fewer bits and written down."""
+"""``stoker quantize MODEL --to FORMAT --output PATH``: quantize a model's weights and save them."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.export.output import check_new, remove_partial
 from stoker_engine.export.schemes import SCHEMES, Scheme, with_group_size
 
-#: GGUF's types that can be written, by ggml's names.
+#: Supported GGUF output types, by ggml's names.
 _GGUF_TYPES: Final = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "BF16", "F16")
 _ALIASES: Final = {"INT4": "W4A16", "INT8": "W8A16", "FP8": "FP8_DYNAMIC"}
-_FORMATS: Final = f"{', '.join(SCHEMES)} of a folder; {', '.join(each.lower() for each in _GGUF_TYPES)} of a GGUF file"
+_FORMATS: Final = f"{', '.join(SCHEMES)} (of a folder); {', '.join(each.lower() for each in _GGUF_TYPES)} (of GGUF)"
 
 
 @dataclass(frozen=True)
 class QuantizeArgs:
-    """What ``stoker quantize`` takes."""
+    """Arguments of ``stoker quantize``."""
 
     model: str = flag("a local folder, a GGUF file, demo://NAME, or a Hugging Face hub id", None, positional=True)
-    to: str = flag(f"how weights are stored: {_FORMATS}", "")
-    output: str = flag("what is written: a new folder; of a GGUF file also a file, NAME.gguf", "")
+    to: str = flag(f"format of the weights: {_FORMATS}", "")
+    output: str = flag("path of the output: a new folder; for a GGUF file also a file, NAME.gguf", "")
     group_size: int | None = flag("weights of a row that share a scale, in formats with groups; default: 128", None)
     revision: str | None = flag("branch, tag or commit of a hub model", None)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code (2: it cannot be done, 1: it failed)."""
+    """Run the command; return its exit code (2: invalid arguments or model, 1: another error)."""
     for signum in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as a shell has it for what runs in the background
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # shells ignore SIGINT for background jobs
             signal.signal(signum, _end)
     return command_line.run("stoker quantize", lambda: _main(arguments))
 
 
 def _end(signum: int, _: FrameType | None) -> None:
-    """Ends the process, and leaves nothing half written.
+    """Remove partial output and end the process immediately.
 
-    At once: an exception out of a signal's handler may break a lock that is being taken, and threads that were being
-    started are waited for by nobody; where they compute while Python is taken apart, torch aborts the process.
+    An exception from a signal handler could break a lock that is being acquired, and starting threads would never be
+    joined; if they compute while the interpreter shuts down, torch aborts the process.
     """
     try:
         remove_partial()
@@ -57,25 +57,25 @@ def _end(signum: int, _: FrameType | None) -> None:
 def _main(arguments: list[str]) -> int:
     parser = argv.Parser(
         prog="stoker quantize",
-        description="Round a model's weights to fewer bits and write them down.",
-        epilog="Matrices of attention, MLP and experts are quantized, each number to the nearest; GGUF files' "
-        "embedding and head as well. Methods that look at data (GPTQ, AWQ) are llm-compressor's.",
+        description="Quantize a model's weights and save them.",
+        epilog="Matrices of attention, MLP and experts are quantized by rounding to nearest; in GGUF files also the "
+        "embedding and the head. For calibrated methods (GPTQ, AWQ) use llm-compressor.",
         allow_abbrev=False,
     )
     argv.add_arguments(parser, QuantizeArgs, "quantize")
     args = argv.from_namespace(QuantizeArgs, command_line.parse(parser, command_line.with_model_flag(arguments)))
     for name, value in (("--to", args.to), ("--output", args.output)):
         if not value:
-            raise ArgumentError(name, "is needed")
+            raise ArgumentError(name, "is required")
     name = args.to.upper().replace("-", "_")
     name = _ALIASES.get(name, name)
     if name not in SCHEMES and name not in _GGUF_TYPES:
-        raise ArgumentError("--to", f"{args.to!r} is no format that is written; there are {_FORMATS}")
+        raise ArgumentError("--to", f"{args.to!r} is not a supported output format; supported: {_FORMATS}")
     if name in SCHEMES:
         print(_to_folder(args, name, with_group_size(SCHEMES[name], args.group_size)))
         return 0
     if args.group_size is not None:
-        raise ArgumentError("--group-size", f"of {name} it is given; leave it out")
+        raise ArgumentError("--group-size", f"is fixed for {name}; omit it")
     print(_to_gguf(args, name))
     return 0
 
@@ -85,7 +85,7 @@ def _to_folder(args: QuantizeArgs, name: str, scheme: Scheme) -> Path:
     model = _locate(args, target)
     if model.is_file():
         types = ", ".join(each.lower() for each in _GGUF_TYPES)
-        raise ModelError(f"{model} is a GGUF file, which becomes {types}; {name} is made of a folder of safetensors")
+        raise ModelError(f"{model} is a GGUF file, which can become {types}; {name} requires a folder of safetensors")
     from stoker_engine.export.compressed_tensors import export  # torch takes seconds
 
     export(model, scheme, name, target)
@@ -97,8 +97,8 @@ def _to_gguf(args: QuantizeArgs, name: str) -> Path:
     model = _locate(args, target)
     if model.is_dir():
         raise ModelError(
-            f"{model} is a folder of safetensors, which becomes {', '.join(SCHEMES)}; for {name} first make a GGUF "
-            "file of it, with llama.cpp's convert_hf_to_gguf.py"
+            f"{model} is a folder of safetensors, which can become {', '.join(SCHEMES)}; for {name} first convert it "
+            "to a GGUF file, with llama.cpp's convert_hf_to_gguf.py"
         )
     from gguf import GGMLQuantizationType
 
@@ -109,7 +109,7 @@ def _to_gguf(args: QuantizeArgs, name: str) -> Path:
 
 
 def _locate(args: QuantizeArgs, target: Path) -> Path:
-    """MODEL on this machine; what cannot be written is said before anything is downloaded."""
+    """Return the path of MODEL on this machine. Refuses an unwritable output before anything is downloaded."""
     from stoker_engine.models.hub.locate import locate_model
 
     check_new(target)

@@ -1,8 +1,8 @@
-"""``stoker run-batch -i FILE -o FILE --model M``: an OpenAI batch file, answered offline.
+"""``stoker run-batch -i FILE -o FILE --model M``: answer an OpenAI batch file offline.
 
-Each line of the input is a request to the server's own application, called without a network; each becomes one line
-of the output, an error line where it cannot be answered, written as soon as it is known. ``custom_id`` shows which is
-which: lines come in the order they finish, and a file that has one twice is refused.
+Each input line is a request, which the server's application answers in this process, without a network. Each yields an
+output line as soon as it is answered, or an error line. Lines are written in the order of completion and matched by
+``custom_id``; a file with duplicate ids is refused.
 Format: platform.openai.com/docs/guides/batch
 """
 
@@ -33,7 +33,7 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 _ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
-#: Requests in flight beyond those that fit a batch, so that the next ones are at hand.
+#: Requests in flight per batch slot, so that the next requests are always ready.
 _AHEAD = 2
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -41,18 +41,19 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 @dataclass(frozen=True)
 class BatchArgs:
-    """What ``stoker run-batch`` takes besides the engine's arguments."""
+    """Arguments of ``stoker run-batch`` in addition to the engine's."""
 
-    input_file: str = flag("batch file, a request a line; - is standard input", "")
-    output_file: str = flag("where answers go, one a line; - is standard output", "")
-    chat_template: str | None = flag("a Jinja chat template: a file, or the template itself", None)
+    input_file: str = flag("batch file with a request per line; - means standard input", "")
+    output_file: str = flag("output file with an answer per line; - means standard output", "")
+    chat_template: str | None = flag("Jinja chat template: a file, or the template itself", None)
     chat_template_content_format: ContentFormat = flag(
-        "how it is given what messages say: as strings, or as lists of parts (openai); default: what it can write",
+        "form in which the chat template gets message contents: string, or lists of parts (openai); auto: the one that "
+        "it renders",
         "auto",
         choices=CONTENT_FORMATS,
     )
     lora_modules: tuple[str, ...] = flag(
-        "adapters that requests may name as their model, each as NAME=PATH or as vLLM's JSON; needs --enable-lora",
+        "adapters that requests may name as their model, each as NAME=PATH or as vLLM's JSON; requires --enable-lora",
         (),
         repeatable=True,
     )
@@ -62,11 +63,11 @@ class BatchArgs:
     def __post_init__(self) -> None:
         for name in ("input_file", "output_file"):
             if not getattr(self, name):
-                raise ArgumentError(argv.flag_name(name), "is needed: a file's name, or -")
+                raise ArgumentError(argv.flag_name(name), "is required: a file name, or -")
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code (1: the engine died or some line has no answer but an error)."""
+    """Run the command; return its exit code (1: the engine died, or at least one line has an error)."""
     return command_line.run("stoker run-batch", lambda: _main(arguments))
 
 
@@ -93,7 +94,7 @@ def _main(arguments: list[str]) -> int:
         ),
     )
     logs.configure("text")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request, which the application writes already
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # the application already logs each request
     with contextlib.ExitStack() as files:
         try:
             source = sys.stdin if batch.input_file == "-" else files.enter_context(_open(batch.input_file, "r"))
@@ -110,12 +111,12 @@ def _main(arguments: list[str]) -> int:
 
 
 def _open(name: str, mode: str) -> IO[str]:
-    # A line that is no UTF-8 is answered like any other.
+    # Lines with invalid UTF-8 are answered like others.
     return Path(name).open(mode, encoding="utf-8", errors="replace", newline="\n")
 
 
 def _spooled(stream: IO[str]) -> IO[str]:
-    """What comes from a stream, as a file that can be read twice."""
+    """Copy a stream to a temporary file, which can be read twice."""
     spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="\n")  # noqa: SIM115 - the caller's
     shutil.copyfileobj(stream, spool)
     spool.seek(0)
@@ -123,24 +124,24 @@ def _spooled(stream: IO[str]) -> IO[str]:
 
 
 def _refuse_doubled(source: IO[str], name: str) -> None:
-    """Reads all lines, and goes back to the first.
+    """Check that no two lines have the same ``custom_id``, which identifies answers, and rewind the file.
 
     Raises:
-        ArgumentError: two have the same ``custom_id``, by which answers are distinguished.
+        ArgumentError: an id is duplicated.
     """
     first_lines: dict[str, int] = {}
     doubled: dict[str, list[int]] = {}
     for line_number, line in enumerate(source, 1):
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # which is that line's answer
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # reported as that line's answer
             custom_id = _parsed(line).get("custom_id")
             if isinstance(custom_id, str) and (first := first_lines.setdefault(custom_id, line_number)) != line_number:
                 doubled.setdefault(custom_id, [first]).append(line_number)
     if doubled:
         custom_id, line_numbers = next(iter(doubled.items()))
         lines = ", ".join(map(str, line_numbers[:10])) + (" and more" if len(line_numbers) > 10 else "")
-        further_ids = f"; {len(doubled) - 1} other ids are doubled, too" if len(doubled) > 1 else ""
+        further_ids = f"; {len(doubled) - 1} other ids are duplicated, too" if len(doubled) > 1 else ""
         raise ArgumentError(
-            "--input-file", f"{name}: custom_id {custom_id[:100]!r} is on lines {lines}{further_ids}; make each unique"
+            "--input-file", f"{name}: custom_id {custom_id[:100]!r} is on lines {lines}{further_ids}; use unique ids"
         )
     source.seek(0)
 
@@ -179,7 +180,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
                     await capacity.acquire()
                     tasks.create_task(answer(line))
         if failed:
-            print(f"stoker run-batch: {failed} lines have errors, written to their output lines", file=sys.stderr)
+            print(f"stoker run-batch: {failed} lines failed; see their output lines", file=sys.stderr)
         return 1 if failed else 0
     finally:
         client.shutdown()
@@ -190,19 +191,19 @@ def _lines(source: IO[str]) -> Iterator[str]:
 
 
 def _parsed(line: str) -> Any:
-    """The JSON of a line; the file's first may begin with a mark that says nothing."""
+    """Return the JSON of a line; the first line may begin with a byte-order mark."""
     return json.loads(line.removeprefix(_BYTE_ORDER_MARK))
 
 
 async def answered(app: Any, line: str) -> dict[str, Any]:
-    """The output line for an input line. Never raises: what goes wrong stands in it."""
+    """Return the output line for an input line. Never raises: errors are part of the line."""
     import httpx
 
     result: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None, "response": None, "error": None}
     try:
         request = _parsed(line)
         if not isinstance(request, dict):
-            raise ValueError("the line holds no JSON object")
+            raise ValueError("the line is not a JSON object")
         result["custom_id"] = request.get("custom_id")
         _check(request)
     except (ValueError, RecursionError) as error:
@@ -214,26 +215,26 @@ async def answered(app: Any, line: str) -> dict[str, Any]:
             response = await client.post(request["url"], json=request["body"], headers=_key())
         request_id = response.headers.get("x-request-id", "")
         result["response"] = {"status_code": response.status_code, "request_id": request_id, "body": response.json()}
-    except Exception as error:  # one line never hurts another
+    except Exception as error:  # an error affects only its own line
         result["error"] = {"code": "internal_error", "message": f"{type(error).__name__}: {error}"}
     return result
 
 
 def _check(request: dict[str, Any]) -> None:
     if not isinstance(request.get("custom_id"), str):
-        raise ValueError("custom_id is missing, or no string")
+        raise ValueError("custom_id is missing, or not a string")
     if request.get("method") != "POST":
         raise ValueError(f"method must be POST, got {request.get('method')!r}")
     if request.get("url") not in _ENDPOINTS:
         raise ValueError(f"url must be one of {', '.join(_ENDPOINTS)}, got {request.get('url')!r}")
     body = request.get("body")
     if not isinstance(body, dict):
-        raise ValueError("body is missing, or no object")
+        raise ValueError("body is missing, or not an object")
     if body.get("stream"):
-        raise ValueError("a batch cannot stream; leave stream out")
+        raise ValueError("streaming is not possible in a batch; omit stream")
 
 
 def _key() -> dict[str, str]:
-    """The environment's API key: the application asks for it here, too."""
+    """Return the header with the environment's API key, which the application in this process requires, too."""
     key = command_line.api_key()
     return {"authorization": f"Bearer {key}"} if key else {}

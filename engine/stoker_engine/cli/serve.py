@@ -1,8 +1,8 @@
-"""``stoker serve MODEL``: the engine behind HTTP. The server answers at once, the engine loads meanwhile.
+"""``stoker serve MODEL``: serve a model over HTTP. The server answers probes at once, while the engine loads.
 
-With ``--headless`` it serves nothing: it runs ranks for the server on node 0.
+With ``--headless`` it serves no API: it runs ranks for the server on node 0.
 
-Where it ends because it cannot serve, it leaves its last words behind (`contract.termination_message`).
+If it ends because it cannot serve, it writes a termination message (`contract.termination_message`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from stoker_engine.contract.termination_message import Reason, TerminationMessag
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; returns its exit code (2: a wrong argument or MODEL, 1: it cannot serve, 0: asked to stop)."""
-    # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves. Nobody is
-    # served yet, the engine's process ends with this one, and an exception could be swallowed by what is imported.
+    """Run the command; return its exit code (2: invalid argument or MODEL, 1: it cannot serve, 0: asked to stop)."""
+    # As PID 1 of a container, a process without a SIGTERM handler cannot be stopped before it serves. Exiting at once
+    # is safe: no client is served yet, and the engine's process ends with this one. An exception could be swallowed by
+    # imported modules.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     return command_line.run("stoker serve", lambda: _serve_or_report(argv))
 
@@ -66,7 +67,7 @@ def _serve(argv: list[str]) -> None:
 
 
 def _run_ranks(args: ServeArgs) -> None:
-    """As a node that serves no API."""
+    """Run the ranks of a node that serves no API."""
     from stoker_engine.processes.node_agent import NodeAgent
 
     agent = NodeAgent(args.engine, args.frontend.log_format)

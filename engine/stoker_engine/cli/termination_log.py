@@ -1,4 +1,4 @@
-"""Where an engine's last words go: the file that becomes the pod's termination message."""
+"""The file that becomes the pod's termination message."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stoker_engine.contract.termination_message import TerminationMessage
 
 logger = logging.getLogger(__name__)
 
-#: Names the file. Where it is not set, Kubernetes' own is taken if it is there.
+#: Environment variable that names the file. If it is unset, Kubernetes' default is used if that exists.
 VARIABLE: Final = "STOKER_TERMINATION_LOG"
 
 _KUBERNETES: Final = "/dev/termination-log"
 
 
 def write(message: TerminationMessage) -> None:
-    """Writes `message`, where there is a file for it; never raises: the exit code still has to be returned."""
+    """Write `message` if there is a file for it. Never raises, because the exit code must still be returned."""
     file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
     if VARIABLE not in os.environ and not file.is_file():
         return

@@ -1,1 +1,1 @@
-"""What the engine promises to the world outside its process: torch-free, and all the operator may import."""
+"""The engine's interface to other processes: torch-free, and the only part that the operator may import."""

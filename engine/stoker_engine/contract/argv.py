@@ -1,8 +1,8 @@
-"""Dataclass ⇄ command line: one declaration gives the parser, the argv and the help.
+"""Conversion between dataclasses and command lines: one declaration yields the parser, the argv and the help.
 
-A field of an arguments dataclass becomes ``--field-name``; its type decides how it is parsed and its
-metadata holds the help and the choices. ``to_argv`` writes only what differs from the default, so that an
-argv stays readable in ``kubectl describe`` and survives a change of defaults knowingly.
+A field of an arguments dataclass becomes ``--field-name``. Its type determines the parsing, its metadata holds the help
+and the choices. ``to_argv`` writes only values that differ from the default, so that an argv stays readable in
+``kubectl describe`` and follows changes of defaults.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def flag(
     infinite: bool = False,
     repeatable: bool = False,
 ) -> Any:
-    """Declares a dataclass field that is also a command-line flag.
+    """Declare a dataclass field that is also a command-line flag.
 
     Args:
-        group: begins a group of the help, which the fields after it belong to.
-        short: another spelling that is understood, ``-tp``; `to_argv` does not write it.
+        group: starts a group of the help, to which the following fields belong.
+        short: further spelling, such as ``-tp``; `to_argv` does not write it.
         infinite: whether a float may be ``inf``.
-        repeatable: whether a flag of several words, given again, adds to them; else the last one counts.
+        repeatable: whether repeating a flag of several words adds to them; else the last one wins.
     """
     metadata = {
         "help": help,
@@ -58,12 +58,12 @@ def flag(
 
 
 def flag_name(field_name: str) -> str:
-    """``max_num_seqs`` → ``--max-num-seqs``."""
+    """Return ``--max-num-seqs`` for ``max_num_seqs``."""
     return "--" + field_name.replace("_", "-")
 
 
 def human_int(text: str) -> int:
-    """``8192``, ``8k`` (8,000) or ``8K`` (8,192), as vLLM reads sizes."""
+    """Parse ``8192``, ``8k`` (8,000) or ``8K`` (8,192), as vLLM reads sizes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 8192, 8k or 8K")
@@ -74,7 +74,7 @@ def human_int(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """``0.5``, ``5``, ``1e-3``: finite; what is too large for a float is infinite."""
+    """Parse a finite number such as ``0.5``, ``5`` or ``1e-3``; numbers beyond float's range are infinite."""
     value = number_or_infinity(text)
     if math.isinf(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
@@ -82,7 +82,7 @@ def number(text: str) -> float:
 
 
 def number_or_infinity(text: str) -> float:
-    """`number`, or ``inf``."""
+    """Parse a number as `number` does, or ``inf``."""
     try:
         value = float(text)
     except ValueError:
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `ArgumentError` instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises what argparse would print, naming the flag."""
+        """Raise argparse's message as an error that names the flag."""
         match = re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message)
         if match:
             raise ArgumentError(match[1], match[2])
@@ -104,18 +104,18 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Extend(argparse.Action):
-    """Adds a flag's words to those that it was given before."""
+    """Adds a flag's words to those of its earlier uses."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        """Takes the words of one use of the flag."""
+        """Add the words of one use of the flag."""
         before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, [*(before if isinstance(before, list) else ()), *values])
 
 
 def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -> None:
-    """Adds every field of dataclass `cls` to `parser`, in the groups that they name, the first of which is `title`."""
+    """Add every field of dataclass `cls` to `parser`, in the fields' groups; `title` names the first group."""
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -149,7 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -
 
 
 def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
-    """Builds the dataclass `cls` from what a parser made by `add_arguments` returned."""
+    """Build the dataclass `cls` from the result of a parser that `add_arguments` filled."""
     values = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         value = getattr(namespace, field.name)
@@ -158,7 +158,7 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
 
 
 def to_argv(args: Any) -> list[str]:
-    """The flags that say what `args` says; fields at their default are left out."""
+    """Return the command line for `args`, without fields at their default."""
     argv: list[str] = []
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
@@ -171,13 +171,13 @@ def to_argv(args: Any) -> list[str]:
         elif isinstance(value, tuple):
             argv += [flag_name(field.name), *map(str, value)]
         else:
-            # One word, so that a value that begins with a dash is not taken for a flag.
+            # One word, so that a value that begins with a dash is not parsed as a flag.
             argv.append(f"{flag_name(field.name)}={value}")
     return argv
 
 
 def _element_type(hint: Any) -> tuple[Any, bool]:
-    """The type to parse one word with, and whether the flag takes several words."""
+    """Return the type of one word, and whether the flag takes several words."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     if typing.get_origin(hint) is tuple:

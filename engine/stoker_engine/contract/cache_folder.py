@@ -1,4 +1,4 @@
-"""Where this program keeps what it can make again."""
+"""Folder for files that can be regenerated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """``$STOKER_CACHE``, else ``$XDG_CACHE_HOME/stoker``."""
+    """Return ``$STOKER_CACHE``, else ``$XDG_CACHE_HOME/stoker``."""
     if folder := os.environ.get("STOKER_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker"

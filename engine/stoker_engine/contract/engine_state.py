@@ -1,4 +1,4 @@
-"""How an engine of the model does: what the server answers at ``/copies``, and what the operator reads there."""
+"""State of one engine, as the server reports it at ``/copies`` and the operator reads it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class EngineState:
-    """One engine of the model.
+    """State of one engine of the model.
 
     Attributes:
-        number: which, from 0; the label ``engine`` of its metrics.
-        serves: it answers requests.
-        ranks: processes that share it.
-        missing_ranks: those of them that have not loaded their part, or have ended, in order.
-        message: a sentence on what it does, or of what it died.
-        kv_blocks: blocks of its KV cache; None: it was never loaded.
-        kv_tokens: tokens of the longest sequences that these hold; None: it was never loaded.
+        number: index of the engine, from 0; the label ``engine`` of its metrics.
+        serves: whether it answers requests.
+        ranks: number of its processes.
+        missing_ranks: sorted ranks that have not loaded yet, or have ended.
+        message: what it does, or why it died.
+        kv_blocks: number of KV cache blocks; None if it was never loaded.
+        kv_tokens: number of tokens that fit into them in sequences of maximum length; None if it was never loaded.
     """
 
     number: int
@@ -30,12 +30,12 @@ class EngineState:
     kv_tokens: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the state as a JSON object."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, reported: Any) -> EngineState | None:
-        """Reads what `to_dict` wrote; None where others did. Fields of later versions are left out."""
+        """Parse the result of `to_dict`, ignoring fields of later versions; None for anything else."""
         if not isinstance(reported, Mapping):
             return None
         fields = {field.name: reported[field.name] for field in dataclasses.fields(cls) if field.name in reported}

@@ -1,4 +1,4 @@
-"""The arguments of the HTTP front end, with vLLM's names where vLLM has them."""
+"""Arguments of the HTTP front end, with vLLM's names where vLLM has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.contract.argv import flag
 from stoker_engine.contract.lora_modules import LoRAModule
 from stoker_engine.contract.names import CONTENT_FORMATS, REASONING_PARSERS, TOOL_CALL_PARSERS, ContentFormat
 
-#: Listened on by a socket of IPv6 that takes IPv4 too; one of IPv4 alone where a machine has no IPv6.
+#: All addresses of IPv6 and IPv4, by one IPv6 socket; only IPv4 on a machine without IPv6.
 EVERY_ADDRESS: Final = "::"
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -21,159 +21,158 @@ _LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
 
 
 def _secret(help: str, default: Any, group: str) -> Any:
-    """A flag that no `repr` shows."""
+    """Declare a flag whose value `repr` omits."""
     metadata = {"help": help, "choices": (), "positional": False, "group": group}
     return field(default=default, repr=False, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class FrontendArgs:
-    """How the HTTP server listens, what it admits, how it renders prompts, what it logs, and how it stops.
+    """How the HTTP server listens, admits requests, renders prompts, logs and stops.
 
     Raises:
-        ArgumentError: a value is out of range, naming the flag and the remedy.
+        ArgumentError: a value is out of range; the message names the flag and the remedy.
     """
 
-    host: str = flag("address to listen on; :: is every address of IPv6 and IPv4", EVERY_ADDRESS)
+    host: str = flag("address to listen on; :: means all addresses of IPv6 and IPv4", EVERY_ADDRESS)
     port: int = flag("port to listen on", 8000)
     root_path: str = flag("path prefix under which a proxy serves this server", "")
     headless: bool = flag("serve no API: this node runs its ranks for node 0 (--nnodes, --node-rank)", False)
     ssl_keyfile: str | None = flag("private key of the TLS certificate (PEM)", None, group="TLS")
-    ssl_certfile: str | None = flag("TLS certificate (PEM); with it the server serves HTTPS", None)
-    ssl_ca_certs: str | None = flag("certificates that clients' own are checked against (PEM)", None)
+    ssl_certfile: str | None = flag("TLS certificate (PEM); enables HTTPS", None)
+    ssl_ca_certs: str | None = flag("CA certificates that verify client certificates (PEM)", None)
     ssl_cert_reqs: int = flag("client certificates: 0 none, 1 optional, 2 required", 0)
-    ssl_ciphers: str | None = flag("OpenSSL's list of ciphers, for TLS 1.2 and below", None)
+    ssl_ciphers: str | None = flag("OpenSSL cipher list, for TLS up to 1.2", None)
 
     api_key: tuple[str, ...] = _secret(
-        "key(s) of which a client must present one; anyone on this machine can read a command line, so prefer "
-        "--api-key-file, or the environment's STOKER_API_KEY or VLLM_API_KEY, which count where neither flag is given",
+        "accepted API key(s); command lines are visible to all users of this machine, so prefer --api-key-file, or the "
+        "environment variables STOKER_API_KEY and VLLM_API_KEY, which apply if neither flag is given",
         (),
-        group="who may call",
+        group="access",
     )
     api_key_file: str | None = flag(
-        "file with such keys, one a line, or folder of such files (a mounted Secret); read again when it changes", None
+        "file with API keys, one a line, or folder of such files (a mounted Secret); reread when it changes", None
     )
-    allowed_origins: tuple[str, ...] = flag("origins whose web pages may call this server (CORS); * is any", ())
-    allowed_methods: tuple[str, ...] = flag("HTTP methods they may use", ("*",))
-    allowed_headers: tuple[str, ...] = flag("headers they may send", ("*",))
-    allow_credentials: bool = flag("let them send cookies and credentials", False)
+    allowed_origins: tuple[str, ...] = flag("origins of web pages that may call this server (CORS); * means any", ())
+    allowed_methods: tuple[str, ...] = flag("HTTP methods that these pages may use", ("*",))
+    allowed_headers: tuple[str, ...] = flag("headers that these pages may send", ("*",))
+    allow_credentials: bool = flag("allow these pages to send cookies and credentials", False)
 
     max_num_queued_reqs: int | None = flag(
-        "most sequences in flight, running or waiting, of all engines of the model together; further requests get 429; "
+        "maximum sequences in flight, running or waiting, over all engines; further requests get 429; "
         "default: no limit",
         None,
         group="limits",
     )
     max_num_queued_tokens: int | None = flag(
-        "most prompt tokens of requests that wait for their first token, of all engines of the model together; beyond "
-        "it new requests get 429; default: no limit",
+        "maximum prompt tokens of requests that wait for their first token, over all engines; above it new requests "
+        "get 429; default: no limit",
         None,
     )
-    max_request_bytes: int = flag("largest request body; a larger one gets 413", 8 * 1024**2)
-    h11_max_incomplete_event_size: int = flag("most bytes of a request's line and headers; beyond it 431", 4 * 1024**2)
-    h11_max_header_count: int = flag("most headers of a request; beyond it 431", 256)
+    max_request_bytes: int = flag("maximum size of a request body; larger ones get 413", 8 * 1024**2)
+    h11_max_incomplete_event_size: int = flag("maximum bytes of request line and headers; above it 431", 4 * 1024**2)
+    h11_max_header_count: int = flag("maximum headers of a request; above it 431", 256)
     request_header_timeout: float = flag(
-        "seconds in which a request's line and headers must have come; else 408; 0: no limit", 60.0
+        "seconds until a request's line and headers must be complete; else 408; 0: no limit", 60.0
     )
     request_body_timeout: float = flag(
-        "seconds over which the rate at which a body comes is measured; one that comes slower than "
-        "--min-request-body-data-rate gets 408; 0: no limit",
+        "seconds over which the data rate of a body is measured; below --min-request-body-data-rate the request gets "
+        "408; 0: no limit",
         60.0,
     )
-    min_request_body_data_rate: int = flag("bytes/s at which a body must come; 0: any progress will do", 240)
+    min_request_body_data_rate: int = flag("minimum data rate of a body in bytes/s; 0: any progress", 240)
     send_timeout: float = flag(
-        "seconds after which a response ends, and its generation with it, whose client takes nothing of it; "
-        "0: no limit",
+        "seconds after which a response whose client reads nothing is aborted, with its generation; 0: no limit",
         60.0,
     )
 
     chat_template: str | None = flag(
-        "a Jinja chat template: a file, or the template itself; default: the tokenizer's own",
+        "Jinja chat template: a file, or the template itself; default: the tokenizer's",
         None,
         group="prompts and answers",
     )
     chat_template_content_format: ContentFormat = flag(
-        "how the chat template is given what messages say: as strings, or as lists of parts (openai); default: as it "
-        "was sent, where the template writes that, else as the other",
+        "form in which the chat template gets message contents: string, or lists of parts (openai); auto: as sent, if "
+        "the template renders it, else the other",
         "auto",
         choices=CONTENT_FORMATS,
     )
-    trust_request_chat_template: bool = flag("let a request bring a chat template of its own", False)
+    trust_request_chat_template: bool = flag("accept chat templates in requests", False)
     default_chat_template_kwargs: str | None = flag(
-        "JSON object: variables for the chat template; a request's chat_template_kwargs come before them", None
+        "JSON object: variables for the chat template; a request's chat_template_kwargs take precedence", None
     )
     exclude_tools_when_tool_choice_none: bool = flag(
-        "leave tools out of the prompt of a request with tool_choice: none", False
+        "omit tools from the prompt of a request with tool_choice: none", False
     )
     tool_call_parser: str | None = flag(
-        "how the model writes calls of tools; default: what its chat template shows, where that is sure",
+        "format of the model's tool calls; default: detected from the chat template, if certain",
         None,
         choices=TOOL_CALL_PARSERS,
     )
     enable_auto_tool_choice: bool = flag(
-        "needs nothing here: the model may call tools by itself wherever it is known how it writes calls", False
+        "no effect; accepted for vLLM: models may call tools whenever their call format is known", False
     )
     reasoning_parser: str | None = flag(
-        "how the model sets its reasoning apart; default: what its chat template shows, where that is sure",
+        "format of the model's reasoning; default: detected from the chat template, if certain",
         None,
         choices=REASONING_PARSERS,
     )
     return_tokens_as_token_ids: bool = flag("write tokens in logprobs as token_id:N", False)
     enable_prompt_tokens_details: bool = flag("report cached prompt tokens in usage", True)
-    enable_force_include_usage: bool = flag("end every stream with its usage", False)
+    enable_force_include_usage: bool = flag("end every stream with an event that reports usage", False)
     disable_fastapi_docs: bool = flag("do not serve /openapi.json", False)
 
     lora_modules: tuple[str, ...] = flag(
-        "adapters that are served from the start, each as NAME=PATH, or as vLLM's JSON: "
-        '{"name": …, "path": …, "base_model_name": …}; the flag may be repeated',
+        "adapters to load at the start, each as NAME=PATH, or as vLLM's JSON: "
+        '{"name": …, "path": …, "base_model_name": …}; may be repeated',
         (),
         group="LoRA adapters (--enable-lora)",
         repeatable=True,
     )
     lora_config: str | None = flag(
-        "YAML or JSON file with the adapters to serve, adapters: [{name: …, path: …}]; read again when it changes: new "
-        "ones are loaded, missing ones unloaded, those with another path loaded again",
+        "YAML or JSON file with the adapters to serve, adapters: [{name: …, path: …}]; reread when it changes: new "
+        "adapters are loaded, missing ones unloaded, those with another path reloaded",
         None,
     )
     lora_dir: tuple[str, ...] = flag(
-        "folder(s) that the paths of --lora-config and of /v1/load_lora_adapter must lead into", (), repeatable=True
+        "folder(s) that must contain all adapters of --lora-config and /v1/load_lora_adapter", (), repeatable=True
     )
     allow_runtime_lora_updating: bool = flag(
-        "serve /v1/load_lora_adapter and /v1/unload_lora_adapter to --admin-api-key-file; the environment's "
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING counts where the flag is not given",
+        "serve /v1/load_lora_adapter and /v1/unload_lora_adapter to keys of --admin-api-key-file; also enabled by the "
+        "environment variable VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         False,
     )
     admin_api_key_file: str | None = flag(
-        "file with the keys for these two, in the form of --api-key-file; keys of --api-key do not open them", None
+        "file with keys for these two endpoints, in the form of --api-key-file; --api-key does not open them", None
     )
 
-    log_format: str = flag("how log lines are written", "text", choices=_LOG_FORMATS, group="logs")
+    log_format: str = flag("format of log lines", "text", choices=_LOG_FORMATS, group="logs")
     uvicorn_log_level: str = flag("log level of the HTTP server", "info", choices=_LOG_LEVELS)
     disable_uvicorn_access_log: bool = flag("do not log HTTP requests", False)
     disable_access_log_for_endpoints: str = flag(
-        "comma-separated paths whose HTTP requests are not logged",
+        "comma-separated paths that the access log omits",
         "/health,/ready,/live,/ping,/metrics,/load,/copies",
     )
     enable_log_requests: bool = flag("log each request's prompt and parameters", False)
-    max_log_len: int | None = flag("most characters of a logged prompt; default: no limit", None)
-    disable_log_stats: bool = flag("do not log the throughput, which is otherwise logged every 10 s while busy", False)
+    max_log_len: int | None = flag("maximum characters of a logged prompt; default: no limit", None)
+    disable_log_stats: bool = flag("do not log the throughput every 10 s while busy", False)
 
     step_timeout: float = flag(
-        "seconds after which a step or a phase of loading counts as stuck: that engine is killed",
+        "seconds after which a step or a loading phase counts as stuck, and its engine is killed",
         300.0,
-        group="health and the end",
+        group="health and shutdown",
     )
     max_engine_restarts: int = flag(
-        "how many deaths of the engine an hour the server outlives, by loading it again while new requests wait; "
-        "beyond that, or where memory ran out or the engine was stuck, it ends. An engine beside others that "
-        "serve is loaded again whatever it died of, 3 times an hour at least",
+        "maximum restarts of a dead engine per hour, while new requests wait; after that, or if memory ran out or the "
+        "engine was stuck, the server ends. While other engines serve, an engine is restarted whatever the cause, at "
+        "least 3 times an hour",
         0,
     )
     shutdown_grace: float = flag(
-        "seconds after SIGTERM in which requests that still arrive are served, while traffic is led elsewhere",
+        "seconds after SIGTERM in which new requests are still served, until traffic goes elsewhere",
         5.0,
     )
-    shutdown_timeout: float = flag("seconds that requests in flight then get to finish", 30.0)
+    shutdown_timeout: float = flag("seconds after that in which requests in flight may finish", 30.0)
 
     def __post_init__(self) -> None:
         for name in _LISTS:
@@ -222,14 +221,14 @@ class FrontendArgs:
             raise ArgumentError("--step-timeout", f"must be above 0 seconds, and finite, got {self.step_timeout}")
         if not all(key and key == key.strip() and key.isprintable() for key in self.api_key):
             raise ArgumentError(
-                "--api-key", "a key must not be empty, nor hold spaces at its ends or control characters"
+                "--api-key", "a key must not be empty, begin or end with a space, or contain control characters"
             )
         _ = self.chat_template_defaults
         self._check_adapters()
 
     @property
     def adapters(self) -> tuple[LoRAModule, ...]:
-        """`lora_modules`, parsed."""
+        """Parsed `lora_modules`."""
         try:
             return tuple(map(LoRAModule.of_word, self.lora_modules))
         except ValueError as error:
@@ -237,29 +236,29 @@ class FrontendArgs:
 
     @property
     def lora_flags(self) -> list[str]:
-        """The flags that are given and mean something only with ``--enable-lora``."""
+        """The given flags that require ``--enable-lora``."""
         names = ("lora_modules", "lora_config", "lora_dir", "allow_runtime_lora_updating", "admin_api_key_file")
         return [argv.flag_name(name) for name in names if getattr(self, name)]
 
     def check_runtime_lora_updating(self, source: str = "--allow-runtime-lora-updating") -> None:
-        """Checks what loading adapters at runtime needs.
+        """Check the flags that loading adapters at runtime requires.
 
         Args:
-            source: what allows it.
+            source: flag or variable that enables it.
 
         Raises:
-            ArgumentError: a key or a folder is missing.
+            ArgumentError: the key file or the folder is missing.
         """
         if self.admin_api_key_file is None:
             raise ArgumentError(
-                source, "needs --admin-api-key-file: a client that loads adapters chooses what this server answers"
+                source, "requires --admin-api-key-file: clients that load adapters control what the server answers"
             )
         if not self.lora_dir:
-            raise ArgumentError(source, "needs --lora-dir, the folders that adapters may be loaded from")
+            raise ArgumentError(source, "requires --lora-dir, the folders from which adapters may be loaded")
 
     @property
     def chat_template_defaults(self) -> dict[str, Any]:
-        """`default_chat_template_kwargs`, parsed."""
+        """Parsed `default_chat_template_kwargs`."""
         if self.default_chat_template_kwargs is None:
             return {}
         try:
@@ -275,25 +274,25 @@ class FrontendArgs:
     def _check_adapters(self) -> None:
         names = [adapter.name for adapter in self.adapters]
         if doubled := next((name for name in names if names.count(name) > 1), None):
-            raise ArgumentError("--lora-modules", f"two adapters have the name {doubled!r}; give each its own")
+            raise ArgumentError("--lora-modules", f"two adapters have the name {doubled!r}; names must be unique")
         if not all(self.lora_dir):
             raise ArgumentError("--lora-dir", "must name a folder")
         if self.lora_config is not None and not self.lora_dir:
-            raise ArgumentError("--lora-config", "needs --lora-dir, the folders that its paths may lead into")
+            raise ArgumentError("--lora-config", "requires --lora-dir, the folders that must contain its adapters")
         if self.allow_runtime_lora_updating:
             self.check_runtime_lora_updating()
 
     def _check_ssl(self) -> None:
         if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_ciphers or self.ssl_cert_reqs) and not self.ssl_certfile:
-            raise ArgumentError("--ssl-certfile", "is needed by the other --ssl-* flags")
+            raise ArgumentError("--ssl-certfile", "is required by the other --ssl-* flags")
         if self.ssl_cert_reqs not in (0, 1, 2):
             raise ArgumentError("--ssl-cert-reqs", f"must be 0, 1 or 2, got {self.ssl_cert_reqs}")
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
-            raise ArgumentError("--ssl-ca-certs", "is needed to check clients' certificates")
+            raise ArgumentError("--ssl-ca-certs", "is required to verify client certificates")
 
 
 def _json_list(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
-    """vLLM takes these lists as one word of JSON; we take that too."""
+    """Return the list; as in vLLM, it may be given as one word of JSON."""
     if len(value) != 1 or not value[0].startswith("["):
         return value
     try:

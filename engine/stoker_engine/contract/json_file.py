@@ -1,6 +1,6 @@
-"""Reading a model's JSON files, which others wrote.
+"""Reading of a model's JSON files, which third parties wrote.
 
-Some editors begin a file in UTF-8 with a byte-order mark. It is no part of the text.
+Some editors start a UTF-8 file with a byte-order mark, which is skipped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from stoker_common.errors import ModelError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ModelError: it cannot be read, or holds something else.
+        FileNotFoundError: the file does not exist.
+        ModelError: it cannot be read, or is not a JSON object.
     """
     try:
         content = path.read_bytes()
@@ -29,21 +29,21 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def json_object(content: bytes, name: str) -> dict[str, Any]:
-    """The JSON object that is the content of a file.
+    """Return the JSON object in a file's content.
 
     Args:
-        content: in UTF-8, with a byte-order mark or without.
-        name: of the file, for errors.
+        content: UTF-8, with or without a byte-order mark.
+        name: name of the file, for errors.
 
     Raises:
-        ModelError: it holds something else.
+        ModelError: it is not a JSON object.
     """
     try:
         loaded = json.loads(content.decode("utf-8-sig"))
     except RecursionError:
         raise ModelError(f"{name} is not valid JSON: it is nested too deeply") from None
-    except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
+    except ValueError as error:  # invalid UTF-8 or JSON, or a number of thousands of digits
         raise ModelError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(loaded, dict):
-        raise ModelError(f"{name} holds no JSON object")
+        raise ModelError(f"{name} does not contain a JSON object")
     return loaded

@@ -1,4 +1,4 @@
-"""LoRA adapters as users name them: ``--lora-modules``, and the entries of ``--lora-config``."""
+"""LoRA adapters as users specify them: ``--lora-modules``, and the entries of ``--lora-config``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: Most characters of an adapter's name, which goes into answers, logs and metrics.
+#: Maximum number of characters of an adapter's name, which appears in responses, logs and metrics.
 MAX_NAME: Final = 256
 
 
 @dataclass(frozen=True)
 class LoRAModule:
-    """An adapter that is to be served.
+    """An adapter to serve.
 
     Attributes:
-        name: by which requests choose it.
-        path: the folder with its files.
-        base_model_name: the `parent` that /v1/models reports; None: the model's first name.
+        name: name by which requests select it.
+        path: folder with its files.
+        base_model_name: the `parent` that /v1/models reports; None for the model's first name.
     """
 
     name: str
@@ -26,10 +26,10 @@ class LoRAModule:
 
     @classmethod
     def of_word(cls, word: str) -> LoRAModule:
-        """The adapter that a word of ``--lora-modules`` names: ``NAME=PATH``, or vLLM's JSON.
+        """Parse a word of ``--lora-modules``: ``NAME=PATH``, or vLLM's JSON.
 
         Raises:
-            ValueError: it names none; the message says why.
+            ValueError: the word is invalid; the message says why.
         """
         if not word.lstrip().startswith("{"):
             name, separator, path = word.partition("=")
@@ -46,20 +46,20 @@ class LoRAModule:
 
     @classmethod
     def of_object(cls, value: Any) -> LoRAModule:
-        """The adapter that an object names: ``name``, ``path`` and, if it is there, ``base_model_name``.
+        """Parse an object with ``name``, ``path`` and optionally ``base_model_name``.
 
         Raises:
-            ValueError: it names none; the message says why.
+            ValueError: the object is invalid; the message says why.
         """
         if not isinstance(value, dict):
-            raise ValueError(f"an adapter is an object with name and path, not {str(value)[:100]!r}")
+            raise ValueError(f"an adapter must be an object with name and path, got {str(value)[:100]!r}")
         if unknown := [name for name in value if name not in ("name", "path", "base_model_name")]:
             raise ValueError(
-                f"an adapter has no field {str(unknown[0])[:100]!r}; there is name, path and base_model_name"
+                f"unknown field {str(unknown[0])[:100]!r} of an adapter; allowed are name, path and base_model_name"
             )
         for name in ("name", "path"):
             if name not in value:
-                raise ValueError(f"an adapter needs its {name}")
+                raise ValueError(f"an adapter requires the field {name}")
         return cls._checked(value["name"], value["path"], value.get("base_model_name"))
 
     @classmethod
@@ -69,19 +69,19 @@ class LoRAModule:
                 raise ValueError(f"an adapter's {field} must be a string, got {str(text)[:100]!r}")
         check_adapter_name(name)
         if not path or "\0" in path:
-            raise ValueError(f"the adapter {name!r} needs the path of a folder")
+            raise ValueError(f"the adapter {name!r} requires the path of a folder")
         return cls(name, path, base)
 
 
 def check_adapter_name(name: str) -> None:
-    """Checks a name that requests, answers, logs and metrics are to carry.
+    """Check a name that appears in requests, responses, logs and metrics.
 
     Raises:
-        ValueError: it is too long, or has characters that it must not have; the message says which.
+        ValueError: it is too long, or contains forbidden characters; the message says which.
     """
     if not name or len(name) > MAX_NAME:
         raise ValueError(f"an adapter's name must have 1 to {MAX_NAME} characters, got {len(name)}")
     if not name.isprintable() or name != name.strip():
-        raise ValueError(f"an adapter's name must be printable, without spaces at its ends, got {name!r}")
+        raise ValueError(f"an adapter's name must be printable, without spaces at start and end, got {name!r}")
     if "," in name:
-        raise ValueError(f"an adapter's name must have no comma, which separates names in metrics, got {name!r}")
+        raise ValueError(f"an adapter's name must not contain commas, which separate names in metrics, got {name!r}")

@@ -1,4 +1,4 @@
-"""The field's words, spelled once: dtypes, KV-cache dtypes, devices."""
+"""Names of dtypes, devices, back ends, parsers and other choices, in one place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ToolCallParser = Literal[
     "llama4_pythonic", "mistral", "openai", "pythonic", "qwen3_coder", "qwen3_xml",
 ]  # fmt: skip
 ReasoningParser = Literal["deepseek_r1", "glm45", "granite", "kimi_k2", "openai_gptoss", "qwen3"]
-#: What a chat template is given: what it can write of each message, all content as strings, or all as lists of parts.
+#: Form in which a chat template gets message contents: auto, all as strings, or all as lists of parts.
 ContentFormat = Literal["auto", "string", "openai"]
 
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)

@@ -1,7 +1,7 @@
-"""All that ``stoker serve`` takes.
+"""All arguments of ``stoker serve``.
 
-The operator builds a `ServeArgs` from an InferenceEndpoint and writes it as a pod's argv; the engine reads the same
-words back: ``ServeArgs.from_argv(args.to_argv()) == args``.
+The operator builds a `ServeArgs` from an InferenceEndpoint and writes it as a pod's argv, which the engine parses:
+``ServeArgs.from_argv(args.to_argv()) == args``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stoker_engine.contract.frontend_args import FrontendArgs
 
 @dataclass(frozen=True)
 class ServeArgs:
-    """The engine's arguments and the front end's.
+    """Arguments of the engine and the front end.
 
     Raises:
-        ArgumentError: the node that serves the API is headless, or another one is not; flags of adapters are given, and
-            none are served; an adapter has the model's name.
+        ArgumentError: node 0 is headless, or another node is not; LoRA flags are given without ``--enable-lora``; an
+            adapter has the model's name.
     """
 
     engine: EngineArgs
@@ -30,25 +30,25 @@ class ServeArgs:
 
     def __post_init__(self) -> None:
         if self.frontend.headless and self.engine.node_rank == 0:
-            raise ArgumentError("--headless", "node 0 serves the API; leave it out, or give another --node-rank")
+            raise ArgumentError("--headless", "node 0 serves the API; omit the flag, or set another --node-rank")
         if self.engine.node_rank and not self.frontend.headless:
             raise ArgumentError(
-                "--node-rank", f"node {self.engine.node_rank} serves no API, node 0 does; add --headless, or be node 0"
+                "--node-rank", f"only node 0 serves the API, not node {self.engine.node_rank}; add --headless"
             )
         if not self.engine.enable_lora and (flags := self.frontend.lora_flags):
-            raise ArgumentError(flags[0], "needs --enable-lora")
+            raise ArgumentError(flags[0], "requires --enable-lora")
         for adapter in self.frontend.adapters:
             if adapter.name in self.model_names:
-                raise ArgumentError("--lora-modules", f"{adapter.name!r} is the model's own name; choose another")
+                raise ArgumentError("--lora-modules", f"{adapter.name!r} is the name of the model; choose another name")
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names that the model answers to; responses and metrics carry the first."""
+        """Names of the model in the API; responses and metrics carry the first."""
         return self.engine.served_model_name or (self.engine.model.removeprefix("demo://"),)
 
     @staticmethod
     def parser(prog: str = "stoker serve") -> argv.Parser:
-        """The parser behind ``stoker serve --help``; raises `ArgumentError`, never exits on a bad flag."""
+        """Return the parser of ``stoker serve``; it raises `ArgumentError` and does not exit on invalid flags."""
         parser = argv.Parser(
             prog=prog,
             description="Serve a model behind an OpenAI-compatible API.",
@@ -60,7 +60,7 @@ class ServeArgs:
 
     @classmethod
     def from_argv(cls, arguments: Sequence[str]) -> ServeArgs:
-        """Parses the words after ``stoker serve``.
+        """Parse the words after ``stoker serve``.
 
         Raises:
             ArgumentError: an unknown flag, or a value out of range.
@@ -72,5 +72,5 @@ class ServeArgs:
         )
 
     def to_argv(self) -> list[str]:
-        """The words after ``stoker serve`` that say the same; defaults are left out."""
+        """Return the words after ``stoker serve`` for these arguments, without defaults."""
         return argv.to_argv(self.engine) + argv.to_argv(self.frontend)

@@ -1,7 +1,7 @@
-"""The cause of an engine's end, for the pod's termination message.
+"""Cause of an engine's end, written as the pod's termination message.
 
-A pod's logs need a right of their own; its termination message is part of its status, which everyone who may
-see the pod can read. One line for people (``kubectl describe pod``) that a program can parse:
+Reading a pod's logs requires a permission of its own; the termination message is part of the pod's status, which
+everyone who may read the pod can see. It is one line for people (``kubectl describe pod``) that programs can parse:
 
     REASON: message
 """
@@ -24,27 +24,27 @@ from stoker_common.errors import (
     StokerError,
 )
 
-#: What the kubelet keeps of a termination message, which it cuts at the front.
+#: Limit of the kubelet in bytes; it truncates longer messages at the front.
 MAX_BYTES: Final = 4096
 
 
 class Reason(enum.StrEnum):
-    """Why an engine ended; Kubernetes' CamelCase words."""
+    """Why an engine ended, in Kubernetes' CamelCase."""
 
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_ACCESS_DENIED = "ModelAccessDenied"
     DOWNLOAD_FAILED = "DownloadFailed"
-    #: The model is here and cannot be read or served.
+    #: The model was found, but cannot be read or served.
     MODEL_UNSUPPORTED = "ModelUnsupported"
-    #: The model does not fit, by the contract's sums; or memory ran out.
+    #: The model does not fit by the contract's estimate; or memory ran out.
     OUT_OF_MEMORY = "OutOfMemory"
-    #: An argument, a file of the server's, or its address is wrong.
+    #: An argument, a file that the server needs, or its address is invalid.
     START_ERROR = "StartError"
-    #: It ended by an error of its own, or was killed.
+    #: It ended because of an internal error, or was killed.
     ENGINE_DIED = "EngineDied"
 
 
-#: The first that an error is an instance of.
+#: Reason by error type; the first matching type wins.
 _REASONS: Final[tuple[tuple[type[Exception], Reason], ...]] = (
     (ModelNotFoundError, Reason.MODEL_NOT_FOUND),
     (ModelAccessDeniedError, Reason.MODEL_ACCESS_DENIED),
@@ -63,7 +63,7 @@ class TerminationMessage:
 
     Attributes:
         reason: for programs.
-        message: for people: what was wrong, and the remedy.
+        message: for people: the cause and the remedy.
     """
 
     reason: Reason
@@ -71,18 +71,18 @@ class TerminationMessage:
 
     @classmethod
     def of(cls, error: Exception, otherwise: Reason = Reason.ENGINE_DIED) -> TerminationMessage:
-        """The reason and message of an error; `otherwise` is the reason where its kind has none."""
+        """Return the reason and message of an error; `otherwise` is the reason of unlisted error types."""
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), otherwise)
         return cls(reason, str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}")
 
     @classmethod
     def parse(cls, text: str) -> TerminationMessage | None:
-        """Reads what `str` wrote; None where others did."""
+        """Parse the result of `str`; None for other text."""
         reason, separator, message = text.strip().partition(": ")
         if not separator or reason not in list(Reason):
             return None
         return cls(Reason(reason), message)
 
     def __str__(self) -> str:
-        """The termination message, at most `MAX_BYTES` of UTF-8."""
+        """Return the termination message, at most `MAX_BYTES` of UTF-8."""
         return f"{self.reason}: {self.message}".encode()[:MAX_BYTES].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""The application: routes, error handling, and what every request passes through, put together.
+"""The application: routes, error handlers and the middleware stack.
 
 metrics → request id → CORS → in flight → admin key → API key → content encoding → body limit → routes
 """
@@ -30,17 +30,17 @@ from stoker_engine.server.responses import routes as responses
 
 
 def create_app(service: Service) -> FastAPI:
-    """An ASGI application that serves `service`.
+    """Return the ASGI application of `service`.
 
     Raises:
-        ArgumentError: a file of keys cannot be read; adapters may be loaded at runtime, and a flag for that is missing.
+        ArgumentError: a key file cannot be read; or runtime adapter loading is enabled without a flag that it requires.
     """
     args = service.args.frontend
     app = FastAPI(
         title="Stoker",
         version=version("stoker"),
         openapi_url=None if args.disable_fastapi_docs else "/openapi.json",
-        docs_url=None,  # its page loads scripts from elsewhere; /openapi.json is there
+        docs_url=None,  # its page loads scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
         responses={"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}},

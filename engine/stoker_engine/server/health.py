@@ -1,11 +1,11 @@
-"""What machines ask: /health, /ready, /live, /ping, /load, /version, /metrics, /copies.
+"""Endpoints for probes and monitoring: /health, /ready, /live, /ping, /load, /version, /metrics, /copies.
 
 path              200 means
-/live             loading or stepping progresses: leave the process alone
+/live             loading or stepping progresses: the process needs no restart
 /health, /ping    loaded, and progressing
-/ready            the same, its adapters are loaded, and the server is not about to stop: send requests
+/ready            as /health, adapters are loaded and the server is not stopping: it may receive requests
 
-Of several engines of the model one is enough; the answer says how each of them does.
+With several engines, one that satisfies the condition is enough; the response describes each engine.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from stoker_engine.server.unavailable import UnavailableError
 
 
 class ServerLoad(BaseModel):
-    """The answer of /load: requests that are being generated for."""
+    """Response of /load: number of requests being generated."""
 
     server_load: int
 
 
 class Version(BaseModel):
-    """The answer of /version."""
+    """Response of /version."""
 
     version: str
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoints, for `service`."""
+    """Return the endpoints of `service`."""
     router = APIRouter()
     client, lifecycle = service.client, service.lifecycle
     stoker_version = Version(version=version("stoker"))
@@ -49,7 +49,7 @@ def routes(service: Service) -> APIRouter:
     @router.head("/live", include_in_schema=False)
     @router.get("/live", response_class=Response)
     async def live() -> Response:
-        """200 from the first moment, while loading or stepping progresses."""
+        """200 from the start of the process, while loading or stepping progresses."""
         return check(client.is_live)
 
     @router.head("/health", include_in_schema=False)
@@ -71,17 +71,17 @@ def routes(service: Service) -> APIRouter:
     @router.get("/ping", response_class=Response)
     @router.post("/ping", response_class=Response)
     async def ping() -> Response:
-        """As /health; SageMaker's name for it."""
+        """Alias of /health, required by SageMaker."""
         return check(client.is_ready)
 
     @router.get("/copies")
     async def copies() -> list[EngineState]:
-        """How each engine of the model does, which ranks it lacks, and its KV cache; always 200."""
+        """State of each engine, its missing ranks and its KV cache; always 200."""
         return client.engine_states
 
     @router.get("/load")
     async def load() -> ServerLoad:
-        """How many requests are being generated for."""
+        """Number of requests being generated."""
         return ServerLoad(server_load=len(service.running))
 
     @router.get("/version")
@@ -91,8 +91,8 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", response_class=Response)
     def metrics() -> Response:
-        """Prometheus metrics; not `async`, so that a thread writes them."""
-        # Always the classic text format: in the newer ones the library writes vllm_ where vLLM says vllm:.
+        """Prometheus metrics. Not `async`, so that a worker thread encodes them."""
+        # Always the classic text format: in newer formats the library writes vllm_ for vLLM's prefix vllm: .
         return Response(generate_latest(service.registry), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     return router

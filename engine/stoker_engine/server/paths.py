@@ -1,4 +1,4 @@
-"""Paths as routes know them, and those that machines ask all the time."""
+"""Request paths as routes see them, and the paths with special access rules."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-#: Answered without an API key, and while the server stops.
+#: Paths that need no API key and are answered while the server stops.
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/live", "/ping", "/version", "/metrics", "/copies"})
 
-#: Opened by keys of their own: `middleware.admin_keys`.
+#: Paths that need an admin key: `middleware.admin_keys`.
 ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
 def route_path(scope: Mapping[str, Any]) -> str:
-    """The path without the prefix of a proxy (``--root-path``), by starlette's rule."""
+    """Return the path without a proxy's prefix (``--root-path``), by starlette's rule."""
     path: str = scope["path"]
     prefix: str = scope.get("root_path", "")
     return path.removeprefix(prefix) if prefix and (path == prefix or path.startswith(f"{prefix}/")) else path
 
 
 class RootPathMiddleware:
-    """Gives all that comes after it the proxy's prefix. Proxies that strip it and proxies that do not both work."""
+    """Sets ``root_path`` for all later middleware and routes. Proxies may strip the prefix or keep it."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app

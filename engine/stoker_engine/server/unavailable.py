@@ -1,4 +1,4 @@
-"""Why a request is turned away that would be fine at another time or elsewhere. Answers say when to try again."""
+"""Errors for requests that are refused because of the server's state, the credentials or the body's size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stoker_common.errors import RequestError
 
 
 class UnavailableError(RequestError):
-    """The server loads, stops, or cannot work at the moment."""
+    """The server is loading, stopping, or cannot generate at the moment. The response has a Retry-After header."""
 
     status = 503
     type = "service_unavailable_error"
@@ -14,24 +14,24 @@ class UnavailableError(RequestError):
 
 
 class NotStartedError(UnavailableError):
-    """The same, and nothing of the request was started: whatever it asks for, another server may be asked for it."""
+    """An `UnavailableError` before any work on the request, so that a gateway may safely retry it elsewhere."""
 
 
 class UnauthorizedError(RequestError):
-    """No valid API key came with the request."""
+    """The request has no valid API key."""
 
     status = 401
     type = "authentication_error"
 
 
 class ForbiddenError(RequestError):
-    """The server does not do this, whatever key comes with the request."""
+    """The server does not allow this operation, whatever the API key."""
 
     status = 403
     type = "permission_error"
 
 
 class TooLargeError(RequestError):
-    """The request's body is larger than the server takes."""
+    """The request body exceeds the server's limit."""
 
     status = 413

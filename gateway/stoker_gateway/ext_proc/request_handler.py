@@ -271,20 +271,20 @@ class RequestHandler:
         key, path = self._key(head), head.path
         if path == MODELS or path.startswith(f"{MODELS}/"):
             if head.method not in ("GET", "HEAD"):
-                raise MethodError("this path does not take this HTTP method")
+                raise MethodError("this path does not support this HTTP method")
             if path == MODELS:
                 endpoints = self._model_registry.endpoints.values()
                 return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
             return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
         if path == SCHEMA:
             if head.method not in ("GET", "HEAD"):
-                raise MethodError("this path does not take this HTTP method")
+                raise MethodError("this path does not support this HTTP method")
             self._first_endpoint(key)
             return None
         if path not in POSTED and response_id(path) is None:
             raise NotFoundError("there is no such path here")
         if head.method != "POST" and path in POSTED:
-            raise MethodError("this path does not take this HTTP method")
+            raise MethodError("this path does not support this HTTP method")
         if path in POSTED:
             _check_kind(head)
         return None

@@ -66,7 +66,7 @@ def test_batches_with_adapters_that_cannot_be_loaded(
     assert batch(["tiny"], "--enable-lora", "--lora-modules", "ada=/a", "bob=/b") == (2, {})
     assert "--lora-modules: bob: another base model" in capsys.readouterr().err
     assert batch(["tiny"], "--lora-modules", "ada=/a") == (2, {})
-    assert "--lora-modules: needs --enable-lora" in capsys.readouterr().err
+    assert "--lora-modules: requires --enable-lora" in capsys.readouterr().err
 
 
 def test_bench_spreads_requests_over_adapters(tiny_llama: Path, engine: FakeEngine) -> None:

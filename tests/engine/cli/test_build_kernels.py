@@ -39,7 +39,7 @@ def test_kernels_are_compiled_once(tiny_llama: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "--target: is needed"),
+        ([], "--target: is required"),
         (["--target", "sm_75"], "'sm_75' is none that kernels are for; there are sm_80"),
         (["--target", "sm_90", "--tensor-parallel-size", "3"], "--tensor-parallel-size"),
     ],

@@ -106,7 +106,7 @@ def test_a_terminal_shows_reasoning_and_calls_dimmed(
 def test_a_model_that_does_not_stop_calling_is_stopped(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     code, requests = run([calling(("calculate", '{"expression": "1"}'))] * 99, "--quick=?", f"--tools={EXAMPLE}")
     assert (code, len(requests)) == (1, chat.MAX_ROUNDS)
-    assert "did not answer" in capsys.readouterr().err
+    assert "without answering" in capsys.readouterr().err
 
 
 def test_it_is_only_the_turn_that_ends(
@@ -126,7 +126,7 @@ def test_it_is_only_the_turn_that_ends(
     assert (code, len(requests)) == (0, chat.MAX_ROUNDS + 1)
     assert requests[-1]["messages"] == [{"role": "user", "content": "second"}]
     captured = capsys.readouterr()
-    assert "did not answer" in captured.err
+    assert "without answering" in captured.err
     assert "two" in captured.out
 
 

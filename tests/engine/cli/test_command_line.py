@@ -19,16 +19,16 @@ from stoker_engine.contract.serve_args import ServeArgs
     [
         ("--max-num-seq=4", "did you mean --max-num-seqs?"),
         ("--max_num_seqs=4", "it is spelled --max-num-seqs"),
-        ("--compilation-config", "chosen by itself"),
-        ("--swap-space", "computed again"),
+        ("--compilation-config", "are automatic"),
+        ("--swap-space", "recomputed"),
         ("--tool-parser-plugin", "choose one with --tool-call-parser"),
-        ("--fully-sharded-loras", "chosen by itself"),
-        ("--data-parallel-size-local=1", "write --nnodes and --node-rank"),
-        ("--data-parallel-start-rank=1", "write --nnodes and --node-rank"),
-        ("-dpl=1", "write --nnodes and --node-rank"),
-        ("--data-parallel-address=10.0.0.1", "write --master-addr"),
-        ("--data_parallel_rpc_port=1", "write --master-port"),
-        ("--xyzzy", "no such flag"),
+        ("--fully-sharded-loras", "chosen automatically"),
+        ("--data-parallel-size-local=1", "use --nnodes and --node-rank"),
+        ("--data-parallel-start-rank=1", "use --nnodes and --node-rank"),
+        ("-dpl=1", "use --nnodes and --node-rank"),
+        ("--data-parallel-address=10.0.0.1", "use --master-addr"),
+        ("--data_parallel_rpc_port=1", "use --master-port"),
+        ("--xyzzy", "unknown flag"),
         ("--no-enable-prefix-cachin", "did you mean --no-enable-prefix-caching?"),
     ],
 )
@@ -44,9 +44,9 @@ def test_a_flag_that_does_not_exist(word: str, says: str, capsys: pytest.Capture
     [
         (["--headless"], "--headless: node 0 serves the API"),
         (["--headless", "--node-rank=1"], "--node-rank: must be 0 to 0, as there is one node"),
-        (["--nnodes=2", "--node-rank=1", "--headless"], "--master-addr: name node 0's address"),
+        (["--nnodes=2", "--node-rank=1", "--headless"], "--master-addr: is required with several nodes"),
         (["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"], "add --headless"),
-        (["--nnodes=3", "--node-rank=1", "--master-addr=127.0.0.1", "--headless"], "--nnodes: 3 nodes cannot have"),
+        (["--nnodes=3", "--node-rank=1", "--master-addr=127.0.0.1", "--headless"], "--nnodes: 2 ranks "),
         (["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--headles"], "did you mean --headless?"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_batch_with_doubled_ids_is_refused_before_anything_runs(
         assert run_batch.main(["/no/model", "-i", "-" if piped else str(source), "-o", str(sink)]) == 2
     stderr = capsys.readouterr().err
     assert ("standard input" if piped else str(source)) in stderr
-    assert "custom_id 'a' is on lines 1, 4, 8; 1 other ids are doubled, too" in stderr
+    assert "custom_id 'a' is on lines 1, 4, 8; 1 other ids are duplicated, too" in stderr
     assert sink.read_text() == "answers of before"
 
 

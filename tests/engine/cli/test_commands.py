@@ -92,7 +92,7 @@ def test_run_batch_answers_every_line(command: Any, tiny_llama: Path, tmp_path: 
         "--disable-tqdm", "--chat-template={% for m in messages %}{{ m.content }}{% endfor %}",
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
-    assert "7 lines have errors" in result.stderr
+    assert "7 lines failed" in result.stderr
     answers = [json.loads(text) for text in sink.read_text().strip("\n").split("\n")]
     assert len(answers) == 28
     by_id = {answer["custom_id"]: answer for answer in answers}

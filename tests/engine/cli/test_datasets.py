@@ -135,7 +135,7 @@ def test_a_count_of_tokens_is_one(count: Any, tmp_path: Path) -> None:
 def test_what_is_no_json_is_refused_in_a_sentence(name: str, content: str | bytes, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    words = r"is not UTF-8 \(byte 0 is 0x..\); convert it" if isinstance(content, bytes) else r"line 1 is no JSON"
+    words = r"is not UTF-8 \(byte 0 is 0x..\); convert it" if isinstance(content, bytes) else r"line 1 is not JSON"
     with pytest.raises(ArgumentError, match=words):
         load_dataset(DatasetArgs(name, str(path)), Words(), 600)
 

@@ -32,12 +32,12 @@ def test_a_folder_is_written_and_never_overwritten(command: Any, tiny_llama: Pat
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--to=W4A16"], "--output: is needed"),
-        (["--output=X"], "--to: is needed"),
-        (["--to=int5", "--output=X"], "--to: 'int5' is no format that is written; there are W4A16, W4A16_ASYM"),
+        (["--to=W4A16"], "--output: is required"),
+        (["--output=X"], "--to: is required"),
+        (["--to=int5", "--output=X"], "--to: 'int5' is not a supported output format; supported: W4A16, W4A16_ASYM"),
         (["--to=q4_0", "--output=X"], "convert_hf_to_gguf.py"),
         (["--to=W8A8", "--group-size=32", "--output=X"], "--group-size: of this format a whole row shares a scale"),
-        (["--to=q8_0", "--group-size=32", "--output=X"], "--group-size: of Q8_0 it is given"),
+        (["--to=q8_0", "--group-size=32", "--output=X"], "--group-size: is fixed for Q8_0"),
         (["--to=W4A16", "--output=X"], "--group-size: 128 does not divide the model's rows of 64"),
         (["--to=W4A16", "--output=X", "--groupsize=3"], "did you mean --group-size?"),
         (["--to=W4A16", "--output=X", "--revision=main"], "--revision"),
@@ -64,7 +64,7 @@ def test_what_cannot_be_is_said_in_a_sentence(
 def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path) -> None:
     result = command("quantize", "demo://gemma-3-270m", "--to=W4A16", f"--output={tmp_path / 'new'}")
     assert result.returncode == 2
-    assert "is a GGUF file, which becomes q8_0" in result.stderr
+    assert "is a GGUF file, which can become q8_0" in result.stderr
     result = command("quantize", str(demo_gguf), "--to=q4_0", f"--output={tmp_path / 'new'}")
     assert result.returncode == 2
     assert "already, and Q4_0 is asked for" in result.stderr

@@ -33,21 +33,21 @@ def test_modules_are_written_in_two_ways_and_flags_add_up() -> None:
     [
         ("a", "neither NAME=PATH nor JSON"),
         ("=/a", "1 to 256 characters"),
-        ("a=", "needs the path"),
+        ("a=", "requires the path"),
         (f"{'a' * 257}=/a", "1 to 256 characters"),
         ("a\n=/a", "printable"),
-        (" a=/a", "spaces at its ends"),
-        ("a,b=/a", "no comma"),
-        ("a=/a\0", "needs the path"),
+        (" a=/a", "spaces at start and end"),
+        ("a,b=/a", "must not contain commas"),
+        ("a=/a\0", "requires the path"),
         ('{"name": "a"', "not JSON"),
         ("{" * 100_000, "not JSON"),
         ('{"a":' * 100_000, "nested too deeply"),
-        ('{"name": "a"}', "needs its path"),
+        ('{"name": "a"}', "requires the field path"),
         ('{"name": "a", "path": 1}', "must be a string"),
         ('{"name": null, "path": "b"}', "must be a string"),
         ('{"name": "a", "path": "/a", "base_model_name": []}', "must be a string"),
-        ('{"name": "a", "path": "/a", "rank": 8}', "no field 'rank'"),
-        ("m=/a", "the model's own name"),
+        ('{"name": "a", "path": "/a", "rank": 8}', "unknown field 'rank'"),
+        ("m=/a", "the name of the model"),
     ],
 )
 def test_a_module_that_cannot_be(word: str, says: str) -> None:
@@ -64,9 +64,9 @@ def test_two_modules_need_two_names() -> None:
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"allow_runtime_lora_updating": True, "lora_dir": ("/a",)}, "needs --admin-api-key-file"),
-        ({"allow_runtime_lora_updating": True, "admin_api_key_file": "k"}, "needs --lora-dir"),
-        ({"lora_config": "c"}, "--lora-config: needs --lora-dir"),
+        ({"allow_runtime_lora_updating": True, "lora_dir": ("/a",)}, "requires --admin-api-key-file"),
+        ({"allow_runtime_lora_updating": True, "admin_api_key_file": "k"}, "requires --lora-dir"),
+        ({"lora_config": "c"}, "--lora-config: requires --lora-dir"),
         ({"lora_dir": ("",)}, "--lora-dir: must name a folder"),
     ],
 )
@@ -86,7 +86,7 @@ def test_flags_that_need_others(fields: dict[str, Any], says: str) -> None:
     ],
 )
 def test_flags_of_adapters_need_adapters(words: list[str]) -> None:
-    with pytest.raises(ArgumentError, match="needs --enable-lora"):
+    with pytest.raises(ArgumentError, match="requires --enable-lora"):
         ServeArgs.from_argv(["m", *words])
     args = ServeArgs.from_argv([*ENABLED, *words])
     assert ServeArgs.from_argv(args.to_argv()) == args
@@ -99,6 +99,6 @@ def test_flags_of_adapters_need_adapters(words: list[str]) -> None:
     ids=str,
 )  # fmt: skip
 def test_the_engines_flags_of_adapters_need_adapters(fields: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="means nothing without --enable-lora"):
+    with pytest.raises(ArgumentError, match="requires --enable-lora"):
         EngineArgs("m", **fields)
     assert EngineArgs("m", enable_lora=True, **fields).num_resident_adapters > 0

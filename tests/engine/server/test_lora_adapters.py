@@ -105,7 +105,7 @@ def test_every_api_chooses_by_model(
         assert set(engine.adapters_asked) == {number}
     error = admin.post(path, json={"model": "bob", **body})
     assert error.status_code == 404
-    assert "there is tiny, alias, ada" in error.json()["error"]["message"]
+    assert "available: tiny, alias, ada" in error.json()["error"]["message"]
 
 
 def _models(text: str) -> list[str]:
@@ -186,7 +186,7 @@ def test_the_environment_allows_it_as_in_vllm(folder: Path) -> None:
         assert (admin_keys(args, {variable: value}) is not None) is allowed
     for fields in ({}, {"lora_dir": ("/a",)}, {"admin_api_key_file": keys}):
         assert admin_keys(FrontendArgs(**fields), {}) is None
-        with pytest.raises(ArgumentError, match=f"{variable}: needs --(admin-api-key-file|lora-dir)"):
+        with pytest.raises(ArgumentError, match=f"{variable}: requires --(admin-api-key-file|lora-dir)"):
             admin_keys(FrontendArgs(**fields), {variable: "1"})
     with pytest.raises(ArgumentError, match="--admin-api-key-file: cannot read"):
         admin_keys(FrontendArgs(admin_api_key_file=f"{keys}2"), {})
@@ -228,7 +228,7 @@ def test_what_cannot_be_loaded(
 
 def test_an_engine_that_dies_of_a_load(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
     engine.bad_adapters["bad"] = EngineDeadError("the engine died")
-    assert "the engine died while it loaded" in error_of(_load(admin, folder, path="bad"), 503)["message"]
+    assert "the engine died while loading" in error_of(_load(admin, folder, path="bad"), 503)["message"]
     assert admin.get("/v1/models").json()["data"][-1]["id"] == "alias"
     engine.is_ready = False
     assert _load(admin, folder).status_code == 503

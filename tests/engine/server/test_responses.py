@@ -335,7 +335,7 @@ def test_other_models_and_unknown_answers_are_not_found(client: TestClient) -> N
     assert error_of(client.post(PATH, json={"input": "a", "model": "b"}), 404)["param"] == "model"
     error = error_of(client.post(PATH, json={"input": "a", "previous_response_id": "resp_x"}), 404)
     assert error["param"] == "previous_response_id"
-    assert "only to the server that made it" in error["message"]
+    assert "only the server that created a response" in error["message"]
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
         error_of(client.request(method, f"{PATH}/resp_x{path}"), 404)
 

@@ -289,4 +289,4 @@ def test_another_pods_answers_are_not_known(fake: OpenAI, real: OpenAI) -> None:
     answer = fake.responses.create(model="tiny", input="a")
     with pytest.raises(openai.NotFoundError) as error:
         real.responses.create(model="tiny", input="b", previous_response_id=answer.id)
-    assert "only to the server that made it" in error.value.message
+    assert "only the server that created a response" in error.value.message

@@ -123,7 +123,7 @@ def test_openai_parses_into_models(address: str) -> None:
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
-        ({"response_format": {**FORMAT, "type": "text"}}, "response_format", "belong together"),
+        ({"response_format": {**FORMAT, "type": "text"}}, "response_format", "require each other"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "schema", "required"),
         ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown"),
         ({"response_format": {"type": "structural_tag", "triggers": []}}, "response_format", "structures"),
@@ -135,11 +135,11 @@ def test_openai_parses_into_models(address: str) -> None:
         ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
-        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "none is asked for"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "does not ask for"),
         (
             {"structured_outputs": {"whitespace_pattern": " "}, "response_format": {"type": "text"}},
             "structured_outputs",
-            "whitespace_pattern only says",
+            "whitespace_pattern is an option",
         ),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "json and regex"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json", ""),

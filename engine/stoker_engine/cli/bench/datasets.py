@@ -1,9 +1,9 @@
-"""What a benchmark asks: prompts and how much is to be generated for each.
+"""Data sets of benchmarks: prompts, and the number of tokens to generate for each.
 
-random              tokens drawn evenly from the vocabulary: nothing is shared, save a prefix if asked for
-prefix_repetition   a few random prefixes, each followed by many random suffixes: what a prefix cache is for
-sharegpt            conversations people had: first question, length of the first answer (a JSON list, or JSON lines)
-custom              JSON lines with "prompt" and, if it is not for --custom-output-len to say, "output_tokens"
+random              tokens drawn uniformly from the vocabulary; nothing is shared, except an optional prefix
+prefix_repetition   a few random prefixes, each followed by many random suffixes, to measure the prefix cache
+sharegpt            real conversations: first question, length of the first answer (a JSON list, or JSON Lines)
+custom              JSON Lines with "prompt" and, without --custom-output-len, "output_tokens"
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker_engine.contract.argv import flag
 
 _NAMES = ("random", "prefix_repetition", "sharegpt", "custom")
 
-#: As vLLM filters ShareGPT: what is too short shows nothing, what is too long is rare.
+#: vLLM's filter of ShareGPT, in tokens: minimum of prompt and answer, maximum of the prompt, maximum of both together.
 _SHORTEST, _LONGEST_PROMPT, _LONGEST = 4, 1024, 2048
 
 
@@ -32,27 +32,27 @@ _FORMATS = (
 
 @dataclass(frozen=True)
 class DatasetArgs:
-    """Which requests are made."""
+    """Which requests a benchmark sends."""
 
     dataset_name: str = flag("kind of requests", "random", choices=_NAMES)
     dataset_path: str | None = flag("file of a sharegpt or custom data set", None)
     num_prompts: int = flag("number of requests", 1000)
-    seed: int = flag("of all that is drawn", 0)
+    seed: int = flag("random seed", 0)
     random_input_len: int = flag("random: tokens of a prompt, after its prefix", 1024)
     random_output_len: int = flag("random: tokens to generate", 128)
-    random_range_ratio: float = flag("random: lengths are drawn from 1 ± this share of them; 0: all the same", 0.0)
-    random_prefix_len: int = flag("random: tokens that all prompts begin with", 0)
+    random_range_ratio: float = flag("random: lengths vary by a factor of 1 ± this ratio; 0: all are equal", 0.0)
+    random_prefix_len: int = flag("random: tokens of the prefix that all prompts share", 0)
     prefix_repetition_prefix_len: int = flag("prefix_repetition: tokens of a prefix", 256)
-    prefix_repetition_suffix_len: int = flag("prefix_repetition: tokens after it", 256)
-    prefix_repetition_num_prefixes: int = flag("prefix_repetition: different prefixes", 10)
+    prefix_repetition_suffix_len: int = flag("prefix_repetition: tokens of a suffix", 256)
+    prefix_repetition_num_prefixes: int = flag("prefix_repetition: number of prefixes", 10)
     prefix_repetition_output_len: int = flag("prefix_repetition: tokens to generate", 128)
-    sharegpt_output_len: int | None = flag("sharegpt: tokens to generate; default: as the file's answer", None)
-    custom_output_len: int | None = flag("custom: tokens to generate; default: the line's own output_tokens", None)
-    disable_shuffle: bool = flag("sharegpt, custom: take the file's requests in order", False)
+    sharegpt_output_len: int | None = flag("sharegpt: tokens to generate; default: those of the file's answer", None)
+    custom_output_len: int | None = flag("custom: tokens to generate; default: the line's output_tokens", None)
+    disable_shuffle: bool = flag("sharegpt, custom: keep the order of the file", False)
 
     def __post_init__(self) -> None:
         if self.dataset_name in ("sharegpt", "custom") and self.dataset_path is None:
-            raise ArgumentError("--dataset-path", f"--dataset-name {self.dataset_name} needs a file")
+            raise ArgumentError("--dataset-path", f"is required with --dataset-name {self.dataset_name}")
         if self.num_prompts < 1:
             raise ArgumentError("--num-prompts", f"must be at least 1, got {self.num_prompts}")
         if not 0 <= self.random_range_ratio < 1:
@@ -64,8 +64,8 @@ class Sample:
     """One request.
 
     Attributes:
-        prompt: its tokens.
-        output_len: tokens to generate.
+        prompt: token ids.
+        output_len: number of tokens to generate.
     """
 
     prompt: list[int]
@@ -73,7 +73,7 @@ class Sample:
 
 
 class Words(Protocol):
-    """What a data set needs of a tokenizer."""
+    """The part of a tokenizer that data sets use."""
 
     @property
     def vocab_size(self) -> int:
@@ -81,18 +81,18 @@ class Words(Protocol):
         ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`text` as token ids."""
+        """Return the token ids of `text`."""
         ...
 
 
 def load_dataset(args: DatasetArgs, tokenizer: Words, vocab_size: int) -> list[Sample]:
-    """The requests that `args` describe; the same ones each time.
+    """Return the requests that `args` describe; equal arguments give equal requests.
 
     Args:
-        vocab_size: random tokens are drawn below it.
+        vocab_size: upper bound (exclusive) of random token ids.
 
     Raises:
-        ArgumentError: the file cannot be read, or holds too little.
+        ArgumentError: the file cannot be read, or contains no usable request.
     """
     chance = random.Random(args.seed)
     num_token_ids = min(vocab_size, tokenizer.vocab_size)
@@ -102,10 +102,10 @@ def load_dataset(args: DatasetArgs, tokenizer: Words, vocab_size: int) -> list[S
         return _prefix_repetition(args, chance, num_token_ids)
     samples = _sharegpt(args, tokenizer) if args.dataset_name == "sharegpt" else _custom(args, tokenizer)
     if not samples:
-        raise ArgumentError("--dataset-path", f"{args.dataset_path} holds no usable request")
+        raise ArgumentError("--dataset-path", f"{args.dataset_path} contains no usable request")
     if not args.disable_shuffle:
         chance.shuffle(samples)
-    return [samples[i % len(samples)] for i in range(args.num_prompts)]  # oversampled where there are too few
+    return [samples[i % len(samples)] for i in range(args.num_prompts)]  # repeats samples if there are too few
 
 
 def _tokens(chance: random.Random, count: int, vocab_size: int) -> list[int]:
@@ -161,7 +161,7 @@ def _sharegpt(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
 
 
 def _conversations(args: DatasetArgs) -> Iterator[tuple[str, Any]]:
-    """Those of a file that is one list, or that has one a line; and where each is."""
+    """Yield (location, conversation) of a file that is a JSON list, or JSON Lines."""
     text = _read(args)
     try:
         whole = json.loads(text)
@@ -190,25 +190,25 @@ def _custom(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
 
 
 def _lines(args: DatasetArgs, text: str) -> Iterator[tuple[str, Any]]:
-    """The JSON of each line, and where it is."""
+    """Yield (location, JSON) of each line."""
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise _other_format(args, f"line {number} is no JSON ({str(error)[:100]})") from error
+            raise _other_format(args, f"line {number} is not JSON ({str(error)[:100]})") from error
         yield f"line {number}", entry
 
 
 def _field(args: DatasetArgs, location: str, entry: Any, *names: str) -> Any:
-    """The value of the first of these fields that there is.
+    """Return the value of the first of the fields `names` that exists.
 
     Raises:
-        ArgumentError: there is none, or no object.
+        ArgumentError: none exists, or the entry is not an object.
     """
     if not isinstance(entry, dict):
-        raise _other_format(args, f"{location} is no JSON object")
+        raise _other_format(args, f"{location} is not a JSON object")
     found = [name for name in names if name in entry]
     if not found:
         field_names = ", ".join(str(name)[:30] for name in list(entry)[:8]) or "none"
@@ -229,7 +229,7 @@ def _other_format(args: DatasetArgs, problem: str) -> ArgumentError:
 
 
 def _read(args: DatasetArgs) -> str:
-    """The file's text, without a byte-order mark."""
+    """Return the file's text, without a byte-order mark."""
     assert args.dataset_path is not None
     try:
         return Path(args.dataset_path).read_text(encoding="utf-8-sig")

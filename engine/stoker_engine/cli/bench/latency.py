@@ -1,4 +1,4 @@
-"""``stoker bench latency``: one batch, run again and again without a server: seconds a batch."""
+"""``stoker bench latency``: run one batch repeatedly without a server, and report seconds per batch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 @dataclass(frozen=True)
 class LatencyArgs:
-    """The batch, and how often it is run. Each time its prompts are new, so that no cache helps."""
+    """The batch, and the number of its runs. Each run has new prompts, so that the prefix cache has no hits."""
 
     input_len: int = flag("tokens of a prompt", 32)
     output_len: int = flag("tokens to generate", 128)
-    batch_size: int = flag("requests at a time", 8)
-    n: int = flag("sequences generated for each prompt", 1)
-    use_beam_search: bool = flag("beam search, n beams wide", False)
-    num_iters_warmup: int = flag("runs before, that do not count", 3)
-    num_iters: int = flag("runs that count", 10)
-    disable_detokenize: bool = flag("do not turn tokens into text", False)
+    batch_size: int = flag("requests of the batch", 8)
+    n: int = flag("sequences per prompt", 1)
+    use_beam_search: bool = flag("use beam search with n beams", False)
+    num_iters_warmup: int = flag("warm-up runs, which are not measured", 3)
+    num_iters: int = flag("measured runs", 10)
+    disable_detokenize: bool = flag("do not detokenize the output", False)
     disable_tqdm: bool = flag("show no progress bar", False)
-    output_json: str | None = flag("file for the figures", None)
+    output_json: str | None = flag("JSON file for the results", None)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command; return its exit code."""
     parser = argv.Parser(
         prog="stoker bench latency",
-        description="Measure how long one batch takes. --model M is the same as MODEL.",
+        description="Measure the latency of one batch. --model M is the same as MODEL.",
         allow_abbrev=False,
     )
     argv.add_arguments(parser, LatencyArgs, "batch")

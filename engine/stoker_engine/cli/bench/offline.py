@@ -1,4 +1,4 @@
-"""An engine in this process, and requests run through it: what `throughput` and `latency` measure."""
+"""An engine in this process and requests run through it, which `throughput` and `latency` measure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """What running a set of requests took.
+    """Measurements of running a set of requests.
 
     Attributes:
-        seconds: wall clock.
-        steps: steps of the engine.
-        times: where their time went, summed.
-        num_cached_tokens: prompt tokens that the prefix cache saved.
+        seconds: wall clock time.
+        steps: number of engine steps.
+        times: time of their phases, summed, in seconds.
+        num_cached_tokens: prompt tokens found in the prefix cache.
     """
 
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class OfflineEngine:
         from stoker_engine.tokens.tokenizer import Tokenizer
 
         if args.data_parallel_size > 1:
-            raise ArgumentError("--data-parallel-size", "a measurement is of one copy; leave it out")
+            raise ArgumentError("--data-parallel-size", "only one engine can be measured; omit it")
         self.engine: Engine = Engine.from_args(args.offline())
         self.tokenizer: Tokenizer = Tokenizer.load(locate_tokenizer(args, locate_model(args)))
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)
@@ -60,7 +60,7 @@ class OfflineEngine:
     def run(
         self, samples: Sequence[Sample], n: int = 1, beams: bool = False, detokenize: bool = True, show: bool = True
     ) -> Run:
-        """Runs requests together, greedily and to their full length, until all are done."""
+        """Run requests together to their full length, greedily if `n` is 1, until all are done."""
         from tqdm import tqdm
 
         from stoker_engine.tokens.output_processor import OutputProcessor

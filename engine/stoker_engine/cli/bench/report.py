@@ -1,4 +1,4 @@
-"""Figures as a table for people and as JSON for programs."""
+"""Results as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 50
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The `percent`-th percentile, between neighbours linearly interpolated (numpy's default)."""
+    """Return the `percent`-th percentile, linearly interpolated between neighbours (numpy's default)."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
     low = math.floor(position)
@@ -24,7 +24,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summary(name: str, seconds: Sequence[float], percents: Sequence[float]) -> dict[str, float]:
-    """Mean, median, standard deviation and percentiles of times, in milliseconds, under vLLM's names."""
+    """Return mean, median, standard deviation and percentiles of times, in milliseconds, under vLLM's names."""
     if not seconds:
         return {}
     times = [1000 * value for value in seconds]
@@ -37,7 +37,7 @@ def summary(name: str, seconds: Sequence[float], percents: Sequence[float]) -> d
 
 
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Prints a figure a line; a row without a figure heads a section."""
+    """Print one result per line; a row with the value None starts a section."""
     print(f" {title} ".center(_WIDTH, "="))
     for label, value in rows.items():
         if value is None:
@@ -48,10 +48,10 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
 
 
 def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
-    """Writes `figures` to `path`, if there is one.
+    """Write `figures` to `path`, unless it is None.
 
     Raises:
-        ArgumentError: it cannot be written.
+        ArgumentError: the file cannot be written.
     """
     if path is None:
         return
@@ -62,15 +62,15 @@ def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
 
 
 def percents(text: str, flag: str) -> list[float]:
-    """``"50,99"`` → [50, 99].
+    """Parse ``"50,99"`` into [50, 99].
 
     Raises:
-        ArgumentError: that is no list of percentages.
+        ArgumentError: `text` is not a list of percentages.
     """
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         values = [-1.0]
     if not all(0 <= value <= 100 for value in values):
-        raise ArgumentError(flag, f"{text!r} is no list of percentages such as 50,90,99")
+        raise ArgumentError(flag, f"{text!r} is not a list of percentages such as 50,90,99")
     return values

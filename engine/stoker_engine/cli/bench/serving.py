@@ -1,11 +1,11 @@
-"""``stoker bench serve``: requests to a running server, as many clients would send them.
+"""``stoker bench serve``: send requests to a running server, as many clients would.
 
     request ──► first token ─► token ─► token ──► end
        └─ TTFT ─────┘└─ ITL ─┘└─ ITL ─┘           │       TPOT: mean ITL of a request, by its number of tokens
        └─ E2EL ───────────────────────────────────┘
 
 Arrivals are a Poisson process at ``--request-rate`` (gamma-distributed with ``--burstiness`` other than 1), or all at
-once. Prompts are sent as tokens, so that their lengths are what was asked for; every answer is streamed.
+once. Prompts are sent as token ids, so that their lengths are exact; every answer is streamed.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class BenchServeArgs:
     """How requests are sent."""
 
     base_url: str = flag("the server's address", "http://127.0.0.1:8000")
-    model: str | None = flag("the model's name in requests; default: the server's first", None)
+    model: str | None = flag("model name in requests; default: the server's first", None)
     tokenizer: str | None = flag("folder, GGUF file, demo://NAME or hub id of the tokenizer; default: --model", None)
     lora_modules: tuple[str, ...] = flag(
-        "names of adapters that requests ask for instead, each for one of them by chance (--seed)", (), repeatable=True
+        "names of adapters, of which each request uses a random one (--seed) instead of the model", (), repeatable=True
     )
-    request_rate: float = flag("requests a second; inf sends all at once", float("inf"), infinite=True)
+    request_rate: float = flag("requests per second; inf sends all at once", float("inf"), infinite=True)
     burstiness: float = flag("1: Poisson arrivals; below 1: in bursts; above 1: more evenly", 1.0)
-    max_concurrency: int | None = flag("most requests in flight; default: no limit", None)
-    num_warmups: int = flag("requests sent before, one by one, that do not count", 1)
+    max_concurrency: int | None = flag("maximum requests in flight; default: no limit", None)
+    num_warmups: int = flag("warm-up requests, sent one by one and not measured", 1)
     temperature: float = flag("sampling temperature; 0 is greedy", 0.0)
     ignore_eos: bool = flag("generate exactly as many tokens as the data set asks for", True)
-    percentile_metrics: str = flag("which latencies get percentiles: ttft, tpot, itl, e2el", "ttft,tpot,itl,e2el")
-    metric_percentiles: str = flag("which percentiles", "50,90,99")
+    percentile_metrics: str = flag("latencies with percentiles: ttft, tpot, itl, e2el", "ttft,tpot,itl,e2el")
+    metric_percentiles: str = flag("percentiles to report", "50,90,99")
     disable_tqdm: bool = flag("show no progress bar", False)
-    output_json: str | None = flag("file for the figures", None)
+    output_json: str | None = flag("JSON file for the results", None)
 
     def __post_init__(self) -> None:
         if not self.request_rate > 0:
@@ -63,12 +63,12 @@ class BenchServeArgs:
             raise ArgumentError("--temperature", f"must be finite and at least 0, got {self.temperature}")
         unknown = set(self.percentile_metrics.split(",")) - set(_METRICS)
         if unknown:
-            raise ArgumentError("--percentile-metrics", f"{', '.join(unknown)}: there is {', '.join(_METRICS)}")
+            raise ArgumentError("--percentile-metrics", f"unknown: {', '.join(unknown)}; known: {', '.join(_METRICS)}")
 
 
 @dataclass
 class ChatAnswer:
-    """What became of a request; times in seconds."""
+    """Result of a request; times in seconds."""
 
     prompt_len: int
     ttft: float = 0.0
@@ -79,7 +79,7 @@ class ChatAnswer:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code (1: a request failed)."""
+    """Run the command; return its exit code (1: a request failed)."""
     parser = argv.Parser(prog="stoker bench serve", description="Measure a running server.", allow_abbrev=False)
     argv.add_arguments(parser, BenchServeArgs, "requests")
     argv.add_arguments(parser, DatasetArgs, "data set")
@@ -125,14 +125,14 @@ def _samples(args: BenchServeArgs, dataset: DatasetArgs, models: list[dict[str, 
 
     source = args.tokenizer or next((model["root"] for model in models if model.get("root")), None) or args.model
     if source is None:
-        raise ArgumentError("--tokenizer", "the server does not say where its model comes from; name its tokenizer")
+        raise ArgumentError("--tokenizer", "is required: the server does not report the source of its model")
     tokenizer = Tokenizer.load(locate_model(EngineArgs(source)))
     return load_dataset(dataset, tokenizer, tokenizer.vocab_size)
 
 
 def models_of(args: BenchServeArgs, model: str, count: int, seed: int) -> list[str]:
-    """The model that each request names: `model`, or one of ``--lora-modules``, as in ``vllm bench serve``."""
-    chance = random.Random(f"lora-modules {seed}")  # one of its own: arrivals stay as they are without adapters
+    """Return the model of each request: `model`, or a random one of ``--lora-modules``, as in ``vllm bench serve``."""
+    chance = random.Random(f"lora-modules {seed}")  # a separate generator: adapters do not change the arrivals
     return [chance.choice(args.lora_modules) if args.lora_modules else model for _ in range(count)]
 
 
@@ -156,7 +156,7 @@ async def _send_all(
         for model, sample in zip(models, samples, strict=True):
             tasks.append(asyncio.create_task(one(model, sample)))
             if args.request_rate != float("inf"):
-                # The next arrival counts from the last one's due time, so that delays do not lower the rate.
+                # Each arrival is relative to the previous due time, so that delays do not lower the rate.
                 at += chance.gammavariate(args.burstiness, 1 / (args.request_rate * args.burstiness))
                 await asyncio.sleep(max(0.0, at - time.perf_counter()))
         return await asyncio.gather(*tasks)
@@ -203,7 +203,7 @@ async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, samp
 
 
 def figures_of(answers: list[ChatAnswer], duration: float, args: BenchServeArgs) -> dict[str, Any]:
-    """All figures, under the names of ``vllm bench serve``."""
+    """Return all results, under the names of ``vllm bench serve``."""
     good = [answer for answer in answers if answer.error is None]
     prompt, output = sum(a.prompt_len for a in good), sum(a.output_len for a in good)
     figures: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""``stoker bench throughput``: many requests at once through the engine, without a server: tokens a second.
+"""``stoker bench throughput``: run many requests through the engine without a server, and report tokens per second.
 
-``--profile`` says where the time of a step goes: the model, the sampler, the scheduler (schedule and commit), and the
-rest, which is Python around them, detokenization included.
+``--profile`` splits the time of a step into the model, the sampler, the scheduler (schedule and commit), and the rest,
+which is Python code around them, including detokenization.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from stoker_engine.contract.engine_args import EngineArgs
 class ThroughputArgs:
     """How requests are run."""
 
-    n: int = flag("sequences generated for each prompt", 1)
-    num_warmups: int = flag("requests run before, that do not count", 1)
-    disable_detokenize: bool = flag("do not turn tokens into text", False)
-    profile: bool = flag("report where a step's time goes", False)
+    n: int = flag("sequences per prompt", 1)
+    num_warmups: int = flag("warm-up requests, which are not measured", 1)
+    disable_detokenize: bool = flag("do not detokenize the output", False)
+    profile: bool = flag("report the time of a step by phase", False)
     disable_tqdm: bool = flag("show no progress bar", False)
-    output_json: str | None = flag("file for the figures", None)
+    output_json: str | None = flag("JSON file for the results", None)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command; return its exit code."""
     parser = argv.Parser(
         prog="stoker bench throughput",
         description="Measure the engine without a server. --model M is the same as MODEL.",
         allow_abbrev=False,
-        conflict_handler="resolve",  # --seed is of the data set and of the engine, and the same for both
+        conflict_handler="resolve",  # data set and engine share --seed
     )
     argv.add_arguments(parser, ThroughputArgs, "requests")
     argv.add_arguments(parser, DatasetArgs, "data set")
@@ -53,10 +53,10 @@ def main(arguments: list[str]) -> int:
     longest = max(len(sample.prompt) + sample.output_len for sample in samples)
     if longest > info.max_model_len:
         raise ArgumentError(
-            "--max-model-len", f"a request has {longest} tokens and the engine takes {info.max_model_len}; raise it"
+            "--max-model-len", f"a request has {longest} tokens, above the limit of {info.max_model_len}; raise it"
         )
     for sample in samples[: args.num_warmups]:
-        # One token, so that its prompt is not in the prefix cache when it counts.
+        # A single token, so that the sample's prompt is not in the prefix cache when it is measured.
         offline.run([type(sample)(sample.prompt[:1], 2)], show=False)
     run = offline.run(samples, n=args.n, detokenize=not args.disable_detokenize, show=not args.disable_tqdm)
     figures = figures_of(run, len(samples))
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 
 def figures_of(run: Run, num_requests: int) -> dict[str, Any]:
-    """All figures; those that ``vllm bench throughput`` has, under its names."""
+    """Return all results; those that ``vllm bench throughput`` has, under its names."""
     scheduler = run.times["schedule"] + run.times["commit"]
     inside = scheduler + run.times["model"] + run.times["sample"]
     return {

@@ -1,1 +1,1 @@
-"""LoRA adapters as the server serves them: which there are, where they may come from, and the file that lists them."""
+"""Served LoRA adapters: the registry, the allowed folders, and the config file."""

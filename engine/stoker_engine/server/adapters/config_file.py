@@ -1,4 +1,4 @@
-"""``--lora-config``: the adapters that are to be served, in a file that is read again when it changes.
+"""``--lora-config``: a file that lists the adapters to serve, and is reread when it changes.
 
 .. code-block:: yaml
 
@@ -6,9 +6,9 @@
       - name: support
         path: /adapters/support-v3
 
-Each one that is new is loaded; one that is gone is unloaded; one whose path has changed is loaded in place. What cannot
-be loaded, or was lost with an engine, is reported and tried again when the file changes; others are served meanwhile.
-A file that cannot be read, or whose content is malformed, leaves everything as it is.
+New adapters are loaded; removed ones are unloaded; one whose path has changed is reloaded in place. An adapter that
+cannot be loaded, or was lost with an engine, is reported and retried when the file changes; the others are served
+meanwhile. A file that cannot be read, or is malformed, changes nothing.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from stoker_engine.server.adapters.registry import LOADS_AT_ONCE, AdapterRegistr
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at the file. A mounted ConfigMap is replaced by links, which few ways of watching follow.
+#: Seconds between checks of the file. Polled, because few file watchers follow the symlinks of a mounted ConfigMap.
 INTERVAL_S: Final = 1.0
-#: Most bytes of the file: some thousand adapters.
+#: Maximum size of the file in bytes: some thousand adapters.
 _MAX_BYTES: Final = 4 * 1024**2
 
 _Stamp = tuple[int, int, int, int]
 
 
 class AdapterConfigFile:
-    """The file, and what of it is served.
+    """Applies the file to the registry.
 
     Args:
-        interval_s: seconds between two looks at the file.
+        interval_s: seconds between checks of the file.
 
     Raises:
         ArgumentError: the file cannot be read, or is malformed.
 
     Attributes:
-        is_settled: whether each adapter of the file, as it was first read, has been loaded or has failed.
+        is_settled: whether each adapter of the file's first version has been loaded or has failed.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class AdapterConfigFile:
             raise ArgumentError("--lora-config", f"cannot read {file}: {error}") from error
 
     async def watch(self) -> None:
-        """Serves what the file lists, as it changes, for ever."""
+        """Apply the file and its changes, forever."""
         while True:
             try:
                 await self.apply()
             except Exception:
-                logger.exception("the adapters of %s could not be applied", self._file)
+                logger.exception("cannot apply the adapters of %s", self._file)
             self.is_settled |= not self._lost
             await self._wait()
 
     async def _wait(self) -> None:
-        """Waits until the file has changed, or what an engine's death ended is to be tried again."""
+        """Wait until the file has changed, or a load that an engine's death interrupted can be retried."""
         while True:
             await asyncio.sleep(self._interval_s)
             if await asyncio.to_thread(self._has_changed) or self._lost:
                 return
 
     async def apply(self) -> None:
-        """Loads and unloads what there is to."""
+        """Load and unload adapters as the file demands."""
         self._lost = False
         listed = {module.name: module for module in self._modules}
         for name in [name for name in self._served_names() if name not in listed]:
@@ -119,13 +119,13 @@ class AdapterConfigFile:
         except (OSError, ValueError) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                logger.warning("cannot read the adapters again, so they stay as they were: %s", error)
+                logger.warning("cannot reread the adapters; they stay unchanged: %s", error)
             return False
         self._complaint = None
         return True
 
     def _read(self) -> list[LoRAModule]:
-        """What the file lists.
+        """Return the adapters that the file lists.
 
         Raises:
             OSError: it cannot be read.
@@ -142,10 +142,10 @@ class AdapterConfigFile:
 
 
 def parse(content: bytes) -> list[LoRAModule]:
-    """The adapters that a file lists.
+    """Return the adapters that a file lists.
 
     Raises:
-        ValueError: it is malformed; the message says where.
+        ValueError: the content is malformed; the message says where.
     """
     try:
         loaded: Any = yaml.safe_load(content)

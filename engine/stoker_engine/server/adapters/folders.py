@@ -1,4 +1,4 @@
-"""Where adapters may be loaded from: ``--lora-dir``."""
+"""Folders from which adapters may be loaded: ``--lora-dir``."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Final
 from stoker_common.errors import NotFoundError, RequestError
 from stoker_engine.server.unavailable import ForbiddenError
 
-#: What is read of an adapter's folder.
+#: Files read from an adapter's folder.
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class AdapterFolders:
-    """The folders that paths from outside may lead into.
+    """The folders that contain all adapters which requests and ``--lora-config`` may load.
 
     Args:
-        folders: as they were given; they may come to exist later.
+        folders: paths as given; they may be created later.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = folders
 
     async def resolve(self, path: str) -> str:
-        """The real path of an adapter's folder, symbolic links followed.
+        """Return the real path of an adapter's folder, with symbolic links resolved.
 
         Raises:
-            ForbiddenError: it, or one of its files, lies elsewhere.
-            NotFoundError: there is no such folder.
-            RequestError: it is no path.
+            ForbiddenError: the folder, or one of its files, is outside the allowed folders.
+            NotFoundError: the folder does not exist.
+            RequestError: the path is invalid.
         """
         return await asyncio.to_thread(self._resolve, path)
 
@@ -41,14 +41,14 @@ class AdapterFolders:
             for real in (folder, *((folder / name).resolve() for name in FILES)):
                 if not any(real.is_relative_to(each) for each in allowed):
                     raise ForbiddenError(
-                        f"{path[:300]!r} lies in none of the folders that adapters may be loaded from (--lora-dir)",
+                        f"{path[:300]!r} is outside the folders from which adapters may be loaded (--lora-dir)",
                         "lora_path",
                     )
             is_folder = folder.is_dir()
-        except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
-            raise RequestError(f"{path[:300]!r} is no path: {_reason(error)}", "lora_path") from None
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, a symlink loop
+            raise RequestError(f"invalid path {path[:300]!r}: {_reason(error)}", "lora_path") from None
         if not is_folder:
-            raise NotFoundError(f"there is no folder {path[:300]!r}", "lora_path")
+            raise NotFoundError(f"folder {path[:300]!r} does not exist", "lora_path")
         return str(folder)
 
 

@@ -1,11 +1,11 @@
-"""Which adapters are served, and under which number the engines know them.
+"""Registry of the served adapters and their numbers in the engines.
 
     load ──► loading ──► served ──unload──► drains ──the last request ended──► removed from the engines
                 │           └──load in place──► the old number drains, new requests use the new one
-                └──► refused, or failed where it ought to be served
+                └──► refused, or recorded as failed if its config lists it
 
-A request holds its adapter from when it is submitted to its end (`hold`), so a number is never removed under it.
-Operations on one name run one after the other, those on different names side by side.
+A request holds its adapter from submission to its end (`hold`), so a number is never removed while in use. Operations
+on one name run one after the other; those on different names run concurrently.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from stoker_engine.server.unavailable import NotStartedError
 
 logger = logging.getLogger(__name__)
 
-#: Most adapters that are loaded at the same time, where many are to be.
+#: Maximum number of concurrent loads.
 LOADS_AT_ONCE: Final = 8
 
 
 class Origin(StrEnum):
-    """What asked for an adapter."""
+    """Source of the request for an adapter."""
 
     MODULES = "--lora-modules"
     CONFIG = "--lora-config"
@@ -43,7 +43,7 @@ class Origin(StrEnum):
 
 
 class AdapterState(StrEnum):
-    """How an adapter that ought to be served does; a label of ``stoker:lora_adapters``."""
+    """State of a configured adapter; a label of ``stoker:lora_adapters``."""
 
     LOADED = "loaded"
     LOADING = "loading"
@@ -52,14 +52,14 @@ class AdapterState(StrEnum):
 
 @dataclass(eq=False)
 class RegisteredAdapter:
-    """An adapter that is served, or drains: one load of it.
+    """One load of an adapter that is served or draining.
 
     Attributes:
-        module: its name and its path, as they were given.
-        source: as the engines know it.
-        loaded: what the engines found in its files.
-        num_requests: that hold it.
-        created: when it was loaded, in Unix seconds.
+        module: name and path as given.
+        source: its identification in the engines.
+        loaded: facts that the engines found in its files.
+        num_requests: number of requests that hold it.
+        created: load time in Unix seconds.
     """
 
     module: LoRAModule
@@ -72,31 +72,31 @@ class RegisteredAdapter:
 
 @dataclass(eq=False)
 class AdapterRegistry:
-    """The adapters of one server. Used from the event loop only, `count` excepted.
+    """The adapters of one server. Used from the event loop only, except `count`.
 
     Attributes:
-        model_names: the base model's, which no adapter may have.
+        model_names: names of the base model, which adapters must not use.
     """
 
     client: EngineClient
     model_names: Sequence[str]
     _served: dict[str, RegisteredAdapter] = field(default_factory=dict)
     _draining: set[RegisteredAdapter] = field(default_factory=set)
-    _loading: list[tuple[str, Origin]] = field(default_factory=list)  # loads that have not ended
-    _failed: dict[str, str] = field(default_factory=dict)  # names that ought to be served → why they are not
+    _loading: list[tuple[str, Origin]] = field(default_factory=list)  # loads in progress
+    _failed: dict[str, str] = field(default_factory=dict)  # names of configured, unserved adapters → reason
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __iter__(self) -> Iterator[RegisteredAdapter]:
-        """Those that are served, in the order they were loaded."""
+        """Iterate over the served adapters in load order."""
         return iter(list(self._served.values()))
 
     def get(self, name: str) -> RegisteredAdapter | None:
-        """The adapter that is served under a name."""
+        """Return the adapter that is served under a name."""
         return self._served.get(name)
 
     def count(self, state: AdapterState) -> int:
-        """How many adapters are in a state. Any thread may ask."""
+        """Return the number of adapters in a state. Thread-safe."""
         served = list(self._served.values())
         broken = sum(self.error_of(adapter) is not None for adapter in served)
         if state is AdapterState.LOADED:
@@ -106,28 +106,28 @@ class AdapterRegistry:
         return len(self._loading)
 
     def check(self, name: str) -> None:
-        """Checks that requests may name an adapter now.
+        """Check that requests may name an adapter now.
 
         Raises:
-            NotFoundError: there is none of that name.
-            NotStartedError: it ought to be served, and is being loaded, or failed.
+            NotFoundError: no adapter has that name.
+            NotStartedError: the adapter is configured, but is still loading or has failed.
         """
         if (adapter := self._served.get(name)) is not None:
             if (error := self.error_of(adapter)) is not None:
-                raise NotStartedError(f"the adapter {name!r} cannot be served now: {error}", "model")
+                raise NotStartedError(f"the adapter {name!r} is unavailable: {error}", "model")
         elif (reason := self._failed.get(name)) is not None:
             raise NotStartedError(f"the adapter {name!r} is not served: {reason}", "model")
         elif any((name, origin) in self._loading for origin in (Origin.MODULES, Origin.CONFIG)):
-            raise NotStartedError(f"the adapter {name!r} is being loaded; try again in a moment", "model")
+            raise NotStartedError(f"the adapter {name!r} is still loading; retry in a moment", "model")
         else:
             raise NotFoundError(f"there is no adapter {name[:200]!r}", "model", "model_not_found")
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[int]:
-        """Keeps an adapter, or the model itself, while a request uses it.
+        """Hold an adapter, or the model itself, while a request uses it.
 
         Yields:
-            its number.
+            Its number.
 
         Raises:
             NotFoundError, NotStartedError: see `check`.
@@ -147,15 +147,15 @@ class AdapterRegistry:
     async def load(
         self, module: LoRAModule, origin: Origin, *, folder: str | None = None, in_place: bool = False
     ) -> RegisteredAdapter:
-        """Loads an adapter and serves it.
+        """Load an adapter and serve it.
 
         Args:
-            folder: the real path of its files, where that is not the path that was given.
-            in_place: it takes the place of the one of that name, if there is one, once it is loaded.
+            folder: real path of its files, if it differs from the given path.
+            in_place: whether it replaces an adapter of the same name once it is loaded.
 
         Raises:
-            RequestError: its name is the model's, or another adapter's.
-            AdapterError: it cannot be loaded; what was served goes on.
+            RequestError: the name is the model's, or another adapter's.
+            AdapterError: it cannot be loaded; the previous adapter stays.
             EngineDeadError: the engine died.
         """
         name = module.name
@@ -189,10 +189,10 @@ class AdapterRegistry:
                 return adapter
 
     async def unload(self, name: str, origin: Origin) -> None:
-        """Serves an adapter no longer. Requests that use it finish.
+        """Stop serving an adapter. Requests that use it finish.
 
         Raises:
-            NotFoundError: there is none of that name.
+            NotFoundError: no adapter has that name.
             RequestError: ``--lora-config`` lists it.
         """
         async with self._lock(name):
@@ -205,15 +205,15 @@ class AdapterRegistry:
             logger.info("unloaded the LoRA adapter %s", name)
 
     async def load_modules(self, modules: Sequence[LoRAModule]) -> None:
-        """Loads the adapters of ``--lora-modules``.
+        """Load the adapters of ``--lora-modules``.
 
         Raises:
-            ArgumentError: one cannot be loaded.
+            ArgumentError: an adapter cannot be loaded.
             EngineDeadError: the engine died.
         """
 
         async def load(module: LoRAModule) -> None:
-            # A link that leads elsewhere later must not change what is read again after an eviction.
+            # Resolved once: a symlink that changes later must not change the files that are reread after an eviction.
             folder = await asyncio.to_thread(os.path.realpath, module.path)
             try:
                 await self.load(module, Origin.MODULES, folder=folder)
@@ -225,19 +225,19 @@ class AdapterRegistry:
         self._served = dict(sorted(self._served.items(), key=lambda item: order.get(item[0], len(order))))
 
     def fail(self, name: str, reason: str) -> None:
-        """Takes down why an adapter that ought to be served is not."""
+        """Record why a configured adapter is not served."""
         self._failed[name] = reason
 
     def keep_failures(self, names: Container[str]) -> None:
-        """Forgets failures of adapters that need not be served any more."""
+        """Forget failures of adapters that are no longer configured."""
         self._failed = {name: reason for name, reason in self._failed.items() if name in names}
 
     def error_of(self, adapter: RegisteredAdapter) -> str | None:
-        """Why an adapter that was served is not any more: an engine that was restarted cannot load it."""
+        """Return why a loaded adapter is unavailable: a restarted engine cannot load it."""
         return self.client.adapter_error(adapter.source.number)
 
     def _check_owner(self, name: str, origin: Origin) -> None:
-        """Only the file that lists an adapter, served or failed, changes it: else the two would disagree."""
+        """Check that only ``--lora-config`` changes its adapters, served or failed, so that both always agree."""
         adapter = self._served.get(name)
         if adapter is not None:
             owner = adapter.origin
@@ -272,7 +272,7 @@ class AdapterRegistry:
 
 
 async def at_most(limit: int, work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Does all of `work`, so many at a time. The first error ends the rest."""
+    """Run all of `work`, at most `limit` at a time. The first error cancels the rest."""
     slots = asyncio.Semaphore(limit)
 
     async def one(each: Coroutine[Any, Any, None]) -> None:

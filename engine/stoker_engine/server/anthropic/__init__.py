@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its bodies → requests, the parts of an answer → its messages and events."""
+"""Anthropic's Messages API: bodies → requests, and parts of an answer → messages and events."""

@@ -1,4 +1,4 @@
-"""A chat run's answer as Anthropic's message."""
+"""The answer of a chat run as Anthropic's message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TextBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """What the model thought. Clients send it back with its signature, some only if it has one."""
+    """The model's reasoning. Clients send it back with its signature, some only if it has one."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str = ""
@@ -34,7 +34,7 @@ class ThinkingBlock(BaseModel):
 
 
 class ToolUseBlock(BaseModel):
-    """The model calls a tool."""
+    """A tool call."""
 
     type: Literal["tool_use"] = "tool_use"
     id: str
@@ -46,13 +46,13 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class OutputTokensDetails(BaseModel):
-    """Of the tokens of an answer, those of what was thought before it."""
+    """Output tokens by kind."""
 
     thinking_tokens: int
 
 
 class AnthropicUsage(BaseModel):
-    """Tokens. Those of the prompt that a prefix hit saved do not count as input, as Anthropic counts."""
+    """Token counts. As at Anthropic, prompt tokens found in the prefix cache do not count as input."""
 
     input_tokens: int
     cache_creation_input_tokens: Extra[int] = None
@@ -62,19 +62,19 @@ class AnthropicUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: Usage) -> AnthropicUsage:
-        """The same, counted so."""
+        """Convert to Anthropic's counts."""
         counted = cls(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
         if usage.cached_tokens is not None:
             counted.input_tokens -= usage.cached_tokens
             counted.cache_read_input_tokens = usage.cached_tokens
-            counted.cache_creation_input_tokens = 0  # what is kept costs nobody anything
+            counted.cache_creation_input_tokens = 0  # filling the prefix cache has no cost
         if usage.reasoning_tokens is not None:
             counted.output_tokens_details = OutputTokensDetails(thinking_tokens=usage.reasoning_tokens)
         return counted
 
 
 class AnthropicMessage(BaseModel):
-    """The answer of /v1/messages."""
+    """Response of /v1/messages."""
 
     id: str
     type: Literal["message"] = "message"
@@ -87,15 +87,15 @@ class AnthropicMessage(BaseModel):
 
 
 class MessageTokensCount(BaseModel):
-    """The answer of /v1/messages/count_tokens."""
+    """Response of /v1/messages/count_tokens."""
 
     input_tokens: int
 
 
 def content_blocks(parts: Sequence[Part], *, show_thinking: bool) -> list[Block]:
-    """The blocks of a whole answer, in the order in which the model wrote them.
+    """Return the blocks of a complete answer, in the model's order.
 
-    Where it wrote nothing there is one empty text: many clients read the first block.
+    An empty answer has one empty text block, because many clients read the first block.
     """
     blocks: list[Block] = []
     for part in merged(parts):
@@ -114,24 +114,24 @@ def content_blocks(parts: Sequence[Part], *, show_thinking: bool) -> list[Block]
 
 
 def signature(thinking: str) -> str:
-    """What stands for Anthropic's signature."""
+    """Return a hash in place of Anthropic's signature."""
     return hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
 
 
 def new_tool_use_id() -> str:
-    """A name for a call that the model gave none."""
+    """Return an id for a call to which the model gave none."""
     return f"toolu_{uuid.uuid4().hex[:24]}"
 
 
 def stop_reason(
     finish_reason: FinishReason | None, stopped_by: int | str | None, *, calls: bool, bent: bool
 ) -> tuple[StopReason, str | None]:
-    """Why an answer ended, and the stop sequence, if it was one.
+    """Return why an answer ended, and the stop sequence if one ended it.
 
     Args:
-        stopped_by: the stop string or token that ended it.
-        calls: whether it ends with calls that are complete.
-        bent: whether the model's context left room for less than `max_tokens`.
+        stopped_by: stop string or token that ended it.
+        calls: whether it ends with a complete tool call.
+        bent: whether the context left room for fewer tokens than `max_tokens`.
     """
     if finish_reason == FinishReason.LENGTH:
         return ("model_context_window_exceeded" if bent else "max_tokens"), None

@@ -1,6 +1,6 @@
-"""The content blocks that messages are made of, and the parts of a conversation that they become.
+"""Content blocks of messages, and their conversion to parts of a conversation.
 
-https://docs.anthropic.com/en/api/messages. A string stands for one block of text, everywhere.
+https://docs.anthropic.com/en/api/messages. A string is short for one text block everywhere.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stoker_engine.server.fields.field_types import StrictModel
 from stoker_engine.server.fields.unsupported import Absent, NoList, OnlyValue
 from stoker_engine.server.parsers.parts import Reasoning
 
-#: Where the client would have us cache the prompt. It asks for nothing: whatever prompts share is computed once.
+#: Hint where to cache the prompt. Ignored, because the prefix cache covers all shared prefixes.
 CacheHint = dict[str, Any] | None
 
-#: What Claude Code tells Anthropic's accountants in a system block, another one with each request. It is not for
-#: the model, and no two prompts would begin alike with it.
+#: Prefix of a system block that Claude Code adds for Anthropic's billing. It is dropped: it is not meant for the model,
+#: and it differs between requests, so that they would share no prefix.
 _BILLING: Final = "x-anthropic-billing-header:"
 
 
@@ -43,7 +43,7 @@ class TextBlockParam(StrictModel):
 
 
 class ThinkingBlockParam(StrictModel):
-    """What the assistant thought, as it was answered. Nothing here depends on its signature, so nothing checks it."""
+    """The assistant's reasoning, as received. The signature is not checked, because nothing depends on it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -52,14 +52,14 @@ class ThinkingBlockParam(StrictModel):
 
 
 class RedactedThinkingBlockParam(StrictModel):
-    """What another server's assistant thought, for that server's eyes; the model does not get it."""
+    """Encrypted reasoning of another server's assistant; dropped from the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
 class ToolUseBlockParam(StrictModel):
-    """The assistant calls a tool."""
+    """A tool call of the assistant."""
 
     type: Literal["tool_use"]
     id: str
@@ -71,13 +71,13 @@ class ToolUseBlockParam(StrictModel):
 
 
 def of_types(*types: str) -> BeforeValidator:
-    """Refuses blocks of other types, by name."""
+    """Return a validator that refuses blocks of other types, and names the type."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in types:
             kinds = {"kind": kind[:50], "types": ", ".join(types)}
-            raise PydanticCustomError("unsupported", "blocks of the type {kind} are not read here, only {types}", kinds)
+            raise PydanticCustomError("unsupported", "blocks of type {kind} are not supported, only {types}", kinds)
         return value
 
     return BeforeValidator(check)
@@ -92,12 +92,12 @@ def _as_blocks(value: Any) -> Any:
 
 
 _TextBlocks = Annotated[list[Annotated[TextBlockParam, of_types("text")]], Field(fail_fast=True)]
-#: A string, or blocks of text.
+#: A string, or text blocks.
 TextParam = Annotated[_TextBlocks, BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlockParam])]
 
 
 class ToolResultBlockParam(StrictModel):
-    """What a tool answered."""
+    """Result of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -107,7 +107,7 @@ class ToolResultBlockParam(StrictModel):
     cache_control: CacheHint = None
 
     def to_part(self) -> ToolResult:
-        """The result as a conversation has it. Chat templates know no errors: the text says so."""
+        """Return the result as part of a `Conversation`. Chat templates have no error flag, so the text says it."""
         texts = [block.text for block in self.content or ()] or [""]
         if self.is_error and not texts[0].lower().startswith("error"):
             texts[0] = f"Error: {texts[0]}" if texts[0] or len(texts) > 1 else "Error"
@@ -125,7 +125,7 @@ _BLOCKS: Final[TypeAdapter[list[BlockParam]]] = TypeAdapter(_Blocks)
 
 
 def _text_or_blocks(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Not by the union, whose errors would tell of both."""
+    """Validate without pydantic's union, which would report errors for both members."""
     return value if isinstance(value, str) else _BLOCKS.validate_python(_as_blocks(value))
 
 
@@ -138,7 +138,7 @@ _ROLES: Final = {
 
 
 class MessageParam(StrictModel):
-    """One message of a conversation."""
+    """A message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[str | _Blocks, WrapValidator(_text_or_blocks, json_schema_input_type=str | list[BlockParam])]
@@ -150,12 +150,12 @@ class MessageParam(StrictModel):
         for block in content if isinstance(content, list) else ():
             if role not in (None, *_ROLES.get(block.type, (role,))):
                 context = {"kind": block.type, "role": _ROLES[block.type][0]}
-                raise PydanticCustomError("shape", "{kind} blocks belong into messages of the role {role}", context)
+                raise PydanticCustomError("shape", "{kind} blocks are allowed only in messages of role {role}", context)
         return content
 
     @property
     def blocks(self) -> Sequence[BlockParam]:
-        """What it is made of. A string becomes a block only here: there may be very many."""
+        """The blocks of the message. Strings are converted only on use, because there may be very many."""
         if isinstance(self.content, str):
             return [TextBlockParam(type="text", text=self.content)]
         return self.content
@@ -164,12 +164,12 @@ class MessageParam(StrictModel):
 def plain_messages(
     system: Sequence[TextBlockParam], messages: Sequence[MessageParam], *, system_anywhere: bool
 ) -> list[Message]:
-    """The messages of a conversation.
+    """Return the messages of a conversation.
 
-    Turns of one role that follow each other are one turn. Several texts of it are parts of one message.
+    Consecutive messages of one role become one message, with its texts as parts.
 
     Args:
-        system_anywhere: whether system messages stay where they are; else they all come first, in one.
+        system_anywhere: whether system messages keep their position; else they are merged into one at the start.
     """
     instructions = _for_model(system)
     if not system_anywhere:

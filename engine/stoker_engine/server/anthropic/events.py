@@ -29,20 +29,20 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCal
 
 
 class MessageStart(BaseModel):
-    """The message, without content."""
+    """Start of a message, without content."""
 
     type: Literal["message_start"] = "message_start"
     message: AnthropicMessage
 
 
 class Ping(BaseModel):
-    """Nothing."""
+    """A keep-alive without content."""
 
     type: Literal["ping"] = "ping"
 
 
 class ContentBlockStart(BaseModel):
-    """A block, empty."""
+    """Start of a block, which is empty."""
 
     type: Literal["content_block_start"] = "content_block_start"
     index: int
@@ -50,35 +50,35 @@ class ContentBlockStart(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """More of a text."""
+    """Further text."""
 
     type: Literal["text_delta"] = "text_delta"
     text: str
 
 
 class ThinkingDelta(BaseModel):
-    """More of what the model thinks."""
+    """Further reasoning."""
 
     type: Literal["thinking_delta"] = "thinking_delta"
     thinking: str
 
 
 class SignatureDelta(BaseModel):
-    """The signature of a thinking block, at its end."""
+    """Signature at the end of a thinking block."""
 
     type: Literal["signature_delta"] = "signature_delta"
     signature: str
 
 
 class InputJSONDelta(BaseModel):
-    """More of the text of a call's input."""
+    """Further text of a call's input."""
 
     type: Literal["input_json_delta"] = "input_json_delta"
     partial_json: str
 
 
 class ContentBlockDelta(BaseModel):
-    """What is added to a block."""
+    """An addition to a block."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int
@@ -86,21 +86,21 @@ class ContentBlockDelta(BaseModel):
 
 
 class ContentBlockStop(BaseModel):
-    """A block is complete."""
+    """End of a block."""
 
     type: Literal["content_block_stop"] = "content_block_stop"
     index: int
 
 
 class Stopped(BaseModel):
-    """Why a message ended."""
+    """Reason for the end of a message."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(BaseModel):
-    """A message's end."""
+    """End of a message."""
 
     type: Literal["message_delta"] = "message_delta"
     delta: Stopped
@@ -114,10 +114,10 @@ class MessageStop(BaseModel):
 
 
 class BlockEvents:
-    """Parts as they come → events of blocks; one block is open at a time.
+    """Converts parts to events of blocks; one block is open at a time.
 
     Args:
-        show_thinking: whether thinking has its text; else only its signature.
+        show_thinking: whether thinking blocks contain their text, and not only a signature.
     """
 
     def __init__(self, show_thinking: bool) -> None:
@@ -127,7 +127,7 @@ class BlockEvents:
         self._thought = hashlib.sha256()
 
     def write(self, part: Part) -> Iterator[BaseModel]:
-        """The events of a further part."""
+        """Yield the events of a further part."""
         match part:
             case Content(text):
                 if not isinstance(self._open, TextBlock):
@@ -146,7 +146,7 @@ class BlockEvents:
                 yield self._delta(InputJSONDelta(partial_json=text))
 
     def end(self) -> Iterator[BaseModel]:
-        """The events that complete the last block; the first and empty one, where there was none."""
+        """Yield the events that end the last block; an answer without blocks gets an empty text block."""
         if self._index < 0:
             yield from self._begin(TextBlock())
         yield from self._close()

@@ -1,7 +1,7 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, and the requests that they become.
+"""Bodies of /v1/messages and /v1/messages/count_tokens, and their conversion to requests.
 
-https://docs.anthropic.com/en/api/messages. As everywhere, what asks for nothing is accepted, and what asks for
-something that is not there is refused by name.
+https://docs.anthropic.com/en/api/messages. Unsupported fields are accepted with their neutral values, and otherwise
+refused with an error that names the field.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from stoker_engine.server.fields.field_types import (
 from stoker_engine.server.fields.unsupported import Absent, NoDict, NoList, Off, OnlyValue
 from stoker_engine.server.parsers.tool_use import Tool, ToolMode, ToolUse
 
-#: What this API calls the fields that errors name.
+#: Field names in errors → this API's names.
 _FIELD_NAMES: Final[Mapping[str, str]] = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "structured_outputs.json": "output_config.format",
     "continue_final_message": "messages",
 }
-#: Least `thinking.budget_tokens`; Anthropic's rule.
+#: Minimum of `thinking.budget_tokens`; Anthropic's rule.
 _LEAST_BUDGET: Final = 1024
 
 
@@ -46,13 +46,13 @@ def _is_custom(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "custom":
         context = {"kind": kind[:50]}
-        sentence = "{kind} is a tool of Anthropic's own; here there are only those that a request describes"
+        sentence = "{kind} is a tool that Anthropic defines; only custom tools are supported"
         raise PydanticCustomError("unsupported", sentence, context)
     return value
 
 
 class ToolParam(StrictModel):
-    """A tool that the model may use; `input_schema` is a JSON schema."""
+    """A tool that the model may use; `input_schema` is a JSON Schema."""
 
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
@@ -60,7 +60,7 @@ class ToolParam(StrictModel):
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheHint = None
-    # How soon the input is streamed is not for the client to say here: it comes when it can no longer change.
+    # Ignored: the input is always streamed as soon as it is final.
     eager_input_streaming: bool | None = None
     defer_loading: Off = None
     input_examples: NoList = None
@@ -69,16 +69,16 @@ class ToolParam(StrictModel):
     @model_validator(mode="after")
     def _takes_objects(self) -> ToolParam:
         if self.input_schema.get("type", "object") != "object":
-            raise PydanticCustomError("shape", 'the input of a tool is an object: input_schema.type must be "object"')
+            raise PydanticCustomError("shape", 'input_schema.type must be "object"')
         return self
 
     def to_tool(self) -> Tool:
-        """The tool as a conversation has it."""
+        """Return the tool as part of a `Conversation`."""
         return Tool(self.name, self.description, {"type": "object", **self.input_schema}, bool(self.strict))
 
 
 class ToolChoiceParam(StrictModel):
-    """Whether the model must call a tool, and which."""
+    """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -87,20 +87,20 @@ class ToolChoiceParam(StrictModel):
     @model_validator(mode="after")
     def _names_a_tool(self) -> ToolChoiceParam:
         if (self.type == "tool") != (self.name is not None):
-            raise PydanticCustomError("shape", 'name belongs to the type "tool", which needs it')
+            raise PydanticCustomError("shape", 'name is required with type "tool", and allowed only with it')
         return self
 
     def use_of(self, tools: Sequence[Tool]) -> ToolUse:
-        """How an answer may use `tools`."""
+        """Return how an answer may use `tools`."""
         modes: dict[str, ToolMode] = {"any": "required", "tool": "named", "none": "none"}
         names = None if self.name is None else [self.name]
         return ToolUse.of(tools, modes.get(self.type, "auto"), names, not self.disable_parallel_tool_use)
 
 
 class ThinkingConfig(StrictModel):
-    """Whether the model thinks before it answers.
+    """Whether the model reasons before it answers.
 
-    The budget is a hint: `max_tokens` bounds what is thought and what is answered, together.
+    The budget is only a hint: `max_tokens` limits reasoning and answer together.
     """
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -110,21 +110,21 @@ class ThinkingConfig(StrictModel):
     @model_validator(mode="after")
     def _has_a_budget(self) -> ThinkingConfig:
         if (self.type == "enabled") != (self.budget_tokens is not None):
-            raise PydanticCustomError("shape", 'budget_tokens belongs to the type "enabled", which needs it')
+            raise PydanticCustomError("shape", 'budget_tokens is required with type "enabled", and only allowed there')
         if self.budget_tokens is not None and self.budget_tokens < _LEAST_BUDGET:
             raise PydanticCustomError("shape", "budget_tokens must be at least {least}", {"least": _LEAST_BUDGET})
         return self
 
 
 class JSONOutputFormat(StrictModel):
-    """The answer is JSON by a schema."""
+    """JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(StrictModel):
-    """What the answer is like, and how much goes into it."""
+    """Format of the answer, and reasoning effort."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JSONOutputFormat | None = None
@@ -132,23 +132,23 @@ class OutputConfig(StrictModel):
 
 
 def _keeps_all(value: Any) -> Any:
-    """What coding agents always send keeps all that was thought, which asks for nothing."""
+    """Accept edits that keep all thinking, which coding agents always send and which have no effect."""
     edits = value.get("edits", []) if isinstance(value, dict) and value.keys() <= {"edits"} else value
     keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
     if edits is not None and not (isinstance(edits, list) and all(edit == keep_all for edit in edits)):
-        sentence = "this server does not edit conversations; leave it out, or have it keep all thinking"
+        sentence = "editing conversations is not supported; omit it, or keep all thinking"
         raise PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})
     return value
 
 
 def _no_thread(value: Any) -> None:
-    """Clients that would rather send less send the whole conversation once they are told by this code."""
+    """Refuse threads with an error code on which clients switch to sending the whole conversation."""
     if value is not None:
-        raise RequestError("this server holds no conversations; send it whole, without thread", "thread", NO_THREADS)
+        raise RequestError("conversations are not stored; send them whole, without thread", "thread", NO_THREADS)
 
 
 class ConversationBody(StrictModel):
-    """What both bodies have: all that becomes the prompt."""
+    """The fields of both bodies: everything that becomes the prompt."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)]
@@ -170,48 +170,48 @@ class ConversationBody(StrictModel):
     def _agrees(self) -> ConversationBody:
         names = Counter(tool.name for tool in self.tools or ())
         if twice := next((name for name, count in names.items() if count > 1), None):
-            raise RequestError(f"two tools are called {twice}; their names must be unique", "tools")
+            raise RequestError(f"tools contains {twice} more than once; names must be unique", "tools")
         if self.tool_choice is not None and self.tool_choice.type != "none":
             if not names:
-                raise RequestError("tool_choice needs tools", "tool_choice")
+                raise RequestError("tool_choice requires tools", "tool_choice")
             if self.tool_choice.type == "tool" and self.tool_choice.name not in names:
-                raise RequestError("tool_choice.name is none of the tools", "tool_choice")
+                raise RequestError("tool_choice.name is not in tools", "tool_choice")
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
-            raise RequestError("output_format is the old name of output_config.format; give one", "output_format")
+            raise RequestError("output_format is the old name of output_config.format; send only one", "output_format")
         self._check_final()
         return self
 
     def _check_final(self) -> None:
-        """What a final message of the assistant says is continued."""
+        """Check a final message of the assistant, which the answer continues."""
         if not self.is_continued:
             return
         if any(isinstance(block, ToolUseBlockParam) for block in self.messages[-1].blocks):
-            raise RequestError("the last message calls a tool; the tool_result must follow", "messages")
+            raise RequestError("the last message calls a tool; a tool_result must follow it", "messages")
         if self.thinking is not None and self.thinking.type == "enabled":
             raise RequestError(
-                "the last message is the assistant's and is continued, so that there is no time to think; "
-                "leave thinking out, or end with a message of the user",
+                "the last message is the assistant's, and the answer continues it without thinking; "
+                "omit thinking, or end with a user message",
                 "thinking",
             )
 
     @property
     def is_continued(self) -> bool:
-        """Whether the answer continues with what the assistant has started to say."""
+        """Whether the answer continues the assistant's last message."""
         return self.messages[-1].role == "assistant"
 
     @property
     def has_later_system(self) -> bool:
-        """Whether there are instructions between the messages."""
+        """Whether there are system messages among the messages."""
         return any(message.role == "system" for message in self.messages)
 
     def to_request(self, *, system_anywhere: bool) -> ChatRequest:
-        """The request that it makes.
+        """Return the API-independent request.
 
         Args:
-            system_anywhere: whether the chat template takes system messages anywhere.
+            system_anywhere: whether the chat template accepts system messages anywhere.
 
         Raises:
-            RequestError: the model cannot be asked for this.
+            RequestError: the model does not support the request.
         """
         messages = plain_messages(self.system or (), self.messages, system_anywhere=system_anywhere)
         if not messages:
@@ -219,7 +219,7 @@ class ConversationBody(StrictModel):
         tools = [tool.to_tool() for tool in self.tools or ()]
         config = self.output_config or OutputConfig()
         thinking: dict[str, Any] = {}
-        if self.thinking is not None:  # the names by which chat templates know it
+        if self.thinking is not None:  # both names that chat templates use
             thinking = dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
         output = config.format or self.output_format
         conversation = Conversation(
@@ -239,7 +239,7 @@ class ConversationBody(StrictModel):
 
 
 class MessagesRequest(ConversationBody):
-    """A conversation to continue with, in Anthropic's words and a few of vLLM's."""
+    """A conversation to answer, with Anthropic's fields and a few of vLLM's."""
 
     max_tokens: Count
     stream: bool | None = None
@@ -249,7 +249,7 @@ class MessagesRequest(ConversationBody):
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     cache_salt: CacheSalt | None = None  # vLLM's
 
-    # These label a request, or ask for what there is anyway.
+    # Labels, and requests for what is always done.
     metadata: Annotated[dict[str, Any], at_most(MAX_METADATA)] | None = None
     service_tier: Annotated[Any, OnlyValue("auto", "standard_only")] = None
 
@@ -276,7 +276,7 @@ class MessagesRequest(ConversationBody):
         return self
 
     def to_request(self, *, system_anywhere: bool) -> ChatRequest:
-        """The request that it makes."""
+        """Return the API-independent request."""
         return replace(
             super().to_request(system_anywhere=system_anywhere),
             max_tokens=self.max_tokens,
@@ -292,4 +292,4 @@ class MessagesRequest(ConversationBody):
 
 
 class CountTokensRequest(ConversationBody):
-    """A conversation whose tokens are counted."""
+    """A conversation whose tokens are to be counted."""

@@ -1,4 +1,4 @@
-"""/v1/messages and /v1/messages/count_tokens: conversations in Anthropic's words."""
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's API."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from stoker_engine.server.middleware import request_id
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoints, for `service`."""
+    """Return the endpoints of `service`."""
     failed = {"model": anthropic.AnthropicErrorResponse}
     router = APIRouter(route_class=JSONRoute, responses={"4XX": failed, "5XX": failed})
     chats = _Chats(service)
 
     @router.post("/v1/messages", response_model=AnthropicMessage)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
-        """Answers a conversation."""
+        """Create a message."""
         chat = await chats.of(body)
         name = request_id.request_id(request, None)
         run = await ChatRun.prepare(chat, service, request.receive, f"msg_{name}")
@@ -56,10 +56,10 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", response_model=MessageTokensCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
-        """How many tokens the prompt of a message would have, however many."""
+        """Count the tokens of a message's prompt, of any length."""
         chat = await chats.of(body)
         service.check_model(chat.model)
-        chat = replace(chat, truncate_prompt_tokens=-1)  # what is to be cut may be longer than the context
+        chat = replace(chat, truncate_prompt_tokens=-1)  # disables the length check
         with renamed(chat.field_names):
             prompt = await until_disconnect(request.receive, rendered_prompt(chat, service))
         name = request_id.request_id(request, None)
@@ -70,28 +70,28 @@ def routes(service: Service) -> APIRouter:
 
 
 class _Chats:
-    """Bodies → requests, for one model."""
+    """Converts bodies to requests for one model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._system_anywhere: bool | None = None
 
     async def of(self, body: ConversationBody) -> ChatRequest:
-        """The request that `body` makes.
+        """Return the request of `body`.
 
         Raises:
-            RequestError: the model cannot be asked for this, or cannot answer now.
+            RequestError: the model does not support the request, or is unavailable.
         """
         await self._service.wait_ready()
         if body.has_later_system and self._system_anywhere is None:
             self._system_anywhere = await takes_system_anywhere(self._service.client.tokenizer)
-        # It may be long: the event loop answers others meanwhile.
+        # In a thread: the body may be long.
         return await asyncio.to_thread(body.to_request, system_anywhere=self._system_anywhere is not False)
 
 
 @dataclass
 class _Writer:
-    """Writes an answer, whole or in events."""
+    """Writes an answer as one body or as events."""
 
     body: MessagesRequest
     run: ChatRun
@@ -107,7 +107,7 @@ class _Writer:
         return self.body.thinking is None or self.body.thinking.display != "omitted"
 
     async def whole(self) -> AnthropicMessage:
-        """The answer, once all of it is there."""
+        """Return the complete answer, once it is generated."""
         [answer] = await self.run.collect()
         message = self._message()
         message.content = content_blocks(answer.parts, show_thinking=self._show_thinking)
@@ -116,13 +116,13 @@ class _Writer:
         return message
 
     async def events(self) -> AsyncGenerator[list[BaseModel], None]:
-        """The answer as it is made."""
+        """Yield the answer's events as it is generated."""
         async with aclosing(self.run.deltas()) as deltas:
             async for step in deltas:
                 yield [each for _, delta in step for each in self._events(delta)]
 
     def _events(self, delta: AnswerDelta) -> Iterator[BaseModel]:
-        if not self._has_started:  # not before the engine took the request
+        if not self._has_started:  # not before the engine accepts the request
             self._has_started = True
             yield MessageStart(message=self._message())
             yield Ping()
@@ -147,5 +147,5 @@ class _Writer:
 
 
 def _error(name: str, error: Exception) -> bytes:
-    """The event that ends a stream that fails."""
+    """Return the event that ends a failing stream."""
     return event(anthropic.encode(describe(error), name), "error")

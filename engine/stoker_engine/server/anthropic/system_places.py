@@ -1,4 +1,4 @@
-"""Where a chat template takes system messages: anywhere, or only first. Many refuse a later one, and some drop it."""
+"""Whether a chat template supports system messages after the first. Many reject a later one, and some drop it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FIRST, _LATER = "be brief", "be kind"
 
 
 async def takes_system_anywhere(tokenizer: PromptTokenizer) -> bool:
-    """Whether the model's chat template writes a system message that comes later, in its place."""
+    """Return whether the chat template renders a later system message at its position."""
     roles = {"system": _FIRST, "user": "hello", "assistant": "hi"}
     chat = [{"role": role, "content": content} for role, content in roles.items()]
     chat += [{"role": "system", "content": _LATER}, {"role": "user", "content": "bye"}]

@@ -1,1 +1,1 @@
-"""Bytes in: bodies, and clients that hang up."""
+"""Request bodies, and clients that disconnect."""

@@ -1,4 +1,4 @@
-"""Reading a request's body. Python's `json` takes more than JSON: NaN, lone surrogates that no tokenizer can take."""
+"""Request bodies. Python's `json` accepts more than JSON: NaN, and lone surrogates, which tokenizers cannot encode."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 
 class JSONRequest(Request):
-    """A request whose body is JSON by the standard, or refused."""
+    """A request whose body must be standard JSON."""
 
     async def json(self) -> Any:
-        """The body, parsed."""
+        """Return the parsed body."""
         try:
             return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
@@ -24,10 +24,10 @@ class JSONRequest(Request):
 
 
 class JSONRoute(APIRoute):
-    """A route that reads its body as `JSONRequest` does."""
+    """A route that parses its body with `JSONRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, given our request."""
+        """Return FastAPI's handler, called with a `JSONRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:

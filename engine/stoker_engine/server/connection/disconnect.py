@@ -1,7 +1,7 @@
-"""A client that hangs up ends its work.
+"""Cancel work when its client disconnects.
 
-Once a request's body is read, the next message an ASGI server has for us is that the client is gone. So
-waiting for it costs nothing, and works the same for streams and for whole answers.
+After a request's body, the next message of the ASGI server is the disconnect. So waiting for it costs nothing, and
+works the same way for streams and complete responses.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client hung up; nobody is there to be answered."""
+    """The client disconnected; there is no recipient for a response."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Does `work`, or cancels it when the client hangs up.
+    """Run `work`, or cancel it when the client disconnects.
 
-    However this ends, `work` has ended too: what it held is free.
+    In both cases `work` has ended on return, so that its resources are free.
 
     Raises:
-        ClientGoneError: the client hung up first.
+        ClientGoneError: the client disconnected first.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))

@@ -1,1 +1,1 @@
-"""Conversations, whatever API they came by: a request, its run, and the parts of the answer."""
+"""API-independent conversations: a request, its run, and the parts of the answer."""

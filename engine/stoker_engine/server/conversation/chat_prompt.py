@@ -12,29 +12,29 @@ from stoker_engine.server.conversation.service import Service
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation as the model reads it."""
+    """A conversation rendered by the chat template."""
 
     text: str
     token_ids: list[int]
 
 
 async def render(conversation: Conversation, service: Service, *, cut: bool = False) -> ChatPrompt:
-    """A conversation as the model's chat template writes it.
+    """Render a conversation with the model's chat template.
 
     Args:
-        cut: whether it is cut to the model's context afterwards, so that no length is too much.
+        cut: whether the prompt will be truncated to the model's context, so that any length is allowed.
 
     Raises:
-        RequestError: the template refuses it, it is too long, or it brings a template and none is trusted.
+        RequestError: the template rejects it, it is too long, or it has a template of its own and none is trusted.
     """
     args, tokenizer = service.args.frontend, service.client.tokenizer
     if conversation.chat_template is not None and not args.trust_request_chat_template:
         raise RequestError(
-            "this server takes no chat template from a request; it would with --trust-request-chat-template",
+            "chat templates in requests are disabled; start the server with --trust-request-chat-template",
             "chat_template",
         )
     text = await tokenizer.chat_text(
-        # There may be very many: the event loop answers others meanwhile.
+        # In a thread: there may be very many messages.
         await asyncio.to_thread(lambda: [message.for_template() for message in conversation.messages]),
         tools=[tool.for_template() for tool in conversation.tools] or None,
         documents=conversation.documents or None,

@@ -1,7 +1,6 @@
-"""One turn of a conversation: messages in, the parts of the assistant's answer out, whole or as they come.
+"""Run of one chat request: messages → parts of the assistant's answer, complete or streamed.
 
-Every API that answers conversations makes a `ChatRequest` of its body, and writes the parts that a run gives in its own
-shape.
+Each API builds a `ChatRequest` from its body and writes the parts of the run in its own format.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from stoker_engine.tokens.prompt_tokens import prompt_tokens
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """What is added to one choice.
+    """Addition to one choice.
 
     Attributes:
-        parts: what the model said, as far as it can no longer change.
-        token_ids, logprobs: the tokens behind it; their parts may come later.
+        parts: the parsed output, as far as it is final.
+        token_ids, logprobs: the tokens of this delta; their parts may follow in a later delta.
         finish_reason: set on the last delta of a choice.
     """
 
@@ -50,7 +49,7 @@ class AnswerDelta:
 
 @dataclass
 class Answer:
-    """One whole choice."""
+    """One complete choice."""
 
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -70,7 +69,7 @@ class Answer:
 
     @property
     def tool_calls(self) -> list[tuple[ToolCallStart, str]]:
-        """Each call, and the text of its arguments."""
+        """The tool calls, each with the text of its arguments."""
         calls: list[tuple[ToolCallStart, str]] = []
         for part in self.parts:
             if isinstance(part, ToolCallStart):
@@ -82,10 +81,10 @@ class Answer:
 
 
 class ChatRun:
-    """One answer to a conversation, in n choices. Iterate `deltas` once, or `collect`.
+    """Answer to a conversation, with n choices. Iterate `deltas` once, or call `collect`.
 
     Attributes:
-        generation: runs it.
+        generation: the underlying generation.
     """
 
     def __init__(self, request: ChatRequest, generation: Generation, parsing: Parsing) -> None:
@@ -95,15 +94,15 @@ class ChatRun:
 
     @classmethod
     async def prepare(cls, request: ChatRequest, service: Service, receive: Receive, answer_id: str) -> ChatRun:
-        """Checks and tokenizes all there is to check; nothing is generated before `deltas` or `collect`.
+        """Validate and tokenize a request; nothing is generated before `deltas` or `collect`.
 
         Args:
-            receive: of the client, which may hang up meanwhile.
-            answer_id: the answer's; the engine's requests are named after it.
+            receive: ASGI channel of the client, which may disconnect meanwhile.
+            answer_id: id of the answer, from which the ids of the engine's requests are derived.
 
         Raises:
-            RequestError: it cannot be served as it is.
-            ClientGoneError: the client hung up.
+            RequestError: the request cannot be served.
+            ClientGoneError: the client disconnected.
         """
         await service.wait_ready()
         names = request.field_names
@@ -123,11 +122,11 @@ class ChatRun:
             parsing = await service.parsing(request, rendered.text)
             params = replace(params, visible_special_tokens=parsing.visible)
             if (structured := of_tools or params.structured_outputs) is not None:
-                # What a model reasons before its answer is free; some grammars hold it, too.
+                # Reasoning before the answer is unconstrained, unless the tool parser's grammar includes it.
                 is_free = parsing.new_parser().is_reasoning and not service.parsers.forces_own_calls(request.tool_use)
                 begins_after = parsing.answer_pattern if is_free else None
                 params = params.with_structured_outputs(replace(structured, begins_after=begins_after))
-        if of_tools is not None:  # errors of the grammar are the tools' then: the format has none
+        if of_tools is not None:  # errors of this grammar concern the tools: the format has been checked
             names = {**names, **{f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}}
         generation = service.generation(
             answer_id,
@@ -143,19 +142,19 @@ class ChatRun:
 
     @staticmethod
     async def _grammar_of_tools(request: ChatRequest, service: Service, receive: Receive) -> StructuredOutputs | None:
-        """What the tools ask for, and the format with them.
+        """Return the constraint that the tools require, combined with the answer's format.
 
         Raises:
-            RequestError: it cannot be, or the format is malformed.
-            ClientGoneError: the client hung up.
+            RequestError: it is not possible, or the format is malformed.
+            ClientGoneError: the client disconnected.
         """
         of_tools = await asyncio.to_thread(constraint, request, service.parsers)
         if of_tools is None:
             return None
         if request.beam_search is not None:
             raise RequestError(
-                "tools that are strict are kept to their schemas by a grammar, which beam search does not follow: "
-                "leave one of them out",
+                "strict tools are enforced by a grammar, which beam search does not support: omit strict or "
+                "use_beam_search",
                 "tools",
             )
         if request.answer_format is not None and not request.tool_use.is_forced:
@@ -163,13 +162,13 @@ class ChatRun:
         return of_tools
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, AnswerDelta]], None]:
-        """Yields what there is, as soon as there is something: (index of a choice, delta); see `Generation.deltas`."""
+        """Yield new output as soon as it is available: (index of a choice, delta); see `Generation.deltas`."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for step in deltas:
                 yield [(choice, self._choices[choice].parsed(delta)) for choice, delta in step]
 
     async def collect(self) -> list[Answer]:
-        """Waits for everything; one answer a choice."""
+        """Wait for the complete answers, one per choice."""
         answers = [Answer() for _ in self._choices]
         async with aclosing(self.deltas()) as deltas:
             async for step in deltas:
@@ -185,15 +184,15 @@ class ChatRun:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens before the answer, over all choices, so far."""
+        """Number of tokens before the answer so far, over all choices."""
         return sum(choice.reasoning_tokens for choice in self._choices)
 
     def ends_with_call(self, choice: int) -> bool:
-        """Whether a choice holds calls of tools, and the last one is complete: one that is cut off is not to be run."""
+        """Return whether a choice ends with a complete tool call; an incomplete one must not be run."""
         return self._choices[choice].ends_with_call
 
     def usage(self, choice: int | None = None) -> Usage:
-        """The tokens so far, of one choice or over all."""
+        """Return the token counts so far, of one choice or of all."""
         usage = self.generation.usage(choice)
         if not self._reasons:
             return usage
@@ -203,7 +202,7 @@ class ChatRun:
 
 
 class _Choice:
-    """Takes one choice apart."""
+    """Parses the output of one choice."""
 
     def __init__(self, request: ChatRequest, parsing: Parsing) -> None:
         self._num_calls = 0
@@ -214,16 +213,16 @@ class _Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens before the answer, so far."""
+        """Number of tokens before the answer so far."""
         return self._reasoning.count
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether there are calls of tools so far, and the last one is complete."""
+        """Whether there are tool calls so far, and the last one is complete."""
         return self._num_calls > 0 and not self._parser.is_within_call
 
     def parsed(self, delta: OutputDelta) -> AnswerDelta:
-        """What a delta adds."""
+        """Parse a delta."""
         parts: Sequence[Part] = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             parts = merged([*parts, *self._parser.end()])
@@ -232,7 +231,7 @@ class _Choice:
         return AnswerDelta(kept_parts, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
 
     def _kept(self, parts: Sequence[Part]) -> Iterator[Part]:
-        """Without reasoning that nobody wants to read and, as in vLLM, calls beyond those that were allowed."""
+        """Drop reasoning that the request excludes and, as vLLM does, calls beyond the allowed number."""
         for part in parts:
             self._num_calls += isinstance(part, ToolCallStart)
             too_many = self._max_calls is not None and self._num_calls > self._max_calls
@@ -243,10 +242,10 @@ class _Choice:
 
 
 async def rendered_prompt(request: ChatRequest, service: Service) -> ChatPrompt:
-    """The conversation as the model reads it.
+    """Return the rendered prompt.
 
     Raises:
-        RequestError: the chat template refuses it, or it is too long.
+        RequestError: the chat template rejects the conversation, or it is too long.
     """
     conversation = request.conversation
     if request.tool_use.mode == "none" and service.args.frontend.exclude_tools_when_tool_choice_none:

@@ -1,4 +1,4 @@
-"""The grammar that tools ask for: of calls that are a must, of strict ones, of either calls or an answer's format."""
+"""Grammars that tools require: for forced calls, for strict tools, and for "either calls or a formatted answer"."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 def constraint(request: ChatRequest, parsers: Parsers) -> StructuredOutputs | None:
-    """The grammar, if there is any but that of the answer's format. It may take a while: there may be very many tools.
+    """Return the constraint, if it is more than the answer's format. May take long for very many tools.
 
-    A format is that of an answer without calls, as with OpenAI: where calls are a must, it says nothing.
+    As with OpenAI, a format applies to answers without calls, so it has no effect if calls are forced.
 
     Raises:
-        RequestError: there are tools, and it is not known how this model calls them, or how to keep it to a schema.
+        RequestError: this model's tool call format is unknown, or cannot be constrained to a schema.
     """
     use, answer_format = request.tool_use, request.answer_format
     if parsers.forces_own_calls(use):
@@ -37,8 +37,8 @@ def constraint(request: ChatRequest, parsers: Parsers) -> StructuredOutputs | No
         return None
     if parsers.tools is None:
         raise RequestError(
-            "it is not known how this model writes calls of tools: the server needs --tool-call-parser; "
-            'tool_choice "required", a named one and "none" work without',
+            "the tool call format of this model is unknown: start the server with --tool-call-parser, "
+            'or use tool_choice "required", a named function or "none"',
             "tools",
         )
     if answer_format is None and not any(tool.strict for tool in use.tools):
@@ -48,8 +48,8 @@ def constraint(request: ChatRequest, parsers: Parsers) -> StructuredOutputs | No
             _warn_not_strict(parsers.tools)
             return None
         raise RequestError(
-            "the answer must have a format, but what this model writes to call a tool cannot be kept to a schema while "
-            'the model decides whether it does: leave the format out, or use tool_choice "required" or "none"',
+            "this model's tool calls cannot be constrained to a schema, so tools that the model may but need not call "
+            'exclude a format: omit the format, or use tool_choice "required" or "none"',
             "tools",
         )
     tag = _of_parser(use, parsers, "structural_tag")
@@ -62,23 +62,23 @@ def constraint(request: ChatRequest, parsers: Parsers) -> StructuredOutputs | No
 
 @functools.cache
 def _warn_not_strict(parser: type[ToolParser]) -> None:
-    """Agents' libraries make all tools strict: to refuse them would refuse every model whose calls are no JSON."""
+    """Warn once instead of refusing: agent libraries mark all tools strict, even if the model's calls are not JSON."""
     logger.warning(
-        "tools that are strict are not kept to their schemas where the model decides whether it calls one: the calls "
-        "that %s reads cannot be; tool_choice required and a named one keep to them",
+        "strict tools are not enforced while the model decides whether to call one, because the calls that "
+        "%s parses cannot be constrained; use tool_choice required or a named function",
         parser.__name__,
     )
 
 
 def _of_parser(use: ToolUse, parsers: Parsers, method: str) -> dict[str, Any]:
-    """What the parser of calls says of how they are kept to the schemas of their tools."""
+    """Return the structural tag that the tool parser's `method` builds for the tools."""
     tools = [replace(tool, parameters=arguments_schema(tool)) for tool in use.tools]
     tag: dict[str, Any] = getattr(parsers.tools, method)(tools)
     return tag
 
 
 def _calls(structures: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Calls and nothing else, in the second of the two ways in which structural tags are written."""
+    """Return a tag for calls and nothing else, in the newer format of structural tags."""
     tags = [
         {
             "type": "tag",
@@ -92,7 +92,7 @@ def _calls(structures: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _format(outputs: StructuredOutputs) -> dict[str, Any]:
-    """What the answer must be, in the same way."""
+    """Return the answer's format, in the newer format of structural tags."""
     match outputs.kind:
         case "json":
             return {"type": "json_schema", "json_schema": _schema(outputs.json)}
@@ -104,12 +104,12 @@ def _format(outputs: StructuredOutputs) -> dict[str, Any]:
             return {"type": "grammar", "grammar": outputs.grammar}
         case "choice":
             return {"type": "choice", "choices": list(outputs.choice or ())}
-    raise RequestError("a structural tag does not go with tools: leave one of them out", "structured_outputs")
+    raise RequestError("a structural tag cannot be combined with tools; omit one of them", "structured_outputs")
 
 
 def _schema(schema: Any) -> Any:
-    """A schema, which may be given as text."""
+    """Return a schema, parsed if it is given as text."""
     try:
         return json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the schema is no JSON: {str(error)[:200]}", "structured_outputs.json") from None
+        raise RequestError(f"the schema is not valid JSON: {str(error)[:200]}", "structured_outputs.json") from None

@@ -1,4 +1,4 @@
-"""Prompts → deltas: one request to the engine for each prompt, all running side by side into one stream."""
+"""Prompts → deltas: one engine request per prompt, all merged into one stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 @contextmanager
 def renamed(field_names: Mapping[str, str]) -> Iterator[None]:
-    """Errors that name a field of the engine's name the client's instead."""
+    """Translate the engine's field names in errors to the client's."""
     try:
         yield
     except RequestError as error:
@@ -33,13 +33,13 @@ def renamed(field_names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-#: Makes the engine's names of requests unique: clients choose their own ids, and may choose one twice.
+#: Makes ids of engine requests unique, because clients choose their own ids and may repeat them.
 _serial = itertools.count()
 
 
 @dataclass
 class Output:
-    """What became of one choice."""
+    """Complete output of one choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -50,22 +50,21 @@ class Output:
 
 @dataclass(eq=False)
 class Generation:
-    """What one HTTP request has the engine generate. Iterate `deltas` once, or `collect`.
+    """The engine requests of one HTTP request. Iterate `deltas` once, or call `collect`.
 
-    SamplingMetadata ``prompt × n + i`` is the i-th sequence of a prompt.
+    Choice ``prompt × n + i`` is the i-th sequence of a prompt.
 
     Attributes:
-        wait_ready: waits while an engine that died, since the prompts were tokenized or since it got them, is loaded
-            again.
-        hold_adapter: keeps the adapter of that name loaded and yields its number; see `AdapterRegistry.hold`.
-        id: of the answer; the engine's requests are named after it.
-        model: the name that the answer carries: the model's, or the adapter's.
-        running: where it is to be found while it runs.
-        field_names: what the client calls the engine's fields, for errors, where that is something else.
-        report_cached: whether usage reports the prompt tokens that a prefix hit saved.
-        report_output: whether what is generated is returned; else only the prompt is, and usage counts only that.
-        created: when, in Unix seconds.
-        prompt_logprobs: of each prompt, once its first delta has come, when asked for.
+        wait_ready: waits for the restart of an engine that died after the prompts were tokenized or submitted.
+        hold_adapter: keeps the named adapter loaded and yields its number; see `AdapterRegistry.hold`.
+        id: id of the answer, from which the ids of the engine's requests are derived.
+        model: name in the answer: the model's, or the adapter's.
+        running: set that contains this object while it runs.
+        field_names: the engine's field names → the client's, for errors.
+        report_cached: whether usage reports prompt tokens found in the prefix cache.
+        report_output: whether generated tokens are returned; else only the prompt is, and usage counts only the prompt.
+        created: Unix time in seconds.
+        prompt_logprobs: logprobs of each prompt, from its first delta on, if requested.
     """
 
     client: EngineClient
@@ -89,20 +88,20 @@ class Generation:
     _cached_tokens: dict[int, int] = field(default_factory=dict)
     _adapter: int = NO_ADAPTER
     _stream: OutputStream = field(default_factory=OutputStream)
-    _prompts_of: dict[str, int] = field(default_factory=dict)  # requests of the engine → which prompt is theirs
-    _unfinished: dict[int, int] = field(default_factory=dict)  # prompts → how many of their sequences run
-    _started: set[int] = field(default_factory=set)  # prompts that have had their first delta
+    _prompts_of: dict[str, int] = field(default_factory=dict)  # id of an engine request → index of its prompt
+    _unfinished: dict[int, int] = field(default_factory=dict)  # prompt → number of running sequences
+    _started: set[int] = field(default_factory=set)  # prompts with a first delta
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
-        """Yields what there is, as soon as there is something: (index of a choice, delta), one a choice at most.
+        """Yield new output as soon as it is available: (index of a choice, delta), at most one per choice and step.
 
-        The first error ends all of them. Closing the generator aborts all that still run.
+        The first error ends all choices. Closing the generator aborts those that still run.
 
         Raises:
-            NotStartedError: the engine died meanwhile, and another one is not there in time; raised first.
-            NotFoundError: the adapter was unloaded meanwhile; raised first.
-            OverloadedError: a queue's limit is reached; raised first.
-            RequestError: what the engine raised.
+            NotStartedError: the engine died before the submission, and no engine is ready in time.
+            NotFoundError: the adapter was unloaded before the submission.
+            OverloadedError: a queue limit is reached.
+            RequestError: an error of the engine.
         """
         await self.wait_ready()
         with self.hold_adapter(self.model) as self._adapter:
@@ -116,8 +115,8 @@ class Generation:
                     try:
                         deltas = await self._stream.get()
                     except EngineDeadError as death:
-                        # Prompts go to another engine where no token of them was sent yet. If it was no signal
-                        # from outside, one of them may be what the engine dies of, and they go on only once.
+                        # Prompts without any sent token are resubmitted to another engine. Unless the engine was
+                        # killed by a signal from outside, a prompt may be the cause, so they are resubmitted only once.
                         crashes += not isinstance(death, EngineKilledError)
                         if crashes > 1 or not self._started.isdisjoint(self._forget_lost()):
                             raise
@@ -135,7 +134,7 @@ class Generation:
                 self.running.discard(self)
 
     async def collect(self) -> list[Output]:
-        """Waits for everything; one output a choice."""
+        """Wait for the complete outputs, one per choice."""
         outputs = [Output() for _ in range(len(self.prompts) * self.n)]
         async with aclosing(self.deltas()) as deltas:
             async for step in deltas:
@@ -148,11 +147,11 @@ class Generation:
         return outputs
 
     def fail(self, error: Exception) -> None:
-        """Ends everything with `error`."""
+        """End all choices with `error`."""
         self._stream.fail(error)
 
     def usage(self, choice: int | None = None) -> Usage:
-        """The tokens so far, of one choice or over all."""
+        """Return the token counts so far, of one choice or of all."""
         if choice is None:
             prompts = range(len(self.prompts))
             completion_tokens = sum(self._completion_tokens.values()) if self.report_output else 0
@@ -164,7 +163,7 @@ class Generation:
         return Usage(prompt_tokens, completion_tokens, cached if self.report_cached else None)
 
     def _count(self, delta: OutputDelta, ticket: Ticket) -> int:
-        """Takes note of a delta, and returns whose it is."""
+        """Record a delta, and return the index of its choice."""
         prompt = self._prompts_of[delta.request_id]
         choice = prompt * self.n + delta.index
         if prompt not in self._started:
@@ -181,7 +180,7 @@ class Generation:
         return choice
 
     async def _submit(self) -> None:
-        """Begins a request for each prompt that has none. Whoever takes from the stream gets the errors."""
+        """Submit a request for each prompt that has none. Errors are raised to the reader of the stream."""
         try:
             for prompt in self._unfinished.keys() - self._prompts_of.values():
                 request_id = f"{self.id}-{next(_serial)}"
@@ -200,8 +199,7 @@ class Generation:
             self._stream.fail(error)
 
     def _forget_lost(self) -> set[int]:
-        """Forgets requests that an engine's death took along, so that what it still had on its way counts for nothing;
-        their prompts."""
+        """Forget requests that were lost with an engine, so that late deltas are ignored; return their prompts."""
         lost = {
             request_id: prompt
             for request_id, prompt in self._prompts_of.items()
@@ -213,11 +211,11 @@ class Generation:
         return set(lost.values())
 
     async def _resubmit(self) -> None:
-        """The same, of another engine, or the next one."""
+        """Submit again, to another engine or after a restart."""
         try:
             await self.wait_ready()
         except NotStartedError as error:
-            self._stream.fail(UnavailableError(error.message))  # it was started, by the engine that died
+            self._stream.fail(UnavailableError(error.message))  # not NotStartedError: the dead engine had started it
         except Exception as error:
             self._stream.fail(error)
         else:

@@ -1,6 +1,6 @@
-"""The messages of a conversation, made of parts, whatever API they came by.
+"""API-independent messages of a conversation, made of parts.
 
-An image or a sound would be a further part; as no model here reads any, each API refuses them in its own words.
+Images and audio would be further parts. No model here reads them, so each API refuses them with its own error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Text:
     """A piece of text.
 
     Attributes:
-        listed: whether it came in a list of parts. That matters where it is the only one: some templates write a list
-            of one in another way than a string.
+        listed: whether it came in a list of parts. It matters for a single part: some templates render a list of one
+            differently from a string.
     """
 
     text: str
@@ -29,11 +29,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The assistant calls a tool.
+    """A tool call of the assistant.
 
     Attributes:
-        arguments: an object, or text that is none: a call may be cut off.
-        id: by which its result names it.
+        arguments: an object, or text if the call is incomplete.
+        id: id that the tool result refers to.
     """
 
     name: str
@@ -41,17 +41,17 @@ class ToolCall:
     id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The call as chat templates know it."""
+        """Return the call in the form that chat templates expect."""
         call = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
         return call if self.id is None else {"id": self.id, **call}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool returned.
+    """Result of a tool.
 
     Attributes:
-        call_id: of the call that it answers.
+        call_id: id of the call that it answers.
     """
 
     texts: Sequence[Text]
@@ -63,11 +63,11 @@ Part = Text | Reasoning | ToolCall | ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
+    """A message.
 
     Attributes:
-        parts: of the assistant's role alone: `Reasoning` and `ToolCall`; of the role ``tool``: one `ToolResult`.
-        name: of the participant, or of the tool.
+        parts: `Reasoning` and `ToolCall` only for the role ``assistant``; one `ToolResult` for the role ``tool``.
+        name: name of the participant or the tool.
     """
 
     role: Role
@@ -76,12 +76,14 @@ class Message:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The calls that it makes."""
+        """The tool calls of the message."""
         return [part for part in self.parts if isinstance(part, ToolCall)]
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it, its texts in the form in which they came; see
-        `tokens.content_format`."""
+        """Return the message in the form that chat templates expect, with its texts as a string or list as received.
+
+        See `tokens.content_format`.
+        """
         texts = [part for part in self.parts if isinstance(part, Text)]
         optional: dict[str, Any] = {}
         if calls := self.tool_calls:
@@ -100,12 +102,12 @@ class Message:
         }
 
 
-#: The optional fields of a message, in the order in which templates that list them get them.
+#: Optional fields of a message, in the order in which templates that iterate over them see them.
 _OPTIONAL = ("tool_calls", "reasoning", "reasoning_content", "name", "tool_call_id")
 
 
 def _content(texts: Sequence[Text]) -> str | list[dict[str, str]]:
-    """Never null: templates add it to other text."""
+    """Return the content; never null, because templates concatenate it."""
     if not texts:
         return ""
     if len(texts) == 1 and not texts[0].listed:

@@ -1,4 +1,4 @@
-"""How many tokens of an answer are its reasoning."""
+"""Count of an answer's reasoning tokens."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from stoker_engine.server.parsers.parts import Part, Reasoning
 
 
 class ReasoningTokens:
-    """Counts the tokens of one sequence before its answer, markers included, however they come in deltas.
+    """Counts the tokens of one sequence before its answer, including markers, however deltas split them.
 
     Args:
-        ends: sequences of tokens after any of which the answer begins.
-        is_reasoning: whether it begins with reasoning.
+        ends: token sequences after any of which the answer begins.
+        is_reasoning: whether the output begins with reasoning.
 
     Attributes:
-        count: so far.
+        count: tokens so far.
     """
 
     def __init__(self, ends: Sequence[Sequence[int]], is_reasoning: bool) -> None:
         self.count = 0
         self._ends = [tuple(end) for end in ends if end]
         self._is_over = not is_reasoning
-        self._seen = 0  # tokens
-        self._last: list[int] = []  # of them, as many as may begin an end
+        self._seen = 0  # number of tokens
+        self._last: list[int] = []  # the last tokens, as many as may begin an end sequence
         self._has_any = False
 
     def add(self, token_ids: Sequence[int], parts: Sequence[Part], is_reasoning: bool) -> None:
-        """Takes in a delta: its tokens, its parts, and whether the answer has not started after it."""
+        """Add a delta: its tokens, its parts, and whether the answer has not started after it."""
         if self._is_over:
             return
         window = [*self._last, *token_ids]
@@ -35,7 +35,7 @@ class ReasoningTokens:
         self._seen += len(token_ids)
         found = [end_index for end in self._ends if (end_index := _end_of(end, window)) is not None]
         self._has_any = self._has_any or bool(found) or any(isinstance(part, Reasoning) for part in parts)
-        # A parser may go on to wait for text that shows that the answer has started.
+        # A parser may still wait for text that shows that the answer has started.
         self._is_over = bool(found) or not is_reasoning
         if found:
             self.count = begin + min(found)
@@ -46,7 +46,7 @@ class ReasoningTokens:
 
 
 def _end_of(part: tuple[int, ...], whole: Sequence[int]) -> int | None:
-    """Where the first `part` in `whole` ends."""
+    """Return the end index of the first occurrence of `part` in `whole`, or None."""
     for end in range(len(part), len(whole) + 1):
         if tuple(whole[end - len(part) : end]) == part:
             return end

@@ -1,4 +1,4 @@
-"""A request to continue a conversation, whatever API it came by: each makes one of its body."""
+"""API-independent request to continue a conversation, which each API builds from its body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.conversation.messages import Message
 from stoker_engine.server.parsers.tool_use import Tool, ToolUse
 
-#: Variables of a chat template that a client cannot set as such.
+#: Reserved variables of a chat template.
 _OWN_FIELDS: Final = frozenset(
     {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
@@ -21,16 +21,16 @@ _OWN_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Conversation:
-    """What becomes the prompt.
+    """The contents of the prompt.
 
     Attributes:
-        tools: those in the prompt, also where the model may call none of them, or must call a certain one.
-        documents: what it may cite.
-        chat_template: of the request itself.
+        tools: tools in the prompt, including those that `tool_choice` forbids.
+        documents: documents that the answer may cite.
+        chat_template: template of the request itself.
         template_kwargs: variables for the chat template; see `template_variables`.
-        begins_message: whether the answer is a message of its own.
-        continue_final_message: whether it is the rest of the last one.
-        add_special_tokens: add those that the tokenizer adds to a text; most templates write their own.
+        begins_message: whether the answer is a new message.
+        continue_final_message: whether the answer continues the last message.
+        add_special_tokens: whether the tokenizer adds its special tokens; most templates contain them.
     """
 
     messages: Sequence[Message]
@@ -45,24 +45,24 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """How to continue a conversation.
+    """A request to continue a conversation.
 
     Attributes:
-        model: the name by which the client asks for the model, if it does.
-        tool_use: which tools the answer may call, and whether it must.
-        answer_format: what the answer must look like.
-        include_reasoning: whether the reasoning is part of the answer.
-        n: choices; `sampling` has it too, where the client states it.
-        max_tokens: most tokens of a choice; None: what the model's makers recommend, as far as the prompt leaves room
-            for it, or else all that room.
-        shortens: whether `max_tokens`, too, is as much as the prompt leaves room for, where that is less.
-        truncate_prompt_tokens: keep only so many tokens of the prompt (-1: as many as the model takes).
-        truncation_side: where it is cut.
-        sampling: further fields of `SamplingParams` by name; None: what the model's makers recommend.
+        model: requested model name, if any.
+        tool_use: which tools the answer may call, and whether it must call one.
+        answer_format: constraint on the answer's format.
+        include_reasoning: whether the answer includes the reasoning.
+        n: number of choices; `sampling` contains it too, if the client sets it.
+        max_tokens: maximum number of tokens per choice; None for the model's recommended maximum, limited by the
+            context, or else the rest of the context.
+        shortens: whether `max_tokens` is limited by the context, too, instead of being refused.
+        truncate_prompt_tokens: number of prompt tokens to keep (-1: as many as the context allows).
+        truncation_side: side on which the prompt is truncated.
+        sampling: further fields of `SamplingParams` by name; None for the model's recommended value.
         beam_search: fields of `BeamSearchParams`, instead of `sampling`.
         priority, cache_salt: see `EngineClient.add_request`.
-        field_names: what the client calls the fields that errors name (`prompt`, and those of `SamplingParams` and of
-            requests), where that is something else.
+        field_names: field names in errors (`prompt`, and those of `SamplingParams` and of requests) → the client's
+            names.
     """
 
     conversation: Conversation
@@ -82,10 +82,10 @@ class ChatRequest:
     field_names: Mapping[str, str] = field(default_factory=dict)
 
     def params(self, defaults: Mapping[str, Any], room: int) -> RequestParams:
-        """How to answer a prompt that leaves room for `room` tokens.
+        """Return the parameters for a prompt that leaves `room` tokens of the context.
 
         Args:
-            defaults: what the model's makers recommend; beam search has no use for it.
+            defaults: the model's recommended values; unused by beam search.
 
         Raises:
             RequestError: a value is out of range.
@@ -105,7 +105,7 @@ def request_params(
     sampling: Mapping[str, Any],
     beam_search: Mapping[str, Any] | None,
 ) -> RequestParams:
-    """How to generate, with at most `max_tokens` tokens (None: to the end of the context); see `ChatRequest`.
+    """Return parameters for at most `max_tokens` tokens (None: to the end of the context); see `ChatRequest`.
 
     Raises:
         RequestError: a value is out of range.
@@ -117,19 +117,19 @@ def request_params(
 
 
 def template_variables(stated: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:
-    """Variables for a chat template.
+    """Return the variables for a chat template.
 
     Args:
-        stated: by the client.
-        effort: of reasoning. It is a variable, and turns thinking on or off, as in vLLM; a template that knows neither
-            goes on as it is.
+        stated: variables of the client.
+        effort: reasoning effort. It is passed as a variable and switches thinking on or off, as in vLLM; it has no
+            effect on a template that uses neither.
 
     Raises:
-        RequestError: a variable has a field of its own.
+        RequestError: a variable is reserved.
     """
     for name in stated or ():
         if name in _OWN_FIELDS:
-            raise RequestError(f"{name} has a field of its own", "chat_template_kwargs")
+            raise RequestError(f"{name} is reserved and cannot be a variable", "chat_template_kwargs")
     variables = dict(stated or {})
     if effort is not None:
         variables.setdefault("enable_thinking", effort != "none")

@@ -1,4 +1,4 @@
-"""What every route works with."""
+"""State and operations that all routes share."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 logger = logging.getLogger(__name__)
 
-#: Most names that an error lists.
+#: Maximum number of names in an error.
 _MAX_LISTED: Final = 20
 
 
 class Service:
-    """One model, served, with its adapters. Used from the event loop only.
+    """One served model and its adapters. Used from the event loop only.
 
     Raises:
         ArgumentError: the file of ``--lora-config`` cannot be read.
 
     Attributes:
-        model_names: the names it answers to; responses and metrics carry the first.
-        adapters: that are served beside it.
-        adapter_folders: where the paths of clients and of ``--lora-config`` may lead.
-        adapter_config: the file of ``--lora-config``; None: there is none.
+        model_names: names of the model; responses and metrics carry the first.
+        adapters: the served adapters.
+        adapter_folders: folders that paths of clients and of ``--lora-config`` must stay in.
+        adapter_config: the file of ``--lora-config``, or None.
         registry: all metrics.
-        running: what is being generated.
-        created: when it began to be served, in Unix seconds.
-        restarts: of each engine.
+        running: the running generations.
+        created: start of the server, in Unix seconds.
+        restarts: restarts of each engine.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient) -> None:
@@ -62,7 +62,7 @@ class Service:
         self.running: set[Generation] = set()
         self.created = int(time.time())
         self._metrics: EngineMetrics | None = None
-        self._begins_after: Sequence[tuple[int, ...]] | None = None  # once somebody asked
+        self._begins_after: Sequence[tuple[int, ...]] | None = None  # computed on first use
         frontend = args.frontend
         self.restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_engines)]
         self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
@@ -73,7 +73,7 @@ class Service:
         self.adapter_config: AdapterConfigFile | None = None
         if frontend.lora_config is not None:
             self.adapter_config = AdapterConfigFile(Path(frontend.lora_config), self.adapters, self.adapter_folders)
-        self._has_modules = not frontend.adapters  # those of --lora-modules
+        self._has_modules = not frontend.adapters  # whether the adapters of --lora-modules are loaded
         client.on_step = self._on_step
 
     @property
@@ -83,7 +83,7 @@ class Service:
 
     @functools.cached_property
     def parsers(self) -> Parsers:
-        """What takes the model's answers apart; known once its tokenizer is loaded."""
+        """Parsers of the model's output; available once the tokenizer is loaded."""
         return Parsers.of(self.args.frontend, self.client.tokenizer.vocabulary.chat_template)
 
     @property
@@ -92,7 +92,7 @@ class Service:
         return self._metrics is not None
 
     def on_loaded(self, info: EngineInfo) -> None:
-        """The engine is loaded."""
+        """Create the metrics and log the model's licence, once the engines are loaded."""
         client = self.client
         infos = [client.info_of(engine) for engine in range(client.num_engines)]
         self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, infos)
@@ -106,13 +106,13 @@ class Service:
             logger.info("licence of %s: %s", self.model_name, info.licence)
         if info.model_card is not None:
             logger.info("model card of %s: %s", self.model_name, info.model_card)
-        _ = self.parsers  # says in the log which
+        _ = self.parsers  # logs the detected parsers
 
     async def load_modules(self) -> None:
-        """Loads the adapters of ``--lora-modules``.
+        """Load the adapters of ``--lora-modules``.
 
         Raises:
-            ArgumentError: one cannot be loaded.
+            ArgumentError: an adapter cannot be loaded.
             EngineDeadError: the engine died.
         """
         await self.adapters.load_modules(self.args.frontend.adapters)
@@ -120,48 +120,48 @@ class Service:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether each adapter that is to be served from the start is loaded, or has failed for a reason."""
+        """Whether each configured adapter is loaded or has failed for a reported reason."""
         return self._has_modules and (self.adapter_config is None or self.adapter_config.is_settled)
 
     def on_death(self, engine: int) -> None:
-        """An engine has died: it has nothing any more."""
+        """Record the death of an engine."""
         assert self._metrics is not None
         self._metrics.on_death(engine)
         if self._throughput is not None:
             self._throughput.on_death(engine)
 
     def on_restart(self, engine: int) -> None:
-        """It is to be loaded again."""
+        """Record the start of a restart."""
         assert self._metrics is not None
         self._metrics.on_restart(engine)
 
     def on_loaded_again(self, engine: int) -> None:
-        """It is loaded again."""
+        """Record that a restarted engine is loaded."""
         assert self._metrics is not None
         self._metrics.on_loaded_again(self.client.info_of(engine), engine)
 
     async def wait_ready(self) -> None:
-        """Waits while an engine that died is loaded again.
+        """Wait while a dead engine is restarted.
 
         Raises:
-            NotStartedError: nothing can be generated now.
+            NotStartedError: the model is unavailable.
         """
-        client = self.client  # may die between two looks at it
+        client = self.client  # it may die between two checks
         if client.is_ready:
             return
         may_be_again = self.is_loaded and not client.is_stuck
         if not (may_be_again and await wait_any(self.restarts, lambda: client.is_ready)):
-            raise NotStartedError(f"the model cannot answer now: {client.status}")
+            raise NotStartedError(f"the model is unavailable: {client.status}")
 
     def check_model(self, name: str | None) -> str:
-        """Checks the model of a request, which may leave it out, or name an adapter.
+        """Check the model of a request, which may be unset or name an adapter.
 
         Returns:
-            the name that the answer carries.
+            Name in the answer.
 
         Raises:
-            NotFoundError: neither a model nor an adapter of that name is served here.
-            NotStartedError: the adapter is being loaded, or failed.
+            NotFoundError: no model and no adapter has that name.
+            NotStartedError: the adapter is still loading, or has failed.
         """
         if name is None or name in self.model_names:
             return self.model_name
@@ -170,34 +170,34 @@ class Service:
         except NotFoundError:
             names = [*self.model_names, *(adapter.module.name for adapter in self.adapters)]
             listed = ", ".join(names[:_MAX_LISTED]) + (" and others" if len(names) > _MAX_LISTED else "")
-            message = f"the model {name[:200]!r} is not served here; there is {listed}"
+            message = f"the model {name[:200]!r} is not served here; available: {listed}"
             raise NotFoundError(message, "model", "model_not_found") from None
         return name
 
     def check_length(self, text: str) -> None:
-        """A text that is too long is refused before any work is done for it.
+        """Refuse a text that is too long, before any other work on it.
 
         Raises:
-            RequestError: its tokens, whatever they are, cannot fit the model's context.
+            RequestError: the text exceeds the model's context however it is tokenized.
         """
         self.client.tokenizer.vocabulary.check_length(text, self.client.info.max_model_len)
 
     def check(self, model: str | None, priority: int | None) -> str:
-        """Checks what can be checked before the prompt is tokenized.
+        """Check model and priority, before the prompt is tokenized.
 
         Returns:
-            the name of the model, or the adapter, that the answer carries.
+            Name of the model, or the adapter, in the answer.
 
         Raises:
-            RequestError: a request for this cannot be served.
+            RequestError: the request cannot be served.
         """
         name = self.check_model(model)
         if priority and self.args.engine.scheduling_policy != "priority":
-            raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")
+            raise RequestError("priority requires a server with --scheduling-policy priority", "priority")
         return name
 
     async def parsing(self, request: ChatRequest, prompt: str) -> Parsing:
-        """How the answers to `request` are taken apart, whose prompt has the text `prompt`."""
+        """Return how to parse the answers to `request`, whose rendered prompt is `prompt`."""
         parsers, tools = self.parsers, request.tool_use
         markers = [
             marker
@@ -215,7 +215,7 @@ class Service:
         return Parsing(parsers, prompt, tools, visible, begins_after, num_calls, continued)
 
     async def _answer_begins_after(self) -> Sequence[tuple[int, ...]]:
-        """The tokens of what a model's answer begins after, where it reasons before."""
+        """Return the token sequences that mark the end of reasoning."""
         if self._begins_after is None:
             texts = () if self.parsers.reasoning is None else self.parsers.reasoning.answer_begins_after
             encoded = await self.client.tokenizer.encode(texts, False) if texts else []
@@ -235,10 +235,10 @@ class Service:
         field_names: Mapping[str, str],
         report_output: bool = True,
     ) -> Generation:
-        """What a request asks for, ready to run.
+        """Return the generation of a request, ready to run.
 
         Args:
-            model: as `check` returned it.
+            model: name returned by `check`.
         """
         for prompt, its_params in zip(prompts, params, strict=True):
             self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer.vocabulary)

@@ -1,12 +1,11 @@
-"""Server-sent events: ``data: {json}`` for each event, and what an API ends its streams with.
+"""Server-sent events: ``data: {json}`` for each event, and an API-specific end of the stream.
 
-The status and the headers wait for the first event, so that a request the engine refuses still gets its 400.
-After that an error can only be sent as an event; the stream then lacks its usual end, so that no client takes it for a
-complete answer.
+Status and headers are sent with the first event, so that a request that the engine refuses still gets status 400. After
+that an error can only be sent as an event. The stream then lacks its usual end, so that clients see that the answer is
+incomplete.
 
-Whoever asks with the header ``X-Stoker-Usage: 1`` is told in the events what was counted so far, by a field of its own,
-so that a stream that breaks off has its count: ``"stoker_usage": {"prompt_tokens", "completion_tokens",
-"cached_tokens"}``.
+With the request header ``X-Stoker-Usage: 1`` events carry the token counts so far, so that they are known even for a
+stream that breaks off: ``"stoker_usage": {"prompt_tokens", "completion_tokens", "cached_tokens"}``.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from stoker_engine.server.connection.disconnect import ClientGoneError, until_di
 from stoker_engine.server.conversation.usage import Usage
 from stoker_engine.server.errors.description import log_unexpected
 
-#: The request header that asks for usage in events.
+#: Request header that asks for usage in events.
 USAGE_HEADER = "x-stoker-usage"
 
 
 class Event(Protocol):
-    """An event, as an API writes it; where events are named, its `type` is its name."""
+    """An event in an API's format; its `type` is its name if events are named."""
 
     def model_dump_json(self) -> str:
-        """It as JSON."""
+        """Return the event as JSON."""
         ...
 
 
 @dataclass(frozen=True)
 class Framing:
-    """How an API writes its events.
+    """How an API frames its events.
 
     Attributes:
         named: whether each event has a line with its name, which is its `type`.
-        last: what comes after the last event of a whole answer.
-        error: writes the event that ends a stream that fails.
+        last: bytes after the last event of a complete answer.
+        error: encodes the event that ends a failing stream.
     """
 
     named: bool
@@ -52,10 +51,10 @@ class Framing:
 
 
 class EventStream(Response):
-    """Sends `events` as they come, those that come together in one piece; closes them when the client hangs up.
+    """Sends `events` as they arrive, those of one step in one chunk; closes them when the client disconnects.
 
     Args:
-        usage: the tokens so far, over all choices.
+        usage: returns the token counts so far, over all choices.
     """
 
     media_type = "text/event-stream"
@@ -69,12 +68,12 @@ class EventStream(Response):
     ) -> None:
         self._framing = framing
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
-        del self.headers["content-length"]  # it grows while it is sent
+        del self.headers["content-length"]  # unknown for a stream
         self._events = events
         self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers the request."""
+        """Send the response."""
         try:
             tells_usage = Headers(scope=scope).get(USAGE_HEADER) == "1"
             await until_disconnect(receive, self._send_all(send, tells_usage=tells_usage))
@@ -95,7 +94,7 @@ class EventStream(Response):
                             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                         )
                     data = [each.model_dump_json().encode() for each in some]
-                    if tells_usage:  # once for those that come together
+                    if tells_usage:  # once per step
                         data[-1] = data[-1][:-1] + self._counted()
                     framed = map(self._framed, some, data)
                     await _send_body(send, b"".join(framed), more=True)
@@ -110,7 +109,7 @@ class EventStream(Response):
         return event(data, each.type if self._framing.named else "")  # type: ignore[attr-defined]
 
     def _counted(self) -> bytes:
-        """The end of an event that tells the usage."""
+        """Return the end of an event with usage."""
         usage = self._usage()
         cached = b"" if usage.cached_tokens is None else b',"cached_tokens":%d' % usage.cached_tokens
         counts = usage.prompt_tokens, usage.completion_tokens, cached
@@ -118,7 +117,7 @@ class EventStream(Response):
 
 
 def event(data: bytes, name: str = "") -> bytes:
-    """One event; `name` is its type, where it has a line of its own."""
+    """Return an encoded event, with a line for its name if `name` is not empty."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
 
 

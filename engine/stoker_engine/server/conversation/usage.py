@@ -1,4 +1,4 @@
-"""How many tokens an answer took."""
+"""Token counts of an answer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens, of one choice or over all.
+    """Token counts, of one choice or of all.
 
     Attributes:
-        cached_tokens: of the prompt's tokens, those that a prefix hit saved; None: not reported.
-        reasoning_tokens: of the generated tokens, those before the answer; None: the model does not reason.
+        cached_tokens: prompt tokens found in the prefix cache; None if not reported.
+        reasoning_tokens: generated tokens before the answer; None for a model without reasoning.
     """
 
     prompt_tokens: int

@@ -1,1 +1,1 @@
-"""The engine as the server sees it: generating, loading it again, stopping, turning requests away."""
+"""The server's view of the engine: client protocol, admission, restarts, shutdown."""

@@ -1,9 +1,9 @@
-"""Backpressure: what is turned away before it queues, by vLLM's two limits.
+"""Backpressure: requests are refused before they queue, by vLLM's two limits.
 
 limit                     counts
 max_num_queued_reqs       sequences in flight, waiting or running; a request with n > 1 counts n times for each prompt
-max_num_queued_tokens     prompt tokens of requests that wait for their first token. A request is let in while the
-                          sum is below the limit, so that one that is longer than the limit can be served alone
+max_num_queued_tokens     prompt tokens of requests that wait for their first token. A request is admitted while the
+                          sum is below the limit, so that a prompt longer than the limit can be served alone
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Ticket:
     """One admitted HTTP request.
 
     Attributes:
-        waiting: prompt tokens, for each prompt that waits for its first token.
+        waiting: prompt index → prompt tokens, of the prompts that wait for their first token.
     """
 
     num_sequences: int
@@ -28,7 +28,7 @@ class Ticket:
 
 @dataclass
 class Admission:
-    """Counts what is in flight. Used from the event loop only, so that a check and what it admits are one.
+    """Counters of requests in flight. Used from the event loop only, so that check and admission are atomic.
 
     Attributes:
         on_rejected: called with the limit's name when a request is turned away.
@@ -41,7 +41,7 @@ class Admission:
     num_waiting_tokens: int = 0
 
     def admit(self, prompt_lengths: Sequence[int], n: int) -> Ticket:
-        """Lets a request in, until `release`.
+        """Admit a request until `release`.
 
         Raises:
             OverloadedError: a limit is reached.
@@ -50,14 +50,14 @@ class Admission:
         if self.max_num_queued_reqs is not None and self.num_sequences + num_requested > self.max_num_queued_reqs:
             self.on_rejected("max_num_queued_reqs")
             raise OverloadedError(
-                f"{self.num_sequences} sequences are in flight and this request asks for {num_requested}; "
-                f"the server takes {self.max_num_queued_reqs}. Try again later"
+                f"too many requests: {self.num_sequences} sequences are in flight, this request adds {num_requested}, "
+                f"and the limit is {self.max_num_queued_reqs} (--max-num-queued-reqs); retry later"
             )
         if self.max_num_queued_tokens is not None and self.num_waiting_tokens >= self.max_num_queued_tokens:
             self.on_rejected("max_num_queued_tokens")
             raise OverloadedError(
-                f"{self.num_waiting_tokens} prompt tokens wait to be computed; "
-                f"the server takes {self.max_num_queued_tokens}. Try again later"
+                f"too many requests: {self.num_waiting_tokens} prompt tokens are waiting, "
+                f"and the limit is {self.max_num_queued_tokens} (--max-num-queued-tokens); retry later"
             )
         ticket = Ticket(num_requested, dict(enumerate(prompt_lengths)))
         self.num_sequences += num_requested
@@ -65,11 +65,11 @@ class Admission:
         return ticket
 
     def on_first_token(self, ticket: Ticket, prompt: int) -> None:
-        """A prompt has its first token; later calls do nothing."""
+        """Record that a prompt has its first token; later calls for it do nothing."""
         self.num_waiting_tokens -= ticket.waiting.pop(prompt, 0)
 
     def release(self, ticket: Ticket) -> None:
-        """The request has ended."""
+        """Record the end of the request."""
         self.num_sequences -= ticket.num_sequences
         self.num_waiting_tokens -= sum(ticket.waiting.values())
         ticket.num_sequences, ticket.waiting = 0, {}

@@ -1,8 +1,7 @@
-"""What the server needs of an engine: `AsyncLLM` is one, tests bring another.
+"""The engine as the server uses it: `AsyncLLM` implements it, and tests provide fakes.
 
-A client's life: made (the engine begins to load) → `load` awaited, from the event loop → serves → dead, from where
-`load` leads on again, or `shutdown`. The properties are true at the moment of asking, and cheap: probes ask them
-often.
+Life cycle: constructed (the engine starts to load) → `load` awaited in the event loop → serving → dead, from where
+`load` starts it again, or `shutdown`. Properties return the current state and are cheap: probes read them often.
 """
 
 from __future__ import annotations
@@ -23,61 +22,61 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 
 class TokenTexts(Protocol):
-    """The text of tokens; usable from any thread.
+    """Texts of tokens. Thread-safe.
 
     Attributes:
-        chat_template: the model's; None: it has none.
+        chat_template: the model's; None if it has none.
     """
 
     chat_template: str | None
 
     def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
-        """Refuses a text that is too long for `max_model_len` tokens, whatever its tokens are.
+        """Refuse a text that exceeds `max_model_len` tokens however it is tokenized.
 
         Raises:
-            RequestError: it is.
+            RequestError: the text is too long.
         """
         ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of a few tokens."""
+        """Return the text of a few tokens."""
         ...
 
     def ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary spells them."""
+        """Return tokens in the vocabulary's spelling."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """What a token says by itself."""
+        """Return the text of a single token."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; a token may hold part of a character."""
+        """Return the bytes of a token, which may be part of a character."""
         ...
 
     def special_token_ids(self, texts: Iterable[str]) -> frozenset[int]:
-        """The ids of those of `texts` that are special tokens."""
+        """Return the ids of those `texts` that are special tokens."""
         ...
 
 
 class PromptTokenizer(Protocol):
-    """Text and chats ⇄ tokens. Cancelling what is awaited ends the work."""
+    """Tokenization of texts and chats. Cancelling an awaited call ends the work."""
 
     @property
     def vocabulary(self) -> TokenTexts:
-        """The text of single tokens."""
+        """Texts of single tokens."""
         ...
 
     async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """The tokens of texts."""
+        """Tokenize texts."""
         ...
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         ...
 
     async def compile_grammar(self, structured: StructuredOutputs) -> str:
-        """The grammar that an output must keep, checked."""
+        """Return the checked grammar that constrains an output."""
         ...
 
     async def chat_text(
@@ -92,57 +91,56 @@ class PromptTokenizer(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """A chat as the template writes it.
+        """Render a chat with the template.
 
         Args:
-            chat_template: of the request itself: nobody's whom one could trust.
+            chat_template: template of the request itself, which is untrusted.
 
         Raises:
-            RequestError: there is no template, it refuses these messages, or the request's own takes too much.
+            RequestError: there is no template, it rejects these messages, or the request's template exceeds its limits.
         """
         ...
 
 
 class EngineClient(Protocol):
-    """What many requests share: one engine, or several data-parallel ones that live and die by themselves.
+    """One engine or several data-parallel engines, which fail and restart independently.
 
     Attributes:
-        on_step: called in the event loop with what each step did; set before `load`.
+        on_step: called in the event loop with the report of each step; set before `load`.
     """
 
     on_step: Callable[[StepReport], None] | None
 
     @property
     def num_engines(self) -> int:
-        """How many engines there are."""
+        """Number of engines."""
         ...
 
     async def load(self, engine: int | None = None) -> EngineInfo:
-        """Waits until the engine is loaded, with all engines; or, where an engine is dead, until another is in its
-        place.
+        """Wait until all engines are loaded; or, with `engine`, until a replacement of that dead engine is loaded.
 
         Raises:
-            ArgumentError, ModelError: it cannot be loaded.
-            EngineDeadError: it died while it loaded; or an engine cannot be loaded again, while others serve.
+            ArgumentError, ModelError: the engine cannot be loaded.
+            EngineDeadError: it died while loading; or, while other engines serve, it cannot be loaded again.
         """
         ...
 
     async def wait_dead(self, engine: int = 0) -> EngineDeadError:
-        """Waits until an engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
+        """Wait until an engine is dead; the error's message is the cause. Never returns after `shutdown`."""
         ...
 
     def serves(self, engine: int) -> bool:
-        """Whether an engine is loaded and live. Any thread may ask."""
+        """Whether an engine is loaded and live. Thread-safe."""
         ...
 
     @property
     def status(self) -> str:
-        """A sentence on what the engine does, or of what it died: "loading: reading weights"."""
+        """What the engine does, or why it died, for example "loading: reading weights"."""
         ...
 
     @property
     def engine_states(self) -> list[EngineState]:
-        """How each engine does, one after the other."""
+        """State of each engine."""
         ...
 
     @property
@@ -152,21 +150,21 @@ class EngineClient(Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is there and does nothing, so that nobody knows whether it will answer again."""
+        """Whether the engine's process exists but makes no progress, and may never answer again."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is loaded, and an engine is live."""
+        """Whether the model is loaded and at least one engine is live."""
         ...
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engines, once they are loaded: what all of them can serve."""
+        """Capabilities that all engines share, once they are loaded."""
         ...
 
     def info_of(self, engine: int) -> EngineInfo:
-        """Facts of an engine, as it was loaded last."""
+        """Facts about an engine as last loaded."""
         ...
 
     @property
@@ -185,47 +183,47 @@ class EngineClient(Protocol):
         cache_salt: str = "",
         adapter: int = NO_ADAPTER,
     ) -> int:
-        """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
+        """Start a request, whose deltas go to `stream`. The caller must call `abort` in the end.
 
         Args:
-            adapter: the number of the adapter that it uses.
+            adapter: number of the LoRA adapter.
 
         Returns:
-            How many sequences there will be, each of which ends with a finish reason.
+            Number of sequences, each of which ends with a finish reason.
 
         Raises:
-            RequestError: the request cannot be served as it is.
-            EngineDeadError: the engine is dead. Where it dies later, the stream raises it.
+            RequestError: the request cannot be served.
+            EngineDeadError: the engine is dead. If it dies later, the stream raises it.
         """
         ...
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has started, is not aborted, and lives on: its engine has not died."""
+        """Whether a request has started, is not aborted, and its engine is alive."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, if it runs, and forgets it. Unknown ids are ignored."""
+        """End a request if it runs, and forget it. Unknown ids are ignored."""
         ...
 
     async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
-        """Loads an adapter into all engines that serve; requests may name its number then. An engine that is loaded
-        again loads it, too.
+        """Load an adapter into all serving engines; afterwards requests may use its number.
+
+        Engines that restart load it again.
 
         Raises:
-            AdapterError: it cannot be loaded; no engine has it then.
-            EngineDeadError: the engine is dead, or died meanwhile.
+            AdapterError: it cannot be loaded; in that case no engine has it.
+            EngineDeadError: the engine is dead, or died while loading it.
         """
         ...
 
     def remove_adapter(self, number: int) -> None:
-        """Has all engines drop an adapter that no request uses any more. Unknown numbers are ignored."""
+        """Remove an adapter that no request uses from all engines. Unknown numbers are ignored."""
         ...
 
     def adapter_error(self, number: int) -> str | None:
-        """Why an adapter that was loaded cannot be used any more: an engine that was loaded again did not find it as it
-        was. Any thread may ask."""
+        """Return why a loaded adapter can no longer be used: a restarted engine could not load it. Thread-safe."""
         ...
 
     def shutdown(self) -> None:
-        """Ends the engine; requests in flight end with `EngineDeadError`."""
+        """Stop the engine; requests in flight end with `EngineDeadError`."""
         ...

@@ -1,18 +1,18 @@
-"""How a server outlives its engine: the engine is loaded again, in a new process, while the server goes on listening.
+"""Restarts of engines: a dead engine is loaded again in a new process, while the server keeps listening.
 
     serving ──the engine dies──► loading again ──loaded──► serving
     /ready 200                   /ready 503                /ready 200
-                                 what has started to be answered has failed, at once;
-                                 what has not, and new requests, wait
+                                 requests whose answer has started fail at once;
+                                 others, and new ones, wait
 
-A server that ended with its engine would refuse connections until the last client has heard of it, which takes a
-cluster seconds. An engine that keeps dying is not kept: beyond a number of deaths an hour the server ends with it, and
-whoever started the server decides what is next. So it does where another process would fare no better: memory ran out,
-or the engine was stuck, as may be what it runs on.
+If the server ended with its engine, it would refuse connections until the last client knows, which takes a cluster
+seconds. Above a number of deaths per hour the server ends with its engine, and its supervisor decides what to do. It
+ends as well if a new process would not help: if memory ran out, or the engine was stuck, perhaps because of its
+hardware.
 
-Engines of the model live and die by themselves. Where others serve, an engine is loaded again whatever it died of, so
-many times an hour, and `BESIDE_OTHERS` times at least; beyond that it stays dead. An engine that may not be loaded
-again by itself, as none serves, waits for one that may. The server ends with the last one.
+Data-parallel engines fail and restart independently. While others serve, an engine is restarted whatever the cause, as
+many times an hour as allowed, and at least `BESIDE_OTHERS` times; after that it stays dead. If none serves, an engine
+that may not be restarted waits for one that may. The server ends with the last engine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Final
 
 from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
 
-#: Seconds that a request waits for an engine that is loaded again: a little less than proxies wait for an answer.
+#: Seconds for which a request waits for a restarting engine: a little less than common proxy timeouts.
 PATIENCE_S: Final = 55.0
 
-#: Deaths an hour after each of which an engine is loaded again, where others serve and no more are asked for.
+#: Minimum number of restarts per hour while other engines serve.
 BESIDE_OTHERS: Final = 3
 
 _HOUR_S: Final = 3600.0
@@ -39,10 +39,10 @@ class Restarts:
     """The restarts of one engine. Used from the event loop only.
 
     Args:
-        max_restarts: how many there may be in an hour.
+        max_restarts: maximum number of restarts per hour.
 
     Attributes:
-        given_up: there will be no more.
+        given_up: no further restart will follow.
     """
 
     def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,10 +54,10 @@ class Restarts:
         self.given_up = False
 
     def allowed(self, death: EngineDeadError, others_serve: bool = False) -> bool:
-        """Whether an engine that died so is to be loaded again.
+        """Return whether an engine that died of `death` may be restarted.
 
         Args:
-            others_serve: whether other engines of the model do.
+            others_serve: whether other engines of the model serve.
         """
         while self._began and self._began[0] <= self._clock() - _HOUR_S:
             self._began.popleft()
@@ -69,7 +69,7 @@ class Restarts:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """While the engine is loaded again. Where that fails another attempt follows, or `give_up`."""
+        """Context of one restart. If it fails, another attempt or `give_up` must follow."""
         self.given_up = False
         self._began.append(self._clock())
         self._over.clear()
@@ -79,15 +79,16 @@ class Restarts:
         self._over.set()
 
     def give_up(self) -> None:
-        """There will be no more; or else not until another engine serves."""
+        """Record that no restart follows, at least until another engine serves."""
         self.given_up = True
         self._under_way.set()
         self._over.set()
 
     async def wait(self, is_ready: Callable[[], bool] = lambda: True) -> bool:
-        """Waits for the end of the restart that is under way or about to be, and for that of the next where the engine
-        is not ready by then; `PATIENCE_S` at most. To be called where the engine is dead, also if nobody has noticed
-        yet: a process with much memory takes a while to be gone.
+        """Wait until a current or imminent restart ends, and until the next ends if the engine is not ready by then.
+
+        Waits at most `PATIENCE_S`. Call it when the engine is dead, even if its death is not yet detected: a process
+        with much memory takes a while to exit.
 
         Returns:
             Whether the engine is ready.
@@ -103,10 +104,10 @@ class Restarts:
 
 
 async def wait_any(restarts: Sequence[Restarts], is_ready: Callable[[], bool]) -> bool:
-    """The same of several engines: the first that is ready again.
+    """Wait, as `Restarts.wait`, for the first of several engines that is ready again.
 
     Returns:
-        Whether one is.
+        Whether an engine is ready.
     """
     waiting = {asyncio.ensure_future(each.wait(is_ready)) for each in restarts}
     try:

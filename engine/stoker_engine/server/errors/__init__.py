@@ -1,1 +1,1 @@
-"""What errors tell clients, and the shape that each API gives them."""
+"""Descriptions of errors, and their format in each API."""

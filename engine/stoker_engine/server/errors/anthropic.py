@@ -1,6 +1,6 @@
-"""Errors in Anthropic's shape: ``{"type": "error", "error": {"type", "message"}, "request_id"}``.
+"""Errors in Anthropic's format: ``{"type": "error", "error": {"type", "message"}, "request_id"}``.
 
-https://docs.anthropic.com/en/api/errors. There is no field for what is wrong with the request, so the message names it.
+https://docs.anthropic.com/en/api/errors. The format has no field for the invalid parameter, so the message names it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from stoker_engine.server.errors.description import ErrorDescription
 from stoker_engine.server.fields.field_types import Extra
 from stoker_engine.server.paths import route_path
 
-#: The header of every answer that names the request.
+#: Header of every response that carries the request's id.
 HEADER: Final = "request-id"
 
-#: Anthropic's names, by HTTP status. Its own overloaded server has 529; ours has HTTP's 503.
+#: Anthropic's error types by HTTP status. Anthropic reports overload as 529; this server uses HTTP's 503.
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -29,18 +29,18 @@ _TYPES: Final = {
 }
 
 
-#: The code by which clients know that they have to send whole conversations.
+#: Error code that makes clients send whole conversations.
 NO_THREADS: Final = "thread_unsupported_request"
 
 
 class AnthropicErrorDetails(BaseModel):
-    """A code that clients act on."""
+    """An error code that clients act on."""
 
     error_code: str
 
 
 class AnthropicError(BaseModel):
-    """What went wrong, for a program and for a person."""
+    """An error: `type` for programs, `message` for people."""
 
     type: str
     message: str
@@ -48,7 +48,7 @@ class AnthropicError(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """The body of every status from 400 on, and the event `error` of a stream that fails."""
+    """The body of every status from 400 on, and the `error` event of a failing stream."""
 
     type: Literal["error"] = "error"
     error: AnthropicError
@@ -56,13 +56,13 @@ class AnthropicErrorResponse(BaseModel):
 
 
 def is_anthropic(scope: Mapping[str, Any]) -> bool:
-    """Whether a request is of this API, and wants its errors."""
+    """Whether a request is for this API, and gets its error format."""
     path = route_path(scope)
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def encode(error: ErrorDescription, request_id: str | None) -> bytes:
-    """The body that reports `error`. ASCII, because a message may quote what is not valid Unicode."""
+    """Return the body that reports `error`. ASCII only, because a message may quote text that is not valid Unicode."""
     names_field = error.param is None or error.param in error.message
     shape = AnthropicErrorResponse(
         error=AnthropicError(

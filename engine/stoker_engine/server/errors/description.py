@@ -1,10 +1,10 @@
-"""What an error tells a client, whatever the API: its status, its message, and which field is wrong.
+"""Description of an error, independent of the API: its status, its message and the invalid field.
 
-what happened                                   status
-the body is not JSON, or not what we know       400      (FastAPI would say 422)
+cause                                           status
+invalid JSON, or a body that fails validation   400      (FastAPI's default is 422)
 a RequestError                                  its own: 400, 401, 403, 404, 413, 429, 500, 503
 unknown path, wrong method                      404, 405
-anything else is our mistake                    500      the traceback goes to the log, never to the client
+any other exception                             500      the traceback is logged and never sent to the client
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from stoker_engine.server.connection.disconnect import ClientGoneError
 
 logger = logging.getLogger(__name__)
 
-#: Codes for what pydantic found; OpenAI's.
+#: OpenAI's error codes for pydantic's error types.
 _CODES = {
     "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
     "unsupported": "unsupported_value",
 }
-_CLIENT_GONE = 499  # nginx's code for a closed request: HTTP has none, and no client receives it
+_CLIENT_GONE = 499  # nginx's code for a closed request; HTTP has none, and it never reaches a client
 
 
 @dataclass(frozen=True)
 class ErrorDescription:
-    """What a client gets of an error.
+    """An error as reported to a client.
 
     Attributes:
-        status: HTTP's.
-        type, code: for programs; OpenAI's words.
-        param: the path of the field that is wrong.
+        status: HTTP status.
+        type, code: OpenAI's identifiers, for programs.
+        param: path of the invalid field.
     """
 
     status: int
@@ -50,7 +50,7 @@ class ErrorDescription:
 
 
 def describe(error: Exception) -> ErrorDescription:
-    """What reports `error` to a client."""
+    """Return the description of `error`."""
     match error:
         case RequestError():
             return ErrorDescription(error.status, error.message, error.type, error.param, error.code)
@@ -59,17 +59,17 @@ def describe(error: Exception) -> ErrorDescription:
         case HTTPException(status_code=404):
             return ErrorDescription(404, "there is no such path; GET /openapi.json lists them", "not_found_error")
         case HTTPException(status_code=405):
-            return ErrorDescription(405, "this path does not take this HTTP method")
+            return ErrorDescription(405, "this path does not support this HTTP method")
         case HTTPException():
             return ErrorDescription(error.status_code, error.detail)
         case ClientGoneError() | ClientDisconnect():
             return ErrorDescription(_CLIENT_GONE, "the client closed the connection")
         case _:
-            return ErrorDescription(500, "internal error; the server's log says more", EngineDeadError.type)
+            return ErrorDescription(500, "internal error; see the server's log for details", EngineDeadError.type)
 
 
 def _invalid(errors: Sequence[Any]) -> ErrorDescription:
-    """Names the first thing that is wrong with a body; clients show one sentence."""
+    """Describe the first validation error; clients show one sentence."""
     first = errors[0]
     kind, where = first["type"], first["loc"][1:]
     if not where:
@@ -89,6 +89,6 @@ def _path(where: Sequence[str | int]) -> str:
 
 
 def log_unexpected(error: Exception) -> None:
-    """Logs our mistakes. A `RequestError` was returned to its client, and who made it has logged its cause."""
+    """Log an internal error. A `RequestError` is reported to the client, and its cause is logged where it is raised."""
     if not isinstance(error, RequestError):
         logger.error("a request failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""Errors → answers, in the shape of the API that was asked."""
+"""Exception handlers: errors → responses in the format of the requested API."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stoker_engine.server.errors import openai as openai
 from stoker_engine.server.errors.description import describe
 from stoker_engine.server.unavailable import NotStartedError, UnauthorizedError, UnavailableError
 
-#: The header that tells a gateway that it may ask another server: of this request nothing was started here.
+#: Header of a response to a request that was not started, so that a gateway may send it to another server.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
 
 
 def install(app: FastAPI) -> None:
-    """Makes `app` answer every error so."""
+    """Register the handlers on `app`."""
     app.add_exception_handler(RequestError, _answer)
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_exception_handler(HTTPException, _answer)
@@ -33,16 +33,16 @@ def install(app: FastAPI) -> None:
 
 
 def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
-    """The answer that reports `error`.
+    """Return the response that reports `error`.
 
     Args:
-        scope: of the request; None: what came is none.
+        scope: the request's; None if no valid request was received.
     """
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, UnavailableError | OverloadedError):
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, UnavailableError | EngineDeadError):
-        headers["connection"] = "close"  # the next request finds another server
+        headers["connection"] = "close"  # the next request reaches another server
     if isinstance(error, NotStartedError):
         headers[NOT_BEGUN_HEADER] = "1"
     if isinstance(error, UnauthorizedError):

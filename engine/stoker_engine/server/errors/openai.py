@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker_engine.server.errors.description import ErrorDescription
 
 
 class ErrorInfo(BaseModel):
-    """What went wrong, for a person (`message`) and for a program (the rest)."""
+    """An error: `message` for people, the other fields for programs."""
 
     message: str
     type: str
@@ -19,12 +19,12 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of every status from 400 on, and the last event of a stream that fails."""
+    """The body of every status from 400 on, and the last event of a failing stream."""
 
     error: ErrorInfo
 
 
 def encode(error: ErrorDescription) -> bytes:
-    """The body that reports `error`. ASCII, because a message may quote what is not valid Unicode."""
+    """Return the body that reports `error`. ASCII only, because a message may quote text that is not valid Unicode."""
     info = ErrorInfo(message=error.message, type=error.type, param=error.param, code=error.code)
     return json.dumps(ErrorResponse(error=info).model_dump()).encode()

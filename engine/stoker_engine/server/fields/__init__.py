@@ -1,1 +1,1 @@
-"""Types of fields that the bodies and answers of several APIs share, and JSON as text."""
+"""Field types that the bodies and responses of several APIs share, and JSON as text."""

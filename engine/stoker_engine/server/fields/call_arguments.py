@@ -1,4 +1,4 @@
-"""The arguments of a call, as the model wrote them → an object that can be sent and read."""
+"""Arguments of a tool call, as the model wrote them → an object for the response or the chat template."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stoker_engine.server.fields.json_text import NotJSONError, parsed
 
 
 def read_arguments(text: str, *, cut_off: bool = False) -> dict[str, Any] | None:
-    """The object that `text` is; None where it is none. No arguments are an empty object.
+    """Return the object that `text` encodes, or None if it encodes none. An empty text is an empty object.
 
-    Half of a character, which an escape can make, cannot be sent: it becomes a replacement character.
+    Lone surrogates, which escapes can produce, cannot be sent; they become replacement characters.
 
     Args:
-        cut_off: the text may end anywhere. What is complete of it is read, as clients read it from a stream.
+        cut_off: whether the text may be truncated. Its complete part is read, as clients read it from a stream.
     """
     if not text:
         return {}

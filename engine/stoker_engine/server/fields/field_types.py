@@ -1,7 +1,7 @@
-"""The types of the fields that bodies are made of.
+"""Types of the fields of request bodies.
 
-A body may be as large as the server takes, and is checked in the event loop: so lists fail fast, at their first wrong
-element, and of unknown names one is looked at, instead of collecting millions of errors of which one is reported.
+Bodies may be large and are validated in the event loop. So lists fail at their first invalid element, and only one
+unknown name is reported, instead of collecting millions of errors of which one is shown.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from pydantic_core import PydanticCustomError
 
 from stoker_engine.core.sampling_params import MAX_LOGIT_BIAS, MAX_N
 
-#: Most stop strings; each is looked for in every new piece of text.
+#: Maximum number of stop strings; each is searched in every new piece of text.
 MAX_STOPS: Final = 16
-#: Most bad words; each is looked for at every step.
+#: Maximum number of bad words; each is checked at every step.
 MAX_BAD_WORDS: Final = 256
-#: Most members of `metadata`, which is OpenAI's limit.
+#: Maximum number of members of `metadata`; OpenAI's limit.
 MAX_METADATA: Final = 16
-#: What may name a request: it goes into headers and logs.
+#: Form of request ids, which are written into headers and logs.
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
 class StrictModel(BaseModel):
-    """Unknown names are refused, and a number in a string is no number."""
+    """Refuses unknown fields and implicit conversions, such as a string for a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Of names beyond all that there are only one is looked at: errors of a million would take seconds."""
-        fields = cls.__pydantic_fields__  # `model_fields` takes a microsecond, and there may be very many messages
+        """Keep only one unknown name: collecting errors for a million of them would take seconds."""
+        fields = cls.__pydantic_fields__  # `model_fields` takes a microsecond, and a body may have very many messages
         if not isinstance(data, dict) or len(data) <= len(fields):
             return data
         known = [info.alias or name for name, info in fields.items()]
@@ -52,7 +52,7 @@ class StrictModel(BaseModel):
 
 
 def or_else(sentence: str) -> WrapValidator:
-    """One sentence in place of what pydantic says of each member of a union."""
+    """Return a validator that reports `sentence` instead of pydantic's errors for each member of a union."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -65,7 +65,7 @@ def or_else(sentence: str) -> WrapValidator:
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 CountOrZero = Annotated[int, Field(ge=0, lt=2**31)]
-#: -1 stands for all.
+#: -1 means all.
 CountOrAll = Annotated[int, Field(ge=-1, lt=2**31)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Width = Annotated[int, Field(ge=1, le=MAX_N)]
@@ -78,7 +78,7 @@ BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Objects of at most so many members; a larger one is refused before its members are looked at."""
+    """Return a validator for objects of at most `limit` members. It refuses larger ones before validating members."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > limit:
@@ -98,15 +98,15 @@ LogitBias = Annotated[
     ],
     or_else(f"must map at most {MAX_LOGIT_BIAS} token ids to numbers between -100 and 100"),
 ]
-#: vLLM's rule: these characters mean something to cache back ends.
+#: vLLM's rule: the excluded characters are special to cache back ends.
 CacheSalt = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
-#: How much a model reasons.
+#: Reasoning effort.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID.pattern}$")]
 
 
 def _prompt(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Checks by types alone: pydantic would try every member of the union on millions of tokens."""
+    """Validate a prompt by its types only: pydantic would try each union member on millions of tokens."""
     if isinstance(value, list):
         kinds = set(map(type, value))
         if kinds == {list}:
@@ -132,5 +132,5 @@ def _is_none(value: Any) -> bool:
     return value is None
 
 
-#: A field of an answer that is left out where it is empty.
+#: A response field that is omitted if it is None.
 Extra = Annotated[T | None, Field(exclude_if=_is_none)]

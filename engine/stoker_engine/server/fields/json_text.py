@@ -1,4 +1,4 @@
-"""JSON within other text: where it ends, and what its members are as they are written (RFC 8259)."""
+"""JSON embedded in other text: where it ends, and its members as written (RFC 8259)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 _SPACE: Final = " \t\n\r"
 
-#: Objects and arrays within each other; the readers of clients, and of what comes back to us, go hardly deeper.
+#: Maximum nesting depth; clients' parsers, and those for returned values, support hardly more.
 _DEEPEST: Final = 200
 
 _SPACES: Final = re.compile(f"[{_SPACE}]*")
@@ -18,7 +18,7 @@ _CHARACTERS: Final = re.compile(r'[^"\\\x00-\x1f]*')
 
 
 class _Expects(enum.Enum):
-    """What may come next, spaces aside."""
+    """The tokens that may come next, apart from white space."""
 
     BEGIN = enum.auto()
     KEY = enum.auto()
@@ -31,14 +31,13 @@ class _Expects(enum.Enum):
 
 
 class NotJSONError(ValueError):
-    """What was read is not the beginning of JSON."""
+    """The text is not JSON, or not the beginning of JSON."""
 
 
 class JSONScanner:
-    """Finds where an object or an array ends whose text comes in pieces, in time linear in its length.
+    """Finds the end of an object or array whose text arrives in pieces, in linear time.
 
-    Text that cannot go on as JSON is seen at the first character that cannot, but for what is written within numbers,
-    words and escapes: `parsed` judges the whole.
+    An invalid character is detected at once, except within numbers, words and escapes: for these use `parsed`.
     """
 
     def __init__(self) -> None:
@@ -54,10 +53,10 @@ class JSONScanner:
         return self._expects is _Expects.NOTHING
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Reads a further piece, `text` from `at` on; where what belongs to the value ends.
+        """Read `text` from index `at`, and return the index where the value's part of it ends.
 
         Raises:
-            NotJSONError: its first argument is where it cannot go on.
+            NotJSONError: its first argument is the index of the invalid character.
         """
         while at < len(text) and not self.ended:
             at = self._string(text, at) if self._in_string else self._structure(text, at)
@@ -85,7 +84,7 @@ class JSONScanner:
 
     def _structure(self, text: str, at: int) -> int:
         expects = self._expects
-        if self._in_scalar:  # it may have been cut
+        if self._in_scalar:  # it may continue in this piece
             at = _end(_SCALAR, text, at)
             self._in_scalar = at == len(text)
         at = _end(_SPACES, text, at)
@@ -118,10 +117,10 @@ class JSONScanner:
 
 
 def parsed(text: str) -> Any:
-    """The value of `text`.
+    """Return the value of `text`.
 
     Raises:
-        NotJSONError: it is not JSON, or what readers do not bear: numbers of thousands of digits, too deep a value.
+        NotJSONError: it is not JSON, or exceeds the limits of parsers: numbers of thousands of digits, deep nesting.
     """
     try:
         value = json.loads(text, parse_constant=_refuse)
@@ -133,10 +132,10 @@ def parsed(text: str) -> Any:
 
 
 def members(text: str) -> dict[str, str]:
-    """The members of an object, each value as it is written.
+    """Return the members of an object; each value as it is written in `text`.
 
     Raises:
-        NotJSONError: `text` is not an object's.
+        NotJSONError: `text` is not an object.
     """
     parsed(text)
     at = _end(_SPACES, text, 0)
@@ -159,10 +158,10 @@ _DECODER: Final = json.JSONDecoder()
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where the longest run of `pattern` from `at` on ends."""
+    """Return the end of the longest match of `pattern` at index `at`."""
     found = pattern.match(text, at)
     return at if found is None else found.end()
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise NotJSONError(constant)  # NaN and infinities are not JSON's
+    raise NotJSONError(constant)  # JSON has no NaN and no infinities

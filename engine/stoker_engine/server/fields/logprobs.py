@@ -1,6 +1,6 @@
-"""Logprobs of an answer's tokens, in the shape that OpenAI's APIs for conversations share.
+"""Logprobs of an answer's tokens, in the format that OpenAI's chat and responses APIs share.
 
-A position's candidates come with the token that stands there first, then the likeliest ones.
+The candidates of a position are the sampled or given token first, then the likeliest ones.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ContentLogprob(TokenLogprob):
 
 @dataclass(frozen=True)
 class LogprobWriter:
-    """Writes logprobs as one request wants them.
+    """Writes logprobs in the form that one request asks for.
 
     Attributes:
-        top: likeliest candidates returned at each position; -1: all.
-        as_token_ids: write a token as ``token_id:N`` instead of its text.
+        top: number of likeliest candidates per position; -1 for all.
+        as_token_ids: whether a token is written as ``token_id:N`` instead of its text.
     """
 
     tokenizer: TokenTexts
@@ -44,7 +44,7 @@ class LogprobWriter:
     as_token_ids: bool
 
     def content(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> list[ContentLogprob]:
-        """The logprobs of a message's tokens."""
+        """Return the logprobs of a message's tokens."""
         return [
             ContentLogprob(
                 **dict(self._token_logprob(token_id, candidates[token_id])),
@@ -54,12 +54,12 @@ class LogprobWriter:
         ]
 
     def likeliest(self, candidates: PositionLogprobs) -> list[tuple[int, Logprob]]:
-        """The likeliest, best first. The token that stands there is among them only if it is that likely."""
+        """Return the `top` likeliest candidates, best first. The actual token is included only if it is among them."""
         best_first = sorted(candidates.items(), key=lambda item: -item[1].logprob)
         return best_first if self.top == -1 else best_first[: self.top]
 
     def token(self, token_id: int) -> str:
-        """A token as the request wants to see it."""
+        """Return a token in the form that the request asks for."""
         return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.token_text(token_id)
 
     def _token_logprob(self, token_id: int, logprob: Logprob) -> TokenLogprob:
@@ -69,5 +69,5 @@ class LogprobWriter:
 
 
 def finite(entry: Logprob) -> float:
-    """A logprob as JSON has it, which has no minus infinity: -9999, as in vLLM."""
+    """Return a logprob as JSON number: -9999 for minus infinity, as in vLLM."""
     return max(entry.logprob, _LOWEST)

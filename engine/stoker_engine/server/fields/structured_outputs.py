@@ -1,4 +1,4 @@
-"""What an answer must look like: vLLM's `structured_outputs`, alone or beside an API's own format."""
+"""Constraints on an answer's format: vLLM's `structured_outputs`, alone or with the API's own format field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.fields.field_types import StrictModel, or_else
 
-#: Most strings of a choice.
+#: Maximum number of strings of a choice.
 MAX_CHOICE: Final = 10_000
 
 _SchemaOrText = Annotated[
@@ -34,7 +34,7 @@ class StructuredOutputsFields(StrictModel):
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What it says, by the names of `StructuredOutputs`; a false `json_object` says nothing."""
+        """The fields that are set, by the names of `StructuredOutputs`; a false `json_object` counts as unset."""
         return {
             info.alias or name: value
             for name, info in type(self).model_fields.items()
@@ -43,25 +43,25 @@ class StructuredOutputsFields(StrictModel):
 
 
 def answer_format(of_format: Mapping[str, Any], structured: StructuredOutputsFields | None) -> StructuredOutputs | None:
-    """What an answer must look like, if it is said.
+    """Return the constraints on an answer's format, or None if the request has none.
 
     Args:
-        of_format: what an API's own format asks for, by the names of `StructuredOutputs`.
+        of_format: constraints of the API's own format field, by the names of `StructuredOutputs`.
 
     Raises:
-        RequestError: it is said twice, or not wholly.
+        RequestError: the format is constrained twice, or an option is set without a constraint.
     """
     fields = {} if structured is None else structured.stated
     if not of_format and structured is None:
         return None
     if of_format and (constraint_name := next((name for name in fields if not is_option(name)), None)):
         raise RequestError(
-            f"response_format and structured_outputs.{constraint_name} both say what to write; send one of them",
+            f"response_format and structured_outputs.{constraint_name} both set the format; send only one of them",
             "structured_outputs",
         )
     if fields and not of_format and all(map(is_option, fields)):
         raise RequestError(
-            f"structured_outputs.{next(iter(fields))} only says how JSON is written, and none is asked for; "
+            f"structured_outputs.{next(iter(fields))} is an option of JSON output, which the request does not ask for; "
             'add structured_outputs.json, or a response_format of type "json_schema" or "json_object"',
             "structured_outputs",
         )
@@ -69,10 +69,10 @@ def answer_format(of_format: Mapping[str, Any], structured: StructuredOutputsFie
 
 
 def format_names(name: str) -> dict[str, str]:
-    """What the constraints of an API's own format, the field `name`, are called in errors."""
+    """Return the names in errors for the constraints that come from an API's own format field `name`."""
     return {f"structured_outputs.{constraint}": name for constraint in ("json", "json_object", "structural_tag")}
 
 
 def is_option(name: str) -> bool:
-    """Whether a field of `StructuredOutputsFields` is no constraint, but changes one."""
+    """Return whether a field of `StructuredOutputsFields` only modifies a constraint."""
     return name.startswith("disable_") or name == "whitespace_pattern"

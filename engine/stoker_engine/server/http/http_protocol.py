@@ -1,18 +1,17 @@
-"""uvicorn's HTTP/1.1 connection, with what it lacks: our errors for what is no HTTP, a limit on headers, and limits on
-how slow a client may be.
+"""uvicorn's HTTP/1.1 connection with this server's error format, a limit on headers, and limits on slow clients.
 
-what a client is slow at             limit                                      what it gets
-a request's line and headers         --request-header-timeout, all together     408
-a body                               --request-body-timeout: in each such span  408; where it is answered already, the
-                                     --min-request-body-data-rate must be kept  connection is closed
-taking what was written for it       --send-timeout without taking a byte       the connection is aborted
-its next request                     how long idle connections are kept         the connection is closed
+slow part                            limit                                      reaction
+request line and headers             --request-header-timeout in total          408
+body                                 --min-request-body-data-rate over each     408; connection closed if the response
+                                     span of --request-body-timeout             has already been sent
+reading the response                 --send-timeout without reading a byte      connection aborted
+next request                         keep-alive timeout of idle connections     connection closed
 
-The operating system would take megabytes for a client that reads nothing, and the engine go on generating them. So no
-more than `_UNSENT_BYTES` wait there beyond what the client's side has room for, and none here: a stream waits for its
-reader.
+For a client that does not read, the operating system would buffer megabytes, and the engine would keep generating them.
+So at most `_UNSENT_BYTES` are buffered there beyond the client's receive window, and none in this process: a stream
+waits for its reader.
 
-What this uses of uvicorn beyond its documentation stands in `uvicorn_internals`.
+`uvicorn_internals` lists the undocumented parts of uvicorn that this module uses.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from stoker_engine.server.http.stall_timer import StallTimer
 
 logger = logging.getLogger(__name__)
 
-#: How long a client that was refused may go on, so that it comes to read our answer.
+#: Seconds for which a refused client's connection stays half-open, so that the client can read the response.
 _LINGER_S = 2
 _UNSENT_BYTES = 16 * 1024
 
 
 class _LimitedConnection(h11.Connection):
-    """h11 limits the bytes of a request's head; this limits its headers too.
+    """Limits the number of headers; h11 limits only the bytes of a request's head.
 
     Attributes:
-        is_head_too_large: whether that is why `next_event` raised.
+        is_head_too_large: whether `next_event` raised because the head exceeds a limit.
     """
 
     def __init__(self, max_incomplete_event_size: int, max_header_count: int) -> None:
@@ -60,15 +59,15 @@ class _LimitedConnection(h11.Connection):
         self._lines = 0
 
     def receive_data(self, data: bytes) -> None:
-        """Takes bytes in. The lines of a head are counted as they come: to parse a million headers takes seconds."""
+        """Buffer received bytes. Counts a head's lines on arrival, because parsing a million headers takes seconds."""
         self._lines = self._lines + data.count(b"\n") if self.their_state is h11.IDLE else 0
         super().receive_data(data)
 
     def next_event(self) -> Any:
-        """h11's next event.
+        """Return h11's next event.
 
         Raises:
-            h11.RemoteProtocolError: what came is no HTTP, or too much of it.
+            h11.RemoteProtocolError: the bytes are not HTTP, or the head is too large.
         """
         is_head = self.their_state is h11.IDLE
         try:
@@ -80,7 +79,7 @@ class _LimitedConnection(h11.Connection):
             self._lines = 0
             too_many = len(event.headers) > self._max_header_count
         else:
-            too_many = is_head and self._lines > self._max_header_count + 1  # the request's line
+            too_many = is_head and self._lines > self._max_header_count + 1  # 1: the request line
         if too_many:
             self.is_head_too_large = True
             raise h11.RemoteProtocolError(f"more than {self._max_header_count} headers", 431)
@@ -88,7 +87,7 @@ class _LimitedConnection(h11.Connection):
 
 
 def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
-    """The connection class of a server with these limits."""
+    """Return the connection class of a server with the limits of `args`."""
 
     class Connection(H11Protocol):
         conn: _LimitedConnection
@@ -111,10 +110,10 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            transport.set_write_buffer_limits(high=1)  # with 0 a TLS transport pauses though nothing waits in it
+            transport.set_write_buffer_limits(high=1)  # with 0 a TLS transport pauses although its buffer is empty
             sock = transport.get_extra_info("socket")
             if sock.family in (socket.AF_INET, socket.AF_INET6):
-                with contextlib.suppress(AttributeError, OSError):  # not every system has it
+                with contextlib.suppress(AttributeError, OSError):  # not every system supports it
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -156,15 +155,15 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
         def send_400_response(self, msg: str) -> None:
             if self.conn.is_head_too_large:
                 sentence = (
-                    f"the request's line and headers are more than {args.h11_max_header_count} headers "
+                    f"the request line and headers exceed {args.h11_max_header_count} headers "
                     f"or {args.h11_max_incomplete_event_size} bytes"
                 )
                 self._refuse(431, sentence)
             else:
-                self._refuse(400, "this is no HTTP request that this server can read")
+                self._refuse(400, "invalid HTTP request")
 
         def _refuse(self, status: int, sentence: str) -> None:
-            """Answers, where no answer has started yet, and ends the connection."""
+            """Send an error, unless a response has started, and close the connection."""
             self._refused = True
             self._unset_keepalive_if_required()
             cycle = self.cycle
@@ -190,7 +189,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             if not self.transport.can_write_eof():
                 self.transport.close()
                 return
-            # To close a socket that holds unread bytes resets the connection, and the client loses our answer.
+            # Closing a socket with unread bytes resets the connection, and the client loses the response.
             self.transport.write_eof()
             self.loop.call_later(_LINGER_S, self.transport.close)
 
@@ -198,19 +197,19 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             return self._received
 
         def _num_taken(self) -> int:
-            """Grows with what the client takes, while nothing is written."""
+            """Return a counter that grows as the client reads, while nothing is written."""
             return -self.transport.get_write_buffer_size() - _unsent(self.transport.get_extra_info("socket"))
 
         def _on_head(self) -> None:
-            self._cut_off(f"its headers took more than {args.request_header_timeout:g} s")
+            self._cut_off(f"its headers were not complete after {args.request_header_timeout:g} s")
 
         def _on_body(self) -> None:
-            if not self.transport.is_reading():  # we are slow, not the client
+            if not self.transport.is_reading():  # the server is slow, not the client
                 self._body.run(True)
                 return
             self._cut_off(
-                f"in {args.request_body_timeout:g} s less of its body came than "
-                f"{args.min_request_body_data_rate} bytes/s"
+                f"its body arrived at less than {args.min_request_body_data_rate} bytes/s "
+                f"for {args.request_body_timeout:g} s"
             )
 
         def _cut_off(self, reason: str) -> None:
@@ -218,14 +217,14 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             self._refuse(408, f"the request timed out: {reason}")
 
         def _on_reader(self) -> None:
-            logger.info("%s - a client that took nothing for %g s is cut off", _peer(self.client), args.send_timeout)
+            logger.info("%s - connection aborted: nothing was read for %g s", _peer(self.client), args.send_timeout)
             self.transport.abort()
 
     return Connection
 
 
 def _unsent(sock: socket.socket) -> int:
-    """Bytes that the operating system holds for a client: not sent yet, or not known to have arrived."""
+    """Return the number of bytes in the socket's send queue: unsent or unacknowledged."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
     except OSError:

@@ -1,10 +1,10 @@
-"""From application to process: the socket, loading, the signals, the exit code.
+"""The server process: socket, loading, signals, exit code.
 
-The server listens before the engine is loaded, so that probes are answered from the first moment. From then on it
-waits for one of: the engine is loaded, the engine dies, a signal comes. Nothing polls.
+The server listens before the engine is loaded, so that probes are answered from the start. Then it waits, without
+polling, until the engine is loaded, the engine dies or a signal arrives.
 
-SIGTERM begins the way out that `lifecycle` draws. SIGINT, which a person types, takes it without the grace; a second
-signal ends it at once.
+SIGTERM starts the shutdown that `lifecycle` describes. SIGINT, which a person types, skips the grace period; a second
+signal skips all waiting.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from stoker_engine.server.unavailable import UnavailableError
 
 logger = logging.getLogger(__name__)
 
-#: How long an idle connection stays open. Longer than most clients' and proxies' own limits, so that it is not closed
-#: at the moment they use it.
+#: Seconds for which an idle connection stays open. Longer than the limits of most clients and proxies, so that the
+#: server does not close a connection just as they use it.
 _KEEP_ALIVE_S = 75
-#: How long connections get to take what was written for them, once all requests are answered.
+#: Seconds for which clients may read the rest of their responses, once all requests are answered.
 _LAST_WORDS_S = 5
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Takes the address, so that a port in use is reported before a model is loaded. Listens to nobody yet.
+    """Bind a socket to the address, without listening, so that a port in use is reported before a model is loaded.
 
-    ``::`` is every address, of IPv4 too, whatever the kernel's default is (net.ipv6.bindv6only).
+    ``::`` stands for all addresses, including IPv4, whatever net.ipv6.bindv6only is.
 
     Raises:
-        StokerError: the address cannot be had.
+        StokerError: the address is not available.
     """
     every = host == EVERY_ADDRESS
     if every and not _has_ipv6():
@@ -74,7 +74,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _has_ipv6() -> bool:
-    """Whether the kernel has IPv6; some are booted without."""
+    """Return whether the kernel has IPv6; it can be disabled at boot."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
             trial.bind((EVERY_ADDRESS, 0))
@@ -84,12 +84,12 @@ def _has_ipv6() -> bool:
 
 
 def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:
-    """Serves `client` on a socket from `bind`, until SIGTERM or SIGINT.
+    """Serve `client` on a socket from `bind`, until SIGTERM or SIGINT.
 
     Raises:
         ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
         EngineDeadError: the engine died.
-        StokerError: another process has started to listen on the address.
+        StokerError: another process listens on the address.
     """
     service = Service(args, client)
     config = uvicorn_config(service)
@@ -105,10 +105,10 @@ def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, woken by what happens instead of by a clock.
+    """uvicorn's server, driven by events instead of polling.
 
     Attributes:
-        failure: why it could not serve, or not to the end.
+        failure: error that prevented or ended serving.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, url: str) -> None:
@@ -119,10 +119,10 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._grace_s = service.args.frontend.shutdown_grace
-        self._serves_again = asyncio.Event()  # set for a moment, whenever an engine does
+        self._serves_again = asyncio.Event()  # set briefly whenever a restarted engine serves
 
     async def main_loop(self) -> None:
-        """Serves until there is a reason to stop, and goes the way out."""
+        """Serve until there is a reason to stop, then shut down."""
         engine = asyncio.create_task(self._engine())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
     def stop(self, signum: int) -> None:
-        """Makes the server stop; the second time, at once."""
+        """Start the shutdown; the second call skips all waiting."""
         if self._stopping.is_set():
             self._hurried.set()
             return
@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles signals in the event loop, which they wake."""
+        """Handle signals in the event loop, so that they wake it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -165,7 +165,7 @@ class Server(uvicorn.Server):
                 signal.signal(signum, handler)
 
     async def _engine(self) -> None:
-        """Loads the engines, and waits until all are dead for good, which it raises."""
+        """Load the engines, and wait until all are permanently dead; raise the death of the last one."""
         service = self._service
         service.on_loaded(await service.client.load())
         await service.load_modules()
@@ -181,7 +181,7 @@ class Server(uvicorn.Server):
                 restarts.give_up()
 
     async def _keep(self, engine: int) -> None:
-        """Has an engine loaded again whenever it dies, until it stays dead. The last one's death is raised."""
+        """Restart an engine whenever it dies, until it may not be restarted. Raise the death of the last engine."""
         while True:
             death = await self._service.client.wait_dead(engine)
             if not await self._load_again(engine, type(death)(f"the engine died: {death}")):
@@ -191,8 +191,14 @@ class Server(uvicorn.Server):
             self._serves_again.clear()
 
     async def _load_again(self, engine: int, death: EngineDeadError) -> bool:
-        """Has an engine loaded again, also where it dies of that, while restarts are left. Then it stays dead, where
-        others serve, or until one that is loaded again does; else its death is raised."""
+        """Restart an engine, and again if it dies while loading, as long as restarts are left.
+
+        Then it stays dead if other engines serve. If none serves, it waits for the restart of another engine, or, if
+        there will be none, raises its death.
+
+        Returns:
+            Whether the engine serves again.
+        """
         service, client = self._service, self._service.client
         other_engines = [each for each in range(client.num_engines) if each != engine]
         while True:
@@ -201,7 +207,7 @@ class Server(uvicorn.Server):
             if not service.restarts[engine].allowed(death, others_serve):
                 service.restarts[engine].give_up()
                 if others_serve:
-                    logger.error("the engine stays dead%s: it died too often", self._named(engine))
+                    logger.error("not restarting the engine%s: it died too often", self._named(engine))
                     return False
                 hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
                 if hopeless or all(service.restarts[each].given_up for each in other_engines):
@@ -209,7 +215,7 @@ class Server(uvicorn.Server):
                 await self._serves_again.wait()
                 continue
             if others_serve:
-                logger.warning("loading the engine again%s; others serve", self._named(engine))
+                logger.warning("loading the engine again%s; other engines serve", self._named(engine))
             else:
                 logger.warning("loading the engine again%s; requests wait for it", self._named(engine))
             service.on_restart(engine)
@@ -222,16 +228,19 @@ class Server(uvicorn.Server):
                 death = another
 
     def _named(self, engine: int) -> str:
-        """Which engine, for the log, where there are several."""
+        """Return a suffix that names the engine in log lines, if there are several engines."""
         num_engines = self._service.client.num_engines
         return "" if num_engines == 1 else f", engine {engine + 1} of {num_engines} (engine {engine})"
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
-        """Serves through the grace, then lets what is in flight finish. Both together take no more than they may, and
-        the grace, where it starts again, no more than half of what is for those in flight."""
+        """Serve during the grace period, then wait for requests in flight.
+
+        Both together take at most the grace period plus the shutdown timeout. Late requests restart the grace period,
+        until half of the shutdown timeout has passed.
+        """
         service, lifecycle = self._service, self._service.lifecycle
         timeout = service.args.frontend.shutdown_timeout
-        logger.info("stopping: requests are served for another %g s", self._grace_s)
+        logger.info("stopping: accepting requests for another %g s", self._grace_s)
         clock = asyncio.get_running_loop().time
         grace_ends = clock() + self._grace_s
         end, latest = grace_ends + timeout, grace_ends + timeout / 2
@@ -242,22 +251,22 @@ class Server(uvicorn.Server):
             grace_ends = again
         lifecycle.closed = True
         for connection in list(self.server_state.connections):
-            connection.shutdown()  # at once where it is idle, else with the end of its answer
+            connection.shutdown()  # at once if it is idle, else at the end of its response
         remaining_s = end - clock()
         if lifecycle.in_flight:
             logger.info(
-                "stopping: %d requests in flight may take another %g s", lifecycle.in_flight, round(remaining_s)
+                "stopping: %d requests in flight have another %g s to finish", lifecycle.in_flight, round(remaining_s)
             )
         idle = asyncio.create_task(lifecycle.wait_idle())
         await self._wait({engine, idle}, remaining_s)
         idle.cancel()
         if service.running:
-            logger.warning("stopping: ending %d requests that took too long", len(service.running))
+            logger.warning("stopping: ending %d requests that did not finish in time", len(service.running))
         for generation in list(service.running):
-            generation.fail(UnavailableError("the server stops, and this request took too long to finish"))
+            generation.fail(UnavailableError("the server is stopping, and this request did not finish in time"))
 
     async def _wait(self, tasks: set[asyncio.Task[None]], seconds: float) -> bool:
-        """Waits for one of `tasks`, unless it takes too long, which is returned, or someone is in a hurry."""
+        """Wait for one of `tasks`, a second signal or the timeout; return whether the timeout came first."""
         hurried = asyncio.create_task(self._hurried.wait())
         try:
             done, _ = await asyncio.wait(
@@ -269,7 +278,7 @@ class Server(uvicorn.Server):
 
 
 def uvicorn_config(service: Service) -> uvicorn.Config:
-    """How uvicorn serves `service`.
+    """Return uvicorn's configuration for `service`.
 
     Raises:
         ArgumentError: the certificate or the file of API keys cannot be read.
@@ -286,7 +295,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LAST_WORDS_S,
-        date_header=False,  # the connection writes it: uvicorn's own comes from a clock that ticks
+        date_header=False,  # the connection writes it: uvicorn's own date comes from a periodic tick
         server_header=False,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,

@@ -1,4 +1,4 @@
-"""Notices that something does not progress as it should."""
+"""Timer that detects too slow progress."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 
 class StallTimer:
-    """While it runs, `progress` must grow by `least` in each span of `seconds`; else `on_stall` is called, once.
+    """While it runs, `progress` must grow by `least` in each span of `seconds`; else it calls `on_stall` once.
 
-    It costs a timer of the event loop while it runs, and nothing at each step of the progress.
+    The cost is one event loop timer while it runs, and nothing per step of progress.
 
     Args:
-        seconds: 0 is no limit.
+        seconds: length of a span; 0 disables the timer.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class StallTimer:
         return self._handle is not None
 
     def run(self, should_run: bool) -> None:
-        """Begins a span, if none is running; or ends it."""
+        """Start a span if none is running, or stop it."""
         if not should_run:
             self.stop()
         elif not self.is_running and self._seconds:
@@ -45,7 +45,7 @@ class StallTimer:
             self._handle = self._loop.call_later(self._seconds, self._look)
 
     def stop(self) -> None:
-        """Ends the span."""
+        """Stop the current span."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

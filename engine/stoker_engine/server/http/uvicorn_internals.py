@@ -1,11 +1,11 @@
-"""What we use of uvicorn beyond what it documents, all of it, and what for.
+"""All undocumented parts of uvicorn that this package uses, and their purpose.
 
-uvicorn may change any of these without a word. A test compares the tables with our code and with uvicorn's: it fails
-where uvicorn has changed one, where our code uses another, and where one is no longer used.
+uvicorn may change any of these without notice. A test compares the tables with this package and with uvicorn: it fails
+if uvicorn changes a listed part, if the package uses an unlisted one, and if a listed one is no longer used.
 
-- `Server`: our `main_loop` ends when there is a reason to, and in steps (`engine/lifecycle.py`), where uvicorn's looks
-  at a flag ten times a second and then closes all connections at once.
-- `H11Protocol`: our connections have limits, and one that was refused ends at shutdown like the others.
+- `Server`: `main_loop` waits for events and shuts down in stages (`engine/lifecycle.py`), whereas uvicorn polls a flag
+  ten times a second and then closes all connections at once.
+- `H11Protocol`: connections have limits, and a refused connection ends at shutdown like the others.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Final
 
 #: Of `uvicorn.Server`.
 SERVER: Final[Mapping[str, str]] = {
-    "main_loop": "overridden: serves until the engine dies or a signal comes, and goes the way out",
+    "main_loop": "overridden: serves until the engine dies or a signal arrives, then shuts down in stages",
     "capture_signals": "overridden: signals wake the event loop",
-    "should_exit": "set at the end of the way out",
+    "should_exit": "set at the end of the shutdown",
     "server_state": "its `connections` are shut down when the server closes",
 }
 
 #: Of `uvicorn.protocols.http.h11_impl.H11Protocol`.
 CONNECTION: Final[Mapping[str, str]] = {
     "conn": "h11's connection, replaced by one that limits headers",
-    "cycle": "of a request that is refused while it is answered, which ends as if its client were gone",
-    "client": "the peer's address, for the log",
+    "cycle": "of a request that is refused while it is answered; it ends as if the client had disconnected",
+    "client": "address of the peer, for the log",
     "transport": "the connection's; uvicorn sets it when the connection is made",
-    "loop": "the event loop, for timers",
-    "server_state": "its `default_headers` are a response's first: the date",
-    "handle_events": "extended: which limits hold follows from what h11 has read",
-    "send_400_response": "overridden: our errors, in JSON",
-    "shutdown": "overridden where the connection was refused; else uvicorn's, which lets an answer end",
-    "timeout_keep_alive": "how long an idle connection is kept: also one on which no request has come yet",
+    "loop": "event loop, for timers",
+    "server_state": "its `default_headers` are the first headers of a response: the date",
+    "handle_events": "extended: h11's state determines which limits apply",
+    "send_400_response": "overridden: errors as JSON",
+    "shutdown": "overridden for refused connections; else uvicorn's, which completes the current response",
+    "timeout_keep_alive": "how long an idle connection is kept, also before its first request",
     "timeout_keep_alive_handler": "closes an idle connection",
-    "timeout_keep_alive_task": "the timer of that",
-    "_unset_keepalive_if_required": "stops it",
+    "timeout_keep_alive_task": "timer that calls it",
+    "_unset_keepalive_if_required": "stops that timer",
 }
 
 #: Of `uvicorn.protocols.http.h11_impl.RequestResponseCycle`.
 CYCLE: Final[Mapping[str, str]] = {
     "response_complete": "whether the request has been answered",
-    "disconnected": "the client is gone: nothing is written any more",
-    "waiting_for_100_continue": "and no 100 Continue either",
-    "message_event": "wakes whoever waits for the request's body",
+    "disconnected": "the client is gone: nothing more is written",
+    "waiting_for_100_continue": "suppresses 100 Continue",
+    "message_event": "wakes the task that waits for the request's body",
 }

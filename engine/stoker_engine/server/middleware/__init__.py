@@ -1,1 +1,1 @@
-"""What every request passes through on its way to a route."""
+"""Middleware that every request passes before it reaches a route."""

@@ -1,5 +1,6 @@
-"""Loading and unloading adapters is for those who hold a key of ``--admin-api-key-file``, and only where
-``--allow-runtime-lora-updating`` allows it. Keys are checked before anything of the body is read.
+"""Access to loading and unloading adapters: a key of ``--admin-api-key-file`` and ``--allow-runtime-lora-updating``.
+
+Keys are checked before the body is read.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _VARIABLE: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
 
 def admin_keys(args: FrontendArgs, environment: Mapping[str, str] = os.environ) -> APIKeys | None:
-    """The keys that open `ADMIN_PATHS`; None: nothing does.
+    """Return the keys that open `ADMIN_PATHS`; None if these paths are disabled.
 
     Raises:
-        ArgumentError: the environment allows what needs further flags; or the file cannot be read, or holds no key.
+        ArgumentError: the environment enables runtime loading without a flag that it requires; or the file cannot be
+            read, or holds no key.
     """
     allowed = args.allow_runtime_lora_updating
     if not allowed and environment.get(_VARIABLE, "").strip().lower() in ("1", "true"):
-        args.check_runtime_lora_updating(f"the environment's {_VARIABLE}")
+        args.check_runtime_lora_updating(f"environment variable {_VARIABLE}")
         allowed = True
     if args.admin_api_key_file is None:
         return None
@@ -37,16 +39,16 @@ def admin_keys(args: FrontendArgs, environment: Mapping[str, str] = os.environ) 
         (),
         Path(args.admin_api_key_file),
         flag="--admin-api-key-file",
-        refusal="loading and unloading adapters needs a key of --admin-api-key-file: Authorization: Bearer KEY",
+        refusal="loading and unloading adapters requires a key of --admin-api-key-file: Authorization: Bearer KEY",
     )
     return keys if allowed else None
 
 
 class AdminKeyMiddleware:
-    """Turns away requests for `ADMIN_PATHS` without such a key.
+    """Refuses requests for `ADMIN_PATHS` without a valid key.
 
     Args:
-        keys: None: all of them.
+        keys: valid keys; None refuses all requests for these paths.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys | None) -> None:
@@ -59,7 +61,7 @@ class AdminKeyMiddleware:
             try:
                 if self._keys is None:
                     raise ForbiddenError(
-                        "this server loads no adapters at runtime; start it with --allow-runtime-lora-updating"
+                        "runtime loading of adapters is disabled; start the server with --allow-runtime-lora-updating"
                     )
                 self._keys.check(*credentials(scope))
             except RequestError as error:

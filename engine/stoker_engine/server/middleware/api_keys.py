@@ -1,12 +1,12 @@
-"""Who may ask: API keys, compared in constant time and never logged.
+"""API keys: compared in constant time and never logged.
 
-Every path wants a key, except those that machines ask without one (`OPEN_PATHS`) and CORS preflights, which browsers
-send without credentials. Keys come from ``--api-key`` and ``--api-key-file``; where neither is given, from the
-environment's STOKER_API_KEY and VLLM_API_KEY. Where there are none at all, everybody may ask.
+Every path requires a key, except `OPEN_PATHS` and CORS preflights, which browsers send without credentials. Keys come
+from ``--api-key`` and ``--api-key-file``, or, if neither is given, from the environment variables STOKER_API_KEY and
+VLLM_API_KEY. Without any key the server is open.
 
-``--api-key-file`` is a file, or a folder of such files: a mounted Secret has a file for each of its keys. It is looked
-at with each request and read again when it has changed, as a mounted Secret does in place. What cannot be read any more
-leaves the keys as they were; what has none lets nobody in.
+``--api-key-file`` is a file, or a folder of such files: a mounted Secret has a file for each of its keys. A mounted
+Secret changes in place, so each request checks the file and rereads it if it has changed. If it can no longer be read,
+the previous keys stay valid; if it holds no key, all requests are refused.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _ENVIRONMENT = ("STOKER_API_KEY", "VLLM_API_KEY")
 
 
 class APIKeys:
-    """The keys that are valid now.
+    """The keys that are currently valid.
 
     Args:
-        keys: given as they are.
-        file: holds more, one a line; or a folder of such files, which may come to hold keys later.
-        flag: that names the file, for errors.
-        refusal: the sentence for requests without a valid key.
+        keys: keys given on the command line or by the environment.
+        file: holds further keys, one a line; or a folder of such files, which may be empty at first.
+        flag: the flag that names the file, for errors.
+        refusal: the message for requests without a valid key.
 
     Raises:
-        ArgumentError: it cannot be read, or is a file that holds no key.
+        ArgumentError: `file` cannot be read, or is a file without a key.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class APIKeys:
         file: Path | None = None,
         *,
         flag: str = "--api-key-file",
-        refusal: str = "this server wants an API key: Authorization: Bearer KEY",
+        refusal: str = "a valid API key is required: Authorization: Bearer KEY",
     ) -> None:
         self._refusal = refusal
         self._fixed = _digests(keys)
@@ -70,7 +70,7 @@ class APIKeys:
 
     @classmethod
     def from_args(cls, args: FrontendArgs, environment: Mapping[str, str] = os.environ) -> APIKeys:
-        """The keys that the flags give, or the environment.
+        """Return the keys of the flags, or of the environment.
 
         Raises:
             ArgumentError: the file cannot be read, or holds no key.
@@ -81,22 +81,22 @@ class APIKeys:
 
     @property
     def are_needed(self) -> bool:
-        """Whether a request needs one."""
+        """Whether requests need a key."""
         return bool(self._fixed) or self._file is not None
 
     def check(self, authorization: bytes | None, x_api_key: bytes | None = None) -> bytes:
-        """Checks an ``Authorization`` header, or Anthropic's ``x-api-key``; one that is valid is enough.
+        """Check an ``Authorization`` header, or Anthropic's ``x-api-key``; one valid header is enough.
 
         Returns:
-            the digest of the key that is valid: who asks.
+            SHA-256 digest of the valid key, which identifies the client.
 
         Raises:
-            UnauthorizedError: they hold no valid key.
+            UnauthorizedError: neither header holds a valid key.
         """
         scheme, _, bearer = (authorization or b"").partition(b" ")
         presented = [bearer if scheme.lower() == b"bearer" else b"", x_api_key or b""]
         self._refresh()
-        # Every key is compared, and digests are of one length: the time reveals nothing.
+        # Every key is compared, and digests have equal lengths: timing reveals nothing.
         digests = [hashlib.sha256(key.strip()).digest() for key in presented]
         known = (*self._fixed, *self._from_file)
         valid = [each for digest in digests for each in known if hmac.compare_digest(digest, each)]
@@ -113,7 +113,7 @@ class APIKeys:
         except (OSError, UnicodeDecodeError) as error:
             if not self._complained:
                 self._complained = True
-                logger.warning("cannot read the API keys again, so they stay as they were: %s", error)
+                logger.warning("cannot reread the API keys; the previous keys stay valid: %s", error)
 
     def _read(self, file: Path) -> None:
         stats = [(each, each.stat()) for each in _files(file)]
@@ -126,14 +126,14 @@ class APIKeys:
         if self._from_file:
             logger.info("%s holds %d API keys", file, len(self._from_file))
         else:
-            logger.warning("%s holds no API key, so every request is refused until it does", file)
+            logger.warning("%s holds no API key; all requests are refused until it does", file)
 
 
 class APIKeyMiddleware:
-    """Turns away what has no key; the digest of a request's key is in its state, as `api_key`.
+    """Refuses requests without a valid key, and stores the digest of the key in the request's state as `api_key`.
 
     Args:
-        open_paths: those that need none of these keys.
+        open_paths: paths that need no key of `keys`.
     """
 
     def __init__(self, app: ASGIApp, keys: APIKeys, open_paths: AbstractSet[str] = OPEN_PATHS) -> None:
@@ -153,7 +153,7 @@ class APIKeyMiddleware:
 
 
 def credentials(scope: Scope) -> tuple[bytes | None, bytes | None]:
-    """The headers of a request that may hold a key, for `APIKeys.check`."""
+    """Return the ``Authorization`` and ``x-api-key`` headers of a request, for `APIKeys.check`."""
     headers = Headers(scope=scope)
     authorization, x_api_key = headers.get("authorization"), headers.get("x-api-key")
     return (
@@ -163,7 +163,7 @@ def credentials(scope: Scope) -> tuple[bytes | None, bytes | None]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The file; or a folder's, without the hidden ones, where a mounted Secret keeps its versions."""
+    """Return the file, or the files of a folder except hidden ones, where a mounted Secret keeps its versions."""
     if not path.is_dir():
         return [path]
     return sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())

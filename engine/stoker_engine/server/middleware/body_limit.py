@@ -1,4 +1,4 @@
-"""A limit on the size of request bodies, whether they say their size or not."""
+"""Size limit of request bodies, with or without a Content-Length header."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker_engine.server.unavailable import TooLargeError
 
 
 class BodyLimitMiddleware:
-    """Answers 413 to a body of more than `limit` bytes: before it is read, where its size is declared."""
+    """Answers 413 to a body of more than `limit` bytes, before reading it if Content-Length declares its size."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -34,16 +34,16 @@ class BodyLimitMiddleware:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise HTTPException(TooLargeError.status, sentence)  # what FastAPI lets through while it reads
+                raise HTTPException(TooLargeError.status, sentence)  # FastAPI propagates only this one while reading
             return message
 
         await self._app(scope, receive_limited, send)
 
 
 async def discard(receive: Receive, limit: int) -> None:
-    """Reads a body of at most `limit` bytes that nobody wants.
+    """Read and discard a body of at most `limit` bytes.
 
-    To close a connection that holds unread bytes resets it, and its client loses the answer.
+    Closing a connection with unread bytes resets it, and the client loses the response.
     """
     received = 0
     while received <= limit:

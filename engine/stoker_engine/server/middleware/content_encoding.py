@@ -1,4 +1,4 @@
-"""Compressed request bodies (``Content-Encoding``): decoded piece by piece before their size is limited, or refused."""
+"""Compressed request bodies (``Content-Encoding``): decoded in chunks before the size limit applies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stoker_engine.server.errors import handlers
 
 HEADER: Final = "content-encoding"
-#: Encoding → zlib's word for its format.
+#: Encoding → `wbits` of zlib.
 _FORMATS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-#: Bytes of a decoded piece, at most.
+#: Maximum size of a decoded chunk, in bytes.
 _PIECE: Final = 1 << 20
 
 
 class ContentEncodingMiddleware:
-    """Decodes bodies in gzip and deflate, and answers 415 to others."""
+    """Decodes gzip and deflate bodies; answers 415 to other encodings."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,19 +33,19 @@ class ContentEncodingMiddleware:
             await self._app(scope, receive, send)
             return
         if encoding not in _FORMATS:
-            sentence = f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, deflate, or no encoding"
+            sentence = f"Content-Encoding {encoding[:100]!r} is not supported; send gzip, deflate, or no encoding"
             refusal = HTTPException(415, sentence, headers={"accept-encoding": "gzip, deflate"})
             await handlers.response(refusal, scope)(scope, receive, send)
             return
         scope = {**scope, "headers": list(scope["headers"])}
         headers = MutableHeaders(scope=scope)
-        for name in (HEADER, "content-length"):  # which is of the encoded body
+        for name in (HEADER, "content-length"):  # both describe the encoded body
             del headers[name]
         await self._app(scope, _Decoded(receive, _FORMATS[encoding]).receive, send)
 
 
 class _Decoded:
-    """A body that is decoded as it is asked for."""
+    """A request body that is decoded on demand."""
 
     def __init__(self, receive: Receive, format: int) -> None:
         self._receive = receive
@@ -55,9 +55,9 @@ class _Decoded:
         self._ended = False
 
     async def receive(self) -> Message:
-        """The next message, with a decoded piece of the body."""
+        """Return the next message, with a decoded chunk of the body."""
         if self._ended:
-            return await self._receive()  # that the client has left
+            return await self._receive()  # http.disconnect
         while self._more and not self._undecoded:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -66,10 +66,10 @@ class _Decoded:
         try:
             piece = self._decoder.decompress(self._undecoded, _PIECE)
         except zlib.error as error:
-            raise HTTPException(400, f"the request body is not what its Content-Encoding says: {error}") from None
+            raise HTTPException(400, f"the request body does not match its Content-Encoding: {error}") from None
         self._undecoded = self._decoder.unconsumed_tail
         if not self._undecoded and not self._more and len(piece) < _PIECE:
             self._ended = True
             if not self._decoder.eof:
-                raise HTTPException(400, "the request body breaks off before its Content-Encoding ends")
+                raise HTTPException(400, "the compressed request body is incomplete")
         return {"type": "http.request", "body": piece, "more_body": not self._ended}

@@ -1,4 +1,4 @@
-"""Metrics of HTTP itself, with the names and labels of prometheus-fastapi-instrumentator, as vLLM has them."""
+"""HTTP metrics, with the names and labels of prometheus-fastapi-instrumentator, which vLLM uses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker_engine.server.paths import OPEN_PATHS, route_path
 
-#: What asks all the time is left out.
+#: Endpoints that are polled all the time.
 _EXCLUDED = OPEN_PATHS | {"/load"}
 # fmt: off
 _SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 # fmt: on
 _SECONDS_COARSE = (0.1, 0.5, 1)
-#: Other methods are counted as one: a client may make up as many as it likes.
+#: Other methods share one label value, because clients may invent any number of them.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 
 class HTTPMetricsMiddleware:
-    """Takes down each request once it is answered."""
+    """Records each request when it has been answered."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
@@ -32,20 +32,20 @@ class HTTPMetricsMiddleware:
             registry=registry,
         )
         self._request_size = Summary(
-            "http_request_size_bytes", "Sizes that requests declared.", ["handler"], registry=registry
+            "http_request_size_bytes", "Request body size, by Content-Length.", ["handler"], registry=registry
         )
         self._response_size = Summary(
-            "http_response_size_bytes", "Sizes that responses declared.", ["handler"], registry=registry
+            "http_response_size_bytes", "Response body size, by Content-Length.", ["handler"], registry=registry
         )
         self._seconds = Histogram(
             "http_request_duration_highr_seconds",
-            "Time to answer, in many buckets.",
+            "Duration of requests, fine buckets.",
             buckets=_SECONDS,
             registry=registry,
         )
         self._seconds_by_handler = Histogram(
             "http_request_duration_seconds",
-            "Time to answer, in few buckets.",
+            "Duration of requests, coarse buckets.",
             ["method", "handler"],
             buckets=_SECONDS_COARSE,
             registry=registry,

@@ -1,4 +1,4 @@
-"""What the server's stopping does to requests: counted, made the last of their connection, turned away."""
+"""Requests during shutdown: counted, answered with ``Connection: close``, or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.server.unavailable import NotStartedError
 
 
 class InFlightMiddleware:
-    """Keeps `lifecycle` informed, and requests to what it allows. Probes are always answered, and do not count."""
+    """Reports requests to `lifecycle`; refuses them once the server is closed. Probes are always served, uncounted."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle, max_request_bytes: int) -> None:
         self._app = app
@@ -28,7 +28,7 @@ class InFlightMiddleware:
 
         async def send_last(message: Message) -> None:
             if message["type"] == "http.response.start" and self._lifecycle.leaving:
-                MutableHeaders(scope=message)["connection"] = "close"  # the next request finds another server
+                MutableHeaders(scope=message)["connection"] = "close"  # the next request reaches another server
             await send(message)
 
         if route_path(scope) in OPEN_PATHS:

@@ -1,4 +1,4 @@
-"""``X-Request-Id``: taken from the client or made, sent back, and written beside what the log says of the request."""
+"""``X-Request-Id``: taken from the client or generated, returned in the response, and added to log lines."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ HEADER = "x-request-id"
 
 
 def request_id(request: Request, requested: str | None) -> str:
-    """What a request is called: what its header says, else what its body asks for, else what we made up."""
+    """Return the id of a request: its header's, else `requested` (of its body), else the generated one."""
     state = request.scope["state"]
     made: str = state["request_id"]
     if state["request_id_given"] or requested is None:
         return made
-    logs.request_id.set(requested)  # in place of the made one, until the middleware resets it
+    logs.request_id.set(requested)  # replaces the generated id until the middleware resets it
     return requested
 
 
 class RequestIdMiddleware:
-    """Gives each request its id. A header that cannot be one is as good as none: proxies write odd ones."""
+    """Gives each request its id. Invalid headers are ignored, because some proxies write them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""What the server says about itself: health, logs, metrics."""
+"""The server's logs."""

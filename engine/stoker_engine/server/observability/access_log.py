@@ -1,4 +1,4 @@
-"""uvicorn's access log, without what asks every few seconds."""
+"""Filter that leaves frequently polled paths out of uvicorn's access log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _SkipPaths(logging.Filter):
         self._paths = paths
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
+        """Return whether the line is written."""
         args = record.args
         if not isinstance(args, tuple) or len(args) != 5:
             return True
@@ -21,7 +21,7 @@ class _SkipPaths(logging.Filter):
 
 
 def skip_paths(paths: str) -> None:
-    """Leaves requests to `paths`, separated by commas, out of the access log."""
+    """Leave requests to `paths`, separated by commas, out of the access log."""
     for old in [entry for entry in _ACCESS.filters if isinstance(entry, _SkipPaths)]:
         _ACCESS.removeFilter(old)
     _ACCESS.addFilter(_SkipPaths(frozenset(path.strip() for path in paths.split(",") if path.strip())))

@@ -1,4 +1,4 @@
-"""One line in the log for each request: when it ends, what it took. What it said is logged only if asked for."""
+"""One log line per finished request with its token counts and durations. Prompts are logged only on demand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class RequestLog:
     """Logs requests.
 
     Args:
-        log_prompts: log each request's prompt and parameters as it arrives.
-        max_log_len: most characters of a prompt; None: all.
+        log_prompts: whether each request's prompt and parameters are logged on arrival.
+        max_log_len: maximum number of logged characters of a prompt; None for no limit.
     """
 
     def __init__(self, log_prompts: bool, max_log_len: int | None) -> None:
@@ -30,13 +30,13 @@ class RequestLog:
         params: RequestParams,
         tokenizer: TokenTexts,
     ) -> None:
-        """A prompt has come."""
+        """Log a prompt that has arrived."""
         if self._log_prompts:
             prompt = tokenizer.decode(prompt_token_ids, skip_special_tokens=False)[: self._max_log_len]
             logger.info("received %s: %s prompt %r", request_id, params, prompt, extra={"prompt": prompt})
 
     def on_step(self, report: StepReport) -> None:
-        """Requests have ended."""
+        """Log the requests that a step finished."""
         if logger.isEnabledFor(logging.INFO):
             for request in report.finished:
                 self._on_finished(request)

@@ -1,4 +1,4 @@
-"""A line on the throughput every 10 s while there is work. Without work there is no timer: idle costs nothing."""
+"""A log line on the throughput every 10 s while there is work. Without work no timer runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLog:
-    """Sums up what steps did, of all engines of the model; the first step after a silence sets the timer.
+    """Sums up the steps of all engines of the model. The first step after a pause starts the timer.
 
     Args:
-        clock: seconds; only differences count.
+        clock: seconds; only differences are used.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +28,7 @@ class ThroughputLog:
         self._stats: dict[int, SchedulerStats] = {}  # by engine
 
     def on_step(self, report: StepReport) -> None:
-        """Takes down a step; must run in an event loop."""
+        """Add a step; must be called in an event loop."""
         if self._began is None:
             self._began = self._clock()
             asyncio.get_running_loop().call_later(INTERVAL_S, self.log)
@@ -37,11 +37,11 @@ class ThroughputLog:
         self._stats[report.engine] = report.stats
 
     def on_death(self, engine: int) -> None:
-        """An engine has died: nothing runs there."""
+        """Drop the numbers of a dead engine: it runs no requests."""
         self._stats.pop(engine, None)
 
     def log(self) -> None:
-        """Writes the line and starts again."""
+        """Write the line and reset the sums."""
         began, stats = self._began, self._stats.values()
         assert began is not None, "logged before a step"
         seconds = max(self._clock() - began, 1e-9)

@@ -1,1 +1,1 @@
-"""The endpoints of OpenAI's API and vLLM's beside them: requests by name, answers in their shapes."""
+"""Endpoints of OpenAI's API, and vLLM's extensions of it: request and response bodies in their formats."""

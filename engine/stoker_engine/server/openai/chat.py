@@ -1,4 +1,4 @@
-"""/v1/chat/completions: messages in, the assistant's message out."""
+"""/v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCal
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoint, for `service`."""
+    """Return the endpoint of `service`."""
     router = APIRouter(route_class=JSONRoute)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        """Answers a conversation."""
+        """Create a chat completion."""
         base_id = request_id(request, body.request_id)
-        # There may be very many messages: the event loop answers others meanwhile.
+        # In a thread, so that the event loop is not blocked by a body with very many messages.
         chat = await asyncio.to_thread(body.to_request)
         run = await ChatRun.prepare(chat, service, request.receive, f"chatcmpl-{base_id}")
         logprobs = logprob_writer(service, body.num_logprobs, body.return_tokens_as_token_ids)
@@ -64,19 +64,19 @@ def routes(service: Service) -> APIRouter:
 
 @dataclass
 class _Writer:
-    """Writes an answer, whole or in events."""
+    """Writes an answer as one body or as events."""
 
     body: ChatCompletionRequest
     run: ChatRun
     model: str
     logprobs: LogprobWriter | None
-    _started: set[int] = field(default_factory=set)  # choices whose role is written
-    _calls: dict[int, int] = field(default_factory=dict)  # the number of each choice's last call in the stream
+    _started: set[int] = field(default_factory=set)  # choices whose role has been sent
+    _calls: dict[int, int] = field(default_factory=dict)  # choice → index of its last streamed call
 
     async def whole(self) -> ChatCompletion:
-        """The answer, once all of it is there."""
+        """Return the complete answer, once it is generated."""
         answers = await self.run.collect()
-        # Logprobs may be long, and others want to be answered meanwhile.
+        # In a thread: logprobs may be long.
         return await asyncio.to_thread(self._completion, answers)
 
     def _completion(self, answers: Sequence[Answer]) -> ChatCompletion:
@@ -106,7 +106,7 @@ class _Writer:
         return completion
 
     async def events(self, include_usage: bool) -> AsyncGenerator[list[ChatCompletionChunk], None]:
-        """The answer as it is made."""
+        """Yield the answer's events as it is generated."""
         async with aclosing(self.run.deltas()) as deltas:
             async for step in deltas:
                 yield [event for index, delta in step for event in self._events(index, delta)]
@@ -119,10 +119,10 @@ class _Writer:
         return partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=self.model)
 
     def _events(self, index: int, delta: AnswerDelta) -> Iterator[ChatCompletionChunk]:
-        """The events of a delta, if there is anything to send."""
+        """Yield the events of a delta, if there is anything to send."""
         generation, body = self.run.generation, self.body
         usage = Usage.of(self.run.usage(index)) if body.continuous_usage else None
-        if index not in self._started:  # the role comes alone and first, but not before the engine took the request
+        if index not in self._started:  # the role is sent first and alone, once the engine has accepted the request
             prompt_ids = generation.prompts[0] if body.return_token_ids and not self._started else None
             self._started.add(index)
             role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
@@ -132,12 +132,12 @@ class _Writer:
                 yield self._event(choices=[echoed], usage=usage)
         pieces = [self._piece(index, part) for part in delta.parts]
         if not pieces or (delta.finish_reason is not None and pieces[-1].tool_calls):
-            # Clients expect no more of a call in the event that ends the choice.
+            # Clients expect no part of a call in the event that ends the choice.
             pieces.append(ChatDelta())
         for piece in pieces[:-1]:
             yield self._event(choices=[ChatChunkChoice(index=index, delta=piece)], usage=usage)
         if not (delta.parts or delta.finish_reason or body.return_token_ids or self.logprobs is not None):
-            return  # part of a character, or of what a parser waits for: its text comes with the rest
+            return  # a partial character, or text that a parser holds back: sent with a later delta
         choice = ChatChunkChoice(
             index=index,
             delta=pieces[-1],
@@ -149,7 +149,7 @@ class _Writer:
         yield self._event(choices=[choice], usage=usage)
 
     def _piece(self, index: int, part: Part) -> ChatDelta:
-        """What a part adds to a message."""
+        """Return what a part adds to a message."""
         match part:
             case Content(text):
                 return ChatDelta(content=text)
@@ -166,9 +166,9 @@ class _Writer:
                 return ChatDelta(tool_calls=[ToolCallDelta(index=self._calls[index], function=function)])
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> ChatFinishReason | None:
-        """As OpenAI has it: where the model was told which tool to call, it has simply done so.
+        """Return OpenAI's finish reason: "stop" for a call that `tool_choice` names, "tool_calls" for other calls.
 
-        A stop string may cut a call off, which is not to be run then.
+        A call that a stop string cut off is incomplete and must not be run, so it also ends with "stop".
         """
         if reason is FinishReason.STOP and self.run.ends_with_call(index) and self.body.tool_use.mode != "named":
             return "tool_calls"
@@ -181,7 +181,7 @@ class _Writer:
 
 
 def _message(answer: Answer, echoed: str) -> ChatMessage:
-    """A whole message: its content is null only where there is something else."""
+    """Return a complete message. Its content is null only if it has reasoning or tool calls."""
     content, reasoning = echoed + answer.content, answer.reasoning or None
     calls = [
         ToolCall(id=_call_id(start), function=CalledFunction(name=start.name, arguments=arguments))

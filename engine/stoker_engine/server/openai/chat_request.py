@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions."""
+"""Body of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 class ChatRendering(StrictModel):
-    """How a conversation becomes a prompt."""
+    """Fields that determine how a conversation becomes a prompt."""
 
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
@@ -40,7 +40,7 @@ class ChatRendering(StrictModel):
         return self
 
     def conversation(self, messages: Sequence[Message], add_special_tokens: bool | None) -> Conversation:
-        """The conversation that `messages` are."""
+        """Return the conversation of `messages`."""
         return Conversation(
             [message.to_message() for message in messages],
             self.template_tools,
@@ -62,19 +62,19 @@ class ChatRendering(StrictModel):
         """Variables for the chat template.
 
         Raises:
-            RequestError: a variable has a field of its own.
+            RequestError: a variable is reserved.
         """
         return template_variables(self.chat_template_kwargs)
 
     @property
     def begins_message(self) -> bool:
-        """Whether the answer is a message of its own, and not the rest of the last one."""
+        """Whether the answer is a new message, and not a continuation of the last one."""
         generate = self.add_generation_prompt
         return not self.continue_final_message if generate is None else generate
 
 
 class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering):
-    """A conversation to continue with, in OpenAI's words and vLLM's."""
+    """A conversation to answer, with OpenAI's and vLLM's fields."""
 
     messages: Messages
     max_tokens: Count | None = None
@@ -92,67 +92,67 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
     def _agrees(self) -> ChatCompletionRequest:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            raise RequestError("max_tokens is the old name of max_completion_tokens; give one of them", "max_tokens")
+            raise RequestError("max_tokens is the old name of max_completion_tokens; send only one", "max_tokens")
         if self.top_logprobs and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+            raise RequestError("top_logprobs requires logprobs: true", "top_logprobs")
         if self.include_reasoning is False:
             for name in ("logprobs", "return_token_ids"):
                 if getattr(self, name):
-                    raise RequestError(f"{name} would show the reasoning that include_reasoning hides", name)
+                    raise RequestError(f"{name} would reveal the reasoning that include_reasoning: false hides", name)
         self._tool_use = requested_tool_use(super().template_tools, self.tool_choice, self.parallel_tool_calls)
         if self._tool_use.is_forced:
             if self.use_beam_search:
                 raise RequestError(
-                    "tool_choice forces calls by a grammar, which beam search does not follow", "tool_choice"
+                    "tool_choice forces a call by a grammar, which beam search does not support", "tool_choice"
                 )
             if self.allowed_token_ids is not None:
                 raise RequestError(
-                    "tool_choice forces calls by a grammar, which allowed_token_ids may leave no token; "
-                    "send one of them",
+                    "tool_choice forces a call by a grammar, and allowed_token_ids may exclude every token that the "
+                    "grammar allows; send only one of them",
                     "tool_choice",
                 )
         return self
 
     @property
     def template_tools(self) -> Sequence[PlainTool]:
-        """The tools in the prompt, also where the model may call none of them, or must call a certain one."""
+        """The tools in the prompt, including those that `tool_choice` forbids, except with "allowed_tools"."""
         return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else super().template_tools
 
     @property
     def tool_use(self) -> ToolUse:
-        """Which tools the answer may call, and whether it must."""
+        """Which tools the answer may call, and whether it must call one."""
         return self._tool_use
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """Variables for the chat template, the effort of reasoning among them."""
+        """Variables for the chat template, including the reasoning effort."""
         return template_variables(self.chat_template_kwargs, self.reasoning_effort)
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Beams have no logprobs of their tokens."""
+        """Neutral values of `logprobs`: beams have no logprobs of their tokens."""
         return {"logprobs": (False,)}
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many logprobs each position gets, if any."""
+        """Number of logprobs per position, or None."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """How many each position of the prompt gets, if any: what `echo` repeats has logprobs like the rest."""
+        """Number of logprobs per prompt position, or None: echoed text has logprobs like the answer."""
         if self.prompt_logprobs is None and self.echo and not self.stream:
             return self.num_logprobs
         return self.prompt_logprobs
 
     @property
     def echoed(self) -> str:
-        """What the answer begins with by `echo`: the text of the last message, where its role is the answer's."""
+        """The text that `echo` puts before the answer: the last message, if its role is the answer's."""
         last = self.messages[-1]
         return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
 
     def to_request(self) -> ChatRequest:
-        """The request that it makes."""
+        """Return the API-independent request."""
         sampling = self.sampling(self.num_logprobs, self.num_prompt_logprobs)
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return ChatRequest(

@@ -1,4 +1,4 @@
-"""The body of /v1/completions."""
+"""Body of /v1/completions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from stoker_engine.server.fields.field_types import Count, CountOrAll, CountOrZe
 from stoker_engine.server.openai.sampled_request import SampledRequest
 from stoker_engine.server.openai.unsupported import UnsupportedCompletionFields
 
-#: Most choices of one request, over all its prompts; more belong in several.
+#: Maximum number of choices of a request, over all its prompts.
 MAX_CHOICES: Final = 1024
-#: What OpenAI generates for a completion that does not say how much.
+#: OpenAI's default of `max_tokens`.
 DEFAULT_MAX_TOKENS: Final = 16
 
 
 class CompletionRequest(UnsupportedCompletionFields, SampledRequest):
-    """Prompts to complete, in OpenAI's words and vLLM's."""
+    """Prompts to complete, with OpenAI's and vLLM's fields."""
 
     prompt: Prompt
     max_tokens: CountOrZero | None = None
@@ -33,36 +33,36 @@ class CompletionRequest(UnsupportedCompletionFields, SampledRequest):
     def _fits(self) -> CompletionRequest:
         choices = len(self.prompts) * self.num_sequences
         if not self.prompts:
-            raise RequestError("prompt holds no prompt", "prompt")
+            raise RequestError("prompt must contain at least one prompt", "prompt")
         if choices > MAX_CHOICES:
             raise RequestError(f"prompts × n may be at most {MAX_CHOICES}, not {choices}", "prompt")
         if self.best_of is not None and self.best_of != self.num_sequences:
-            raise RequestError("best_of must equal n: all that is generated is returned", "best_of")
+            raise RequestError("best_of must equal n, because all generated choices are returned", "best_of")
         if self.max_tokens == 0 and not self.echo:
-            raise RequestError("max_tokens: 0 asks for nothing unless echo is true", "max_tokens")
+            raise RequestError("max_tokens: 0 requires echo: true", "max_tokens")
         return self
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Beams have no logprobs of their tokens."""
+        """Neutral values of `logprobs`: beams have no logprobs of their tokens."""
         return {"logprobs": ()}
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts, each of which gets n choices."""
+        """The prompts, each of which has n choices."""
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
             return [self.prompt]
         return cast("list[str] | list[list[int]]", self.prompt)
 
     @property
     def only_echo(self) -> bool:
-        """Whether only the prompt is to be scored: the token that the engine then generates is not returned."""
+        """Whether the prompt is only scored: the engine still generates a token, which is not returned."""
         return self.max_tokens == 0
 
     def params_for(self, defaults: Mapping[str, Any], room: int) -> RequestParams:
-        """How to complete a prompt that leaves room for `room` tokens.
+        """Return the parameters for a prompt that leaves `room` tokens of the context.
 
-        The default length bends to that room; a length that was asked for does not.
+        The default length is reduced to `room`; a requested length is not.
         """
         max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room)) if self.max_tokens is None else max(1, self.max_tokens)
         prompt_logprobs = self.prompt_logprobs

@@ -1,4 +1,4 @@
-"""/v1/completions: text in, text out."""
+"""/v1/completions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens, prompt_tokens
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoint, for `service`."""
+    """Return the endpoint of `service`."""
     router = APIRouter(route_class=JSONRoute)
 
     @router.post("/v1/completions", response_model=Completion)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        """Completes a prompt, or several side by side."""
+        """Complete one prompt or several."""
         await service.wait_ready()
         model = service.check(body.model, body.priority)
         client = service.client
@@ -46,7 +46,7 @@ def routes(service: Service) -> APIRouter:
             prompt_tokens(each, body.truncate_prompt_tokens, body.max_tokens, info, body.truncation_side or "left")
             for each in encoded
         ]
-        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
+        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # shared by the prompts
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
         generation = service.generation(
@@ -83,7 +83,7 @@ async def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]
 
 
 async def _echo(body: CompletionRequest, prompts: Sequence[PromptTokens], tokenizer: PromptTokenizer) -> list[str]:
-    """The prompts' texts: as they were said, or what their tokens say."""
+    """Return the prompts' texts: as sent, or decoded from their tokens."""
     return [
         prompt_text
         if isinstance(prompt_text, str) and body.truncate_prompt_tokens is None
@@ -94,10 +94,10 @@ async def _echo(body: CompletionRequest, prompts: Sequence[PromptTokens], tokeni
 
 @dataclass
 class _Writer:
-    """Writes an answer, whole or in events.
+    """Writes an answer as one body or as events.
 
     Attributes:
-        echo: the prompts' texts, if choices begin with them.
+        echo: texts of the prompts, if choices begin with them.
     """
 
     body: CompletionRequest
@@ -108,9 +108,9 @@ class _Writer:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     async def whole(self) -> Completion:
-        """The answer, once all of it is there."""
+        """Return the complete answer, once it is generated."""
         outputs = await self.generation.collect()
-        # Logprobs may be long, and others want to be answered meanwhile.
+        # In a thread: logprobs may be long.
         return await asyncio.to_thread(self._completion, outputs)
 
     def _completion(self, outputs: Sequence[Output]) -> Completion:
@@ -121,7 +121,7 @@ class _Writer:
         return self._event(choices=choices, usage=Usage.of(self.generation.usage()))
 
     async def events(self, include_usage: bool) -> AsyncGenerator[list[Completion], None]:
-        """The answer as it is made."""
+        """Yield the answer's events as it is generated."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for step in deltas:
                 yield [event for index, delta in step for event in self._events(index, delta)]
@@ -129,11 +129,11 @@ class _Writer:
             yield [self._event(choices=[], usage=Usage.of(self.generation.usage()))]
 
     def _events(self, index: int, delta: OutputDelta) -> Iterator[Completion]:
-        """The event of a delta, if there is anything to send."""
+        """Yield the event of a delta, if there is anything to send."""
         begins = index not in self._offsets
         reports_tokens = self.body.return_token_ids or self.logprobs is not None
         if not (delta.text or delta.finish_reason or reports_tokens or (begins and self.echo)):
-            return  # part of a character: its text comes with the rest
+            return  # a partial character: sent with a later delta
         if self.body.only_echo and not begins:
             return
         output = Output(delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
@@ -146,7 +146,7 @@ class _Writer:
         return partial(Completion, id=generation.id, created=generation.created, model=self.model)
 
     def _choice(self, index: int, output: Output) -> CompletionChoice:
-        """What `output` adds to choice `index`, its prompt included where that is wanted and not yet written."""
+        """Return what `output` adds to choice `index`, preceded by the prompt if it is echoed and not yet written."""
         begins = index not in self._offsets
         self._offsets.setdefault(index, 0)
         prompt = index // self.generation.n

@@ -1,4 +1,4 @@
-"""How OpenAI's chats and completions end their streams."""
+"""End of the event streams of OpenAI's chats and completions."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ FRAMING: Final = Framing(named=False, last=event(b"[DONE]"), error=_error)
 
 
 def include_usage(service: Service, body: SampledRequest) -> bool:
-    """Whether a stream ends with an event that reports the usage."""
+    """Return whether a stream ends with an event that reports the usage."""
     return body.include_usage or service.args.frontend.enable_force_include_usage

@@ -1,4 +1,4 @@
-"""Logprobs in the shapes of OpenAI's two endpoints, and in vLLM's for prompts."""
+"""Logprobs in the formats of OpenAI's completions and chats, and of vLLM's prompt logprobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class CompletionLogprobs(BaseModel):
-    """Of /v1/completions: four lists, an entry a token. `text_offset` counts characters of the choice's text."""
+    """Logprobs of /v1/completions: four lists with an entry per token. `text_offset` counts characters of the text."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -23,30 +23,30 @@ class CompletionLogprobs(BaseModel):
 
 
 class ChatLogprobs(BaseModel):
-    """Of /v1/chat/completions."""
+    """Logprobs of /v1/chat/completions."""
 
     content: list[ContentLogprob]
     refusal: None = None
 
 
 class PromptLogprob(BaseModel):
-    """One candidate for a position of the prompt, in vLLM's shape."""
+    """One candidate for a prompt position, in vLLM's format."""
 
     logprob: float
     rank: int | None
     decoded_token: str | None
 
 
-#: For each position of a prompt, its candidates by token id; null for the first, which nothing precedes.
+#: Candidates of each prompt position by token id; null for the first, which has no predecessor.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 def logprob_writer(service: Service, top: int | None, as_token_ids: bool | None) -> LogprobWriter | None:
-    """Writes logprobs as a body wants them, if it does.
+    """Return the logprob writer that a body asks for, or None.
 
     Args:
-        top: how many of the likeliest at each position.
-        as_token_ids: None: as the server's flag says.
+        top: number of likeliest candidates per position; None for no logprobs.
+        as_token_ids: whether tokens are written as ids; None for the server's default.
     """
     if top is None:
         return None
@@ -58,10 +58,10 @@ def logprob_writer(service: Service, top: int | None, as_token_ids: bool | None)
 def completion_logprobs(
     writer: LogprobWriter, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], offset: int
 ) -> tuple[CompletionLogprobs, int]:
-    """The logprobs of a completion's tokens, the first of which begins at character `offset` of its text.
+    """Return the logprobs of a completion's tokens, the first of which begins at character `offset` of its text.
 
     Returns:
-        (the logprobs, the offset at which the next token begins).
+        (the logprobs, the offset of the next token).
     """
     written = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token_id, candidates in zip(token_ids, positions, strict=True):
@@ -74,7 +74,7 @@ def completion_logprobs(
 
 
 def _top_by_token(writer: LogprobWriter, candidates: PositionLogprobs) -> dict[str, float]:
-    """The token that stands there, and the likeliest."""
+    """Return the logprobs of the actual token and of the likeliest ones."""
     by_token: dict[str, float] = {}
     for token_id, logprob in [*list(candidates.items())[:1], *writer.likeliest(candidates)]:
         by_token[_key(writer, token_id)] = finite(logprob)
@@ -82,9 +82,9 @@ def _top_by_token(writer: LogprobWriter, candidates: PositionLogprobs) -> dict[s
 
 
 def _key(writer: LogprobWriter, token_id: int) -> str:
-    """A token's text, if no other token looks like it: parts of characters all look alike.
+    """Return a token's text, or a unique name if other tokens could have the same text, such as parts of characters.
 
-    Those are written as OpenAI does, ``bytes:\\xe2\\x80``; what has no text at all, by its id.
+    Such tokens are written as OpenAI does, ``bytes:\\xe2\\x80``; a token without bytes by its id.
     """
     token = writer.token(token_id)
     if token and _REPLACEMENT not in token:
@@ -94,7 +94,7 @@ def _key(writer: LogprobWriter, token_id: int) -> str:
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
-    """A prompt's logprobs in vLLM's shape."""
+    """Return a prompt's logprobs in vLLM's format."""
     return [None if candidates is None else _prompt_position(candidates) for candidates in positions]
 
 

@@ -1,6 +1,6 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, with vLLM's fields and answers.
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, with vLLM's fields and responses.
 
-Who may ask, and whether this server does it, `middleware.admin_keys` decides before.
+`middleware.admin_keys` controls the access.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class UnloadAdapterRequest(StrictModel):
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoints, for `service`."""
+    """Return the endpoints of `service`."""
     router = APIRouter(route_class=JSONRoute)
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(body: LoadAdapterRequest) -> PlainTextResponse:
-        """Loads an adapter, which requests may name from then on. A client that leaves does not end it."""
+        """Load an adapter, which requests may then name. A disconnecting client does not cancel it."""
         await service.wait_ready()
         try:
             check_adapter_name(body.lora_name)
@@ -57,13 +57,13 @@ def routes(service: Service) -> APIRouter:
             raise RequestError(str(error), "lora_path") from None
         except EngineDeadError:  # it is restarted
             raise UnavailableError(
-                f"the engine died while it loaded the adapter {body.lora_name!r}, which is not served; try again"
+                f"the engine died while loading the adapter {body.lora_name!r}, which is not served; retry"
             ) from None
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(body: UnloadAdapterRequest) -> PlainTextResponse:
-        """Unloads an adapter: new requests cannot name it, those that use it finish."""
+        """Unload an adapter: new requests cannot name it; those that use it finish."""
         await service.adapters.unload(body.lora_name, Origin.RUNTIME)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -1,4 +1,4 @@
-"""The messages of a chat, and the tools it may use, in OpenAI's words."""
+"""Messages and tools of a chat, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Content = Annotated[
 
 
 class CalledFunction(StrictModel):
-    """What the assistant called; `arguments` is JSON, or whatever the model wrote: a call may be cut off."""
+    """A called function; `arguments` is JSON, or any text, because a model may write an incomplete call."""
 
     name: str
     arguments: Annotated[str | dict[str, Any] | None, Field(validate_default=True)] = None
@@ -39,7 +39,7 @@ class CalledFunction(StrictModel):
     @field_validator("arguments", mode="after")
     @classmethod
     def _parsed(cls, arguments: str | dict[str, Any] | None) -> str | dict[str, Any]:
-        """Templates want the arguments parsed; what is no JSON object stays the text that it is."""
+        """Parse the arguments, which templates expect as an object; text that is no JSON object stays text."""
         if not isinstance(arguments, str):
             return arguments or {}
         parsed = read_arguments(arguments)
@@ -47,20 +47,20 @@ class CalledFunction(StrictModel):
 
 
 class ToolCall(StrictModel):
-    """One call of a tool, in an assistant's message."""
+    """A tool call, in an assistant's message."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # streams number their calls, and clients send them back so
+    index: int | None = None  # streamed calls are numbered, and clients send the number back
 
     def to_part(self) -> messages.ToolCall:
-        """The call as a conversation has it."""
+        """Return the call as part of a `Conversation`."""
         return messages.ToolCall(self.function.name, self.function.arguments, self.id)
 
 
 class Message(UnsupportedMessageFields, StrictModel):
-    """One message of a chat."""
+    """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
@@ -74,35 +74,33 @@ class Message(UnsupportedMessageFields, StrictModel):
     @classmethod
     def _check_assistant_only(cls, value: T, info: ValidationInfo) -> T:
         if value and info.data.get("role") not in (None, "assistant"):
-            raise PydanticCustomError("shape", "only the assistant's messages have this")
+            raise PydanticCustomError("shape", "is allowed only in messages of the role assistant")
         return value
 
     @field_validator("tool_call_id", mode="after")
     @classmethod
     def _check_tool_only(cls, value: T, info: ValidationInfo) -> T:
         if value is not None and info.data.get("role") not in (None, "tool"):
-            raise PydanticCustomError("shape", "only messages of the role tool have this")
+            raise PydanticCustomError("shape", "is allowed only in messages of the role tool")
         return value
 
     @field_validator("content", mode="after")
     @classmethod
     def _check_not_empty(cls, value: T, info: ValidationInfo) -> T:
-        # An answer that is cut off while the model reasons has nothing else.
+        # An answer that is cut off during its reasoning has no content.
         if value is None and not any(info.data.get(name) for name in ("tool_calls", "reasoning", "reasoning_content")):
-            raise PydanticCustomError(
-                "shape", "is required; only a message with tool_calls or reasoning may leave it out"
-            )
+            raise PydanticCustomError("shape", "is required, except in a message with tool_calls or reasoning")
         return value
 
     @property
     def text(self) -> str:
-        """What it says; never null, for templates add it to other text."""
+        """The text of the message; never null, because templates concatenate it."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
     def to_message(self) -> messages.Message:
-        """The message as a conversation has it."""
+        """Return the message as part of a `Conversation`."""
         if isinstance(self.content, list):
             texts = [messages.Text(part.text, listed=True) for part in self.content]
         else:
@@ -112,12 +110,12 @@ class Message(UnsupportedMessageFields, StrictModel):
         parts: list[messages.Part] = [*texts, *(call.to_part() for call in self.tool_calls or ())]
         if (reasoning := self.reasoning or self.reasoning_content) is not None:
             parts.insert(0, Reasoning(reasoning))
-        # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
+        # `developer` is OpenAI's newer name of the role that most chat templates call `system`.
         return messages.Message("system" if self.role == "developer" else self.role, parts, self.name)
 
 
 class Function(StrictModel):
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON Schema."""
 
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
@@ -132,6 +130,6 @@ class Tool(StrictModel):
     function: Function
 
     def to_tool(self) -> tool_use.Tool:
-        """The tool as a conversation has it."""
+        """Return the tool as part of a `Conversation`."""
         function = self.function
         return tool_use.Tool(function.name, function.description, function.parameters, bool(function.strict))

@@ -1,4 +1,4 @@
-"""/v1/models: what is served."""
+"""/v1/models: the served models and adapters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker_engine.server.fields.field_types import Extra
 
 
 class ModelCard(BaseModel):
-    """One name that is served: the model's, or an adapter's.
+    """A name under which the model or an adapter is served.
 
     Attributes:
-        root: where the model, or the adapter, comes from.
-        parent: of an adapter, the model that it was made for.
+        root: source of the model or the adapter.
+        parent: base model of an adapter.
     """
 
     id: str
@@ -35,14 +35,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The answer of /v1/models."""
+    """Response of /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoints, for `service`."""
+    """Return the endpoints of `service`."""
     router = APIRouter()
 
     def card(name: str) -> ModelCard:
@@ -66,14 +66,14 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        """Every name the model answers to, and every adapter."""
+        """List all names of the model, and all adapters."""
         await service.wait_ready()
         adapters = [adapter.module.name for adapter in service.adapters]
         return ModelList(data=[card(name) for name in (*service.model_names, *adapters)])
 
     @router.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> ModelCard:
-        """One of them."""
+        """Describe one model or adapter."""
         await service.wait_ready()
         return card(name)
 

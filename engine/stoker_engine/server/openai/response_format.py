@@ -1,4 +1,4 @@
-"""What an answer must look like: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+"""Fields for an answer's format: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker_engine.server.fields.unsupported import Renamed
 
 
 class JSONSchemaFormat(StrictModel):
-    """A schema and what it is called. An answer is valid by the schema whether it is strict or not."""
+    """A JSON Schema with a name. An answer is valid by the schema whether `strict` is set or not."""
 
     name: str
     description: str | None = None
@@ -26,7 +26,7 @@ class JSONSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """The format of an answer."""
+    """Format of an answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JSONSchemaFormat | None = None
@@ -37,17 +37,17 @@ class ResponseFormat(StrictModel):
     @model_validator(mode="after")
     def _says_enough(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise RequestError('type "json_schema" and the field json_schema belong together', "response_format")
+            raise RequestError('type "json_schema" and the field json_schema require each other', "response_format")
         stated = [name for name in ("structures", "triggers", "format") if getattr(self, name) is not None]
         if stated and self.type != "structural_tag":
-            raise RequestError(f'{stated[0]} belongs to type "structural_tag"', "response_format")
+            raise RequestError(f'{stated[0]} is allowed only with type "structural_tag"', "response_format")
         if self.type == "structural_tag" and stated not in (["structures", "triggers"], ["format"]):
-            raise RequestError("a structural tag has either structures and triggers, or a format", "response_format")
+            raise RequestError("a structural tag requires structures and triggers, or a format", "response_format")
         return self
 
     @property
     def constraint(self) -> dict[str, Any]:
-        """By the names of `StructuredOutputs`."""
+        """The constraint, by the names of `StructuredOutputs`."""
         match self.type:
             case "json_object":
                 return {"json_object": True}
@@ -60,18 +60,18 @@ class ResponseFormat(StrictModel):
 
 
 class Formatted(BaseModel):
-    """The fields of a body that say what its answers look like."""
+    """The fields of a body that determine the format of its answers."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsFields | None = None
 
-    # vLLM's old names.
+    # vLLM's obsolete names.
     guided_json: Annotated[Any, Renamed('structured_outputs: {"json": …}')] = None
     guided_regex: Annotated[Any, Renamed('structured_outputs: {"regex": …}')] = None
     guided_choice: Annotated[Any, Renamed('structured_outputs: {"choice": …}')] = None
     guided_grammar: Annotated[Any, Renamed('structured_outputs: {"grammar": …}')] = None
     guided_whitespace_pattern: Annotated[Any, Renamed('structured_outputs: {"whitespace_pattern": …}')] = None
-    guided_decoding_backend: Annotated[Any, Renamed("nothing: there is one library for all grammars")] = None
+    guided_decoding_backend: Annotated[Any, Renamed("nothing instead: all grammars use the same library")] = None
 
     @model_validator(mode="after")
     def _has_one_format(self) -> Formatted:
@@ -80,16 +80,16 @@ class Formatted(BaseModel):
 
     @property
     def requested_format(self) -> StructuredOutputs | None:
-        """What an answer must look like, if it is said.
+        """Constraints on the answer's format, or None.
 
         Raises:
-            RequestError: it is said twice, or not wholly.
+            RequestError: the format is constrained twice, or an option is set without a constraint.
         """
         return answer_format(self._of_response_format, self.structured_outputs)
 
     @property
     def format_names(self) -> Mapping[str, str]:
-        """What this body calls the fields of `StructuredOutputs`, for errors."""
+        """Names of this body's fields in errors about `StructuredOutputs`."""
         return format_names("response_format") if self._of_response_format else {}
 
     @property

@@ -1,6 +1,6 @@
-"""What we answer, in OpenAI's words and, where those end, in vLLM's.
+"""Response bodies in OpenAI's format, with vLLM's extensions.
 
-A field that OpenAI always sends is sent as null when empty; one of vLLM's extras is left out (`Extra`).
+Fields that OpenAI always sends are null when empty; empty fields of vLLM's are omitted (`Extra`).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from stoker_engine.server.conversation import usage
 from stoker_engine.server.fields.field_types import Extra
 from stoker_engine.server.openai.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 
-#: Of a chat, which may end with calls of tools that wait for their answers.
+#: Finish reason of a chat, which may end with tool calls.
 ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt's tokens, those that a prefix hit saved."""
+    """Prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the generated tokens, those before the answer."""
+    """Generated tokens before the answer."""
 
     reasoning_tokens: int
 
 
 class Usage(BaseModel):
-    """Tokens, over all choices."""
+    """Number of tokens, over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,7 +41,7 @@ class Usage(BaseModel):
 
     @classmethod
     def of(cls, counted: usage.Usage) -> Usage:
-        """The same, in OpenAI's words."""
+        """Convert to OpenAI's format."""
         cached, reasoning = counted.cached_tokens, counted.reasoning_tokens
         return cls(
             prompt_tokens=counted.prompt_tokens,
@@ -55,7 +55,7 @@ class Usage(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One completion: whole, or what an event adds to it."""
+    """One completion, or an event's addition to it."""
 
     index: int
     text: str
@@ -68,7 +68,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The answer of /v1/completions; streamed, an event of it."""
+    """Response of /v1/completions, or an event of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -79,14 +79,14 @@ class Completion(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """What the assistant calls; `arguments` is JSON."""
+    """A called function; `arguments` is JSON."""
 
     name: str
     arguments: str
 
 
 class ToolCall(BaseModel):
-    """One call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"] = "function"
@@ -94,7 +94,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """What the assistant says: null where it only reasons or calls tools. Its reasoning goes by either name."""
+    """The assistant's message; content may be null with reasoning or tool calls. Both reasoning fields are equal."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -105,14 +105,14 @@ class ChatMessage(BaseModel):
 
 
 class FunctionDelta(BaseModel):
-    """What an event adds to a called function."""
+    """An event's addition to a called function."""
 
     name: Extra[str] = None
     arguments: str
 
 
 class ToolCallDelta(BaseModel):
-    """What an event adds to a call."""
+    """An event's addition to a call."""
 
     index: int
     id: Extra[str] = None
@@ -121,7 +121,7 @@ class ToolCallDelta(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What an event adds to a message."""
+    """An event's addition to a message."""
 
     role: Extra[Literal["assistant"]] = None
     content: Extra[str] = None
@@ -131,7 +131,7 @@ class ChatDelta(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One whole message."""
+    """One complete message."""
 
     index: int
     message: ChatMessage
@@ -142,7 +142,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The answer of /v1/chat/completions."""
+    """Response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -155,7 +155,7 @@ class ChatCompletion(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """What an event adds to one message."""
+    """An event's addition to one message."""
 
     index: int
     delta: ChatDelta

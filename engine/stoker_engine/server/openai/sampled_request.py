@@ -1,4 +1,4 @@
-"""What completions and chat have in common: how to sample, and how to answer."""
+"""Fields that completions and chats share: sampling and output options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker_engine.server.fields.unsupported import Off
 from stoker_engine.server.openai.response_format import Formatted
 from stoker_engine.server.openai.unsupported import Unsupported
 
-#: Fields that `SamplingParams` knows by the same name.
+#: Fields with the same name in `SamplingParams`.
 _SAMPLING: Final = (
     "n",
     "temperature",
@@ -47,8 +47,8 @@ _SAMPLING: Final = (
     "allowed_token_ids",
 )
 
-#: What beam search has no use for, at the values that ask for nothing. It takes the likeliest sequences by the
-#: model's own probabilities, which a temperature of 0 or 1 leaves as they are.
+#: Fields that beam search does not support, with their neutral values. It selects the likeliest sequences by the
+#: model's own probabilities, to which a temperature of 0 or 1 is neutral.
 _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
     "requested_format": (),
     "temperature": (0, 1),
@@ -69,7 +69,7 @@ _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
 
 
 class StreamOptions(StrictModel):
-    """How to stream."""
+    """Streaming options."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -77,7 +77,7 @@ class StreamOptions(StrictModel):
 
 
 class SampledRequest(Formatted, Unsupported, StrictModel):
-    """The fields of both bodies."""
+    """Fields of both bodies."""
 
     model: str | None = None
     stream: bool | None = None
@@ -116,7 +116,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
-    # These label a request for whoever keeps accounts or logs; they ask nothing of us.
+    # Labels for accounting and logs, without any effect here.
     user: str | None = None
     metadata: Metadata | None = None
     store: bool | None = None
@@ -127,9 +127,9 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
     @model_validator(mode="after")
     def _combines(self) -> SampledRequest:
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream: true", "stream_options")
+            raise RequestError("stream_options requires stream: true", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs are not returned in a stream; leave stream out", "prompt_logprobs")
+            raise RequestError("prompt_logprobs are not available in a stream; omit stream", "prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             raise RequestError("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
         if self.use_beam_search:
@@ -137,25 +137,25 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
         else:
             for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
                 if getattr(self, name) not in (None, neutral):
-                    raise RequestError(f"{name} belongs to beam search; add use_beam_search: true", name)
+                    raise RequestError(f"{name} applies only to beam search; add use_beam_search: true", name)
         return self
 
     def _check_beams(self) -> None:
         for name, neutral in {**_NEUTRAL_FOR_BEAMS, **self.logprobs_neutral_for_beams}.items():
             value = getattr(self, name)
             if value is not None and value not in neutral:
-                if name == "requested_format":  # which a grammar keeps to, and no beam
+                if name == "requested_format":  # beam search does not follow grammars
                     name = "structured_outputs" if self.structured_outputs is not None else "response_format"
-                raise RequestError(f"{name} does not go with beam search; leave it out", name)
+                raise RequestError(f"{name} is not supported with beam search; omit it", name)
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """What an endpoint adds to the fields that beam search has no use for."""
+        """Further fields of the endpoint that beam search does not support, with their neutral values."""
         return {}
 
     @property
     def num_sequences(self) -> int:
-        """Choices for each prompt."""
+        """Number of choices per prompt."""
         return self.n or 1
 
     @property
@@ -169,7 +169,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None) -> dict[str, Any]:
-        """How to sample, by the names of `SamplingParams`; None: it is left out."""
+        """Return the fields of `SamplingParams`; None for unset ones."""
         return {
             **{name: getattr(self, name) for name in _SAMPLING},
             "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
@@ -179,7 +179,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
 
     @property
     def beam_search(self) -> dict[str, Any] | None:
-        """How to search, by the names of `BeamSearchParams`; None: tokens are sampled."""
+        """The fields of `BeamSearchParams`, or None without beam search."""
         if not self.use_beam_search:
             return None
         return {

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's shapes."""
+"""/tokenize and /detokenize, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker_engine.tokens.prompt_tokens import check_vocabulary
 
 
 class TokenizeRequest(ChatRendering):
-    """A text, or a conversation."""
+    """A text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -34,23 +34,23 @@ class TokenizeRequest(ChatRendering):
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("give either prompt or messages", "prompt")
+            raise RequestError("send either prompt or messages", "prompt")
         if self.messages is None:
             for name in ChatRendering.model_fields:
                 if getattr(self, name):
-                    raise RequestError(f"{name} belongs to messages, and there is a prompt", name)
+                    raise RequestError(f"{name} applies only to messages, not to prompt", name)
         return self
 
 
 class DetokenizeRequest(StrictModel):
-    """Tokens."""
+    """Token ids."""
 
     model: str | None = None
     tokens: TokenIds
 
 
 class TokenizeResponse(BaseModel):
-    """The answer of /tokenize."""
+    """Response of /tokenize."""
 
     count: int
     max_model_len: int
@@ -59,27 +59,27 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeResponse(BaseModel):
-    """The answer of /detokenize."""
+    """Response of /detokenize."""
 
     prompt: str
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoints, for `service`."""
+    """Return the endpoints of `service`."""
     router = APIRouter(route_class=JSONRoute)
 
     @router.post("/tokenize", response_model=TokenizeResponse)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """The tokens that the model would read."""
+        """Return the tokens of the prompt."""
         await service.wait_ready()
         service.check_model(body.model)
         answer = await until_disconnect(request.receive, _tokenize(body, service))
-        # There may be very many: the event loop answers others meanwhile.
+        # In a thread: there may be very many tokens.
         return Response(await asyncio.to_thread(answer.model_dump_json), media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, including special ones."""
         await service.wait_ready()
         service.check_model(body.model)
         check_vocabulary(body.tokens, service.client.info.vocab_size, "tokens")
@@ -95,7 +95,7 @@ async def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse
         service.check_length(body.prompt)
         tokens = (await tokenizer.encode([body.prompt], body.add_special_tokens is not False))[0]
     else:
-        # There may be very many messages: the event loop answers others meanwhile.
+        # In a thread: there may be very many messages.
         conversation = await asyncio.to_thread(body.conversation, body.messages or (), body.add_special_tokens)
         with renamed({"prompt": "messages"}):
             tokens = (await render(conversation, service)).token_ids

@@ -1,4 +1,4 @@
-"""`tool_choice`, in OpenAI's words."""
+"""`tool_choice` in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from stoker_engine.server.parsers.tool_use import Tool, ToolUse
 
 
 class ToolName(StrictModel):
-    """The name of a tool."""
+    """Name of a tool."""
 
     name: str
 
 
 class NamedToolChoice(StrictModel):
-    """This tool is to be called, once."""
+    """Forces one call of this tool."""
 
     type: Literal["function"] = "function"
     function: ToolName
 
 
 class AllowedTools(StrictModel):
-    """Some of the tools, and whether one of them must be called."""
+    """A subset of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedToolChoice], Field(min_length=1, fail_fast=True)]
 
 
 class AllowedToolChoice(StrictModel):
-    """Only some of the tools are to be called. The others are not told to the model."""
+    """Restricts calls to some of the tools. The prompt does not contain the others."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -48,7 +48,7 @@ ToolChoice = Annotated[
 
 
 def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` ask for; None: left out.
+    """Return the tool use that `tools`, `tool_choice` and `parallel_tool_calls` ask for; None for an unset field.
 
     Raises:
         RequestError: see `ToolUse.of`.

@@ -1,7 +1,6 @@
-"""Fields of OpenAI's and vLLM's that ask for something we do not do; see `fields.unsupported`.
+"""Unsupported fields of OpenAI and vLLM; see `fields.unsupported`.
 
-A feature that is built moves its field from here to the request that has it: `sampled_request`, `completion_request` or
-`chat_request`.
+When a feature is implemented, its field moves to `sampled_request`, `completion_request` or `chat_request`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from stoker_engine.server.fields.unsupported import Absent, NoDict, NoList, Off,
 
 
 class Unsupported(BaseModel):
-    """Common to completions and chat."""
+    """Unsupported fields of completions and chats."""
 
     # OpenAI's
     service_tier: Annotated[Any, OnlyValue("auto", "default")] = None
@@ -27,7 +26,7 @@ class Unsupported(BaseModel):
     vllm_xargs: NoDict = None
     watermarking: Off = None
 
-    # vLLM's ways of running and reporting
+    # vLLM's options for running and reporting
     ec_transfer_params: Absent = None
     kv_transfer_params: Absent = None
     mm_payload: Annotated[Any, OnlyValue("tensors")] = None
@@ -39,14 +38,14 @@ class Unsupported(BaseModel):
 
 
 class UnsupportedCompletionFields(Unsupported):
-    """Of completions alone."""
+    """Unsupported fields of completions only."""
 
     prompt_embeds: Absent = None
     suffix: Absent = None
 
 
 class UnsupportedChatFields(Unsupported):
-    """Of chat alone."""
+    """Unsupported fields of chats only."""
 
     # OpenAI's
     audio: Absent = None
@@ -64,7 +63,7 @@ class UnsupportedChatFields(Unsupported):
 
 
 class UnsupportedMessageFields(BaseModel):
-    """Of a chat message. Clients send an assistant's message back as they got it, nulls and all."""
+    """Unsupported fields of a chat message. Clients send an assistant's message back as received, including nulls."""
 
     annotations: NoList = None
     audio: Absent = None

@@ -1,1 +1,1 @@
-"""What a model wrote, taken apart: reasoning, answer, calls of tools."""
+"""Parsers of model output: reasoning, answer, tool calls."""

@@ -1,4 +1,4 @@
-"""What parsers of calls have in common: calls are found by what they begin with, all else is content."""
+"""Common base of tool call parsers: a call starts with a known text, and all other text is content."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from stoker_engine.server.parsers.tool_use import Tool
 
 
 class CallParser(ABC):
-    """A `ToolParser` whose calls begin with one of some texts.
+    """A `ToolParser` whose calls start with one of several texts.
 
-    What turns out to be no call is content, unchanged and in its place. Calls of tools that were not offered are calls,
-    as in vLLM: whoever runs the tools tells the model that there is none of that name.
+    Text that turns out to be no call is content, unchanged and in its place. Calls of unknown tools are calls, as in
+    vLLM: the client that runs the tools reports to the model that the tool does not exist.
 
-    Text next to a call that is only spaces and ends of lines is dropped, also before the first one and after the last;
-    all other text arrives as it is.
+    White space next to a call is dropped, including before the first and after the last call; other text is unchanged.
 
     Attributes:
-        begins: what calls begin with.
-        separators: what may stand between calls and says nothing.
+        begins: texts with which calls start.
+        separators: characters between calls that carry no content.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
@@ -34,31 +33,33 @@ class CallParser(ABC):
         self.text = CallText()
         self._calls: Reading[None] | None = None
         self._begin = ""
-        self._accepted = False  # a call since `_begin`
+        self._accepted = False  # whether a call has been accepted since `_begin`
         self._called = False
-        self._blank: list[str] | None = []  # what the content begins with since the last call; None: it says something
+        self._blank: list[str] | None = []  # white space since the last call; None once other content follows it
 
     @abstractmethod
     def calls(self, begin: str) -> Reading[None]:
-        """Reads one or more calls after `begin` from `text`, and has it accept each. What it reads beyond the last one
-        that was accepted is read again, as content or as the beginning of another."""
+        """Read one or more calls after `begin` from `text`, and accept each.
+
+        Text read after the last accepted call is read again, as content or as the start of another call.
+        """
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing but spaces came before what is being read."""
+        """Whether only white space precedes the text that is being read."""
         return self._blank is not None and not self._called
 
     def content_of_no_call(self) -> int:
-        """How many characters of the text that seemed to be a call are content; the others may hold another one."""
+        """Return how many characters of rejected text are content; the rest may contain another call."""
         return len(self._begin)
 
     def feed(self, text: str) -> list[Part]:
-        """The parts in a further piece of the text."""
+        """Return the parts of a further piece of the text."""
         self.text.feed(text)
         return self._parts()
 
     def end(self) -> list[Part]:
-        """What was held back; a call that is cut off is content."""
+        """Return the text that was held back; an incomplete call is content."""
         self.text.end()
         parts = self._parts()
         if self._blank and not self._called:
@@ -83,7 +84,7 @@ class CallParser(ABC):
             parts += self._content(self.text.rewind(0 if self._accepted else self.content_of_no_call()))
 
     def _go_on(self, calls: Reading[None]) -> bool:
-        """Reads on; whether it is over with these calls."""
+        """Continue reading; return whether these calls have ended."""
         try:
             next(calls)
         except (StopIteration, NotACallError):

@@ -1,7 +1,7 @@
-"""The text of calls, read as it comes.
+"""Incremental reading of tool calls.
 
-A format is written down as a generator of `CallText`'s methods, one after the other as the model writes; each waits
-(``yield``) where the text that there is does not decide. So where the text is cut into pieces changes nothing.
+A format is described by a generator that calls `CallText`'s methods in the order of the text. Each of them yields when
+it needs more text to decide, so the result does not depend on how the text is split.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from stoker_engine.server.parsers.parts import Part
 
 T = TypeVar("T")
 
-#: What reads text, and waits for more where it must; the result is what was read.
+#: A reader of text, which yields whenever it needs more; its return value is what it has read.
 Reading = Generator[None, None, T]
 
 _SPACES: Final = re.compile(r"[ \t\r\n]*")
 
 
 class NotACallError(Exception):
-    """What was read is no call, or is cut off."""
+    """The text is not a call, or not a complete one."""
 
 
 class CallText:
-    """Text that comes in pieces, in which calls are found.
+    """Text that arrives in pieces, from which calls are read.
 
     Attributes:
-        accepted: the calls that were read and not yet taken over.
+        accepted: accepted calls that have not been taken yet.
     """
 
     def __init__(self) -> None:
         self.accepted: list[Part] = []
         self._text = ""
-        self._begin = 0  # of what was read and is not accepted
-        self._at = 0  # to where it was read
-        self._earlier: list[str] = []  # what was read before `_text`, in pieces: a string would be copied for each
+        self._begin = 0  # start of the text that is read and not accepted
+        self._at = 0  # end of the text that is read
+        self._earlier: list[str] = []  # text read before `_text`, as a list to avoid copying it for each piece
         self._ended = False
 
     def feed(self, text: str) -> None:
-        """Takes in a further piece."""
+        """Append a further piece."""
         if self._begin < self._at:
             self._earlier.append(self._text[self._begin : self._at])
         self._text = self._text[self._at :] + text
         self._begin = self._at = 0
 
     def end(self) -> None:
-        """No more text comes."""
+        """Mark the end of the text."""
         self._ended = True
 
     def before(self, begins: Markers) -> tuple[str, str | None]:
-        """The text before a call, and what of `begins` it begins with; None: none begins in the text so far."""
+        """Return the text before a call, and the one of `begins` that starts it; None if no call starts in the text."""
         at = self._at
         if (found := begins.find(self._text, at)) is not None:
             self._begin, self._at = found
@@ -62,7 +62,7 @@ class CallText:
         return self._text[at : self._at], None
 
     def rewind(self, content: int) -> str:
-        """The first `content` characters of what was read and is not accepted; the rest is to be read again."""
+        """Return the first `content` characters of the unaccepted text; the rest will be read again."""
         if self._earlier:
             self._text = "".join(self._earlier) + self._text[self._begin :]
             self._earlier.clear()
@@ -72,21 +72,21 @@ class CallText:
         return returned
 
     def length(self) -> int:
-        """How much was read and is not accepted."""
+        """Return the length of the text that is read and not accepted."""
         return sum(map(len, self._earlier)) + self._at - self._begin
 
     def accept(self, parts: Sequence[Part]) -> None:
-        """What was read so far is `parts`."""
+        """Accept the text read so far as `parts`."""
         self.accepted += parts
         self._earlier.clear()
         self._begin = self._at
 
     def spaces(self) -> Reading[None]:
-        """Reads spaces and ends of lines, if there are any."""
+        """Read optional white space."""
         yield from self.run(_SPACES)
 
     def run(self, characters: re.Pattern[str]) -> Reading[str]:
-        """Reads as many characters as match, a set that is repeated."""
+        """Read as many characters as match; the pattern must be a repeated character set."""
         run: list[str] = []
         while True:
             found = characters.match(self._text, self._at)
@@ -96,13 +96,13 @@ class CallText:
             yield
 
     def next(self) -> Reading[str]:
-        """The next character, which remains to be read; empty where the text has ended."""
+        """Return the next character without reading it; empty at the end of the text."""
         while self._at == len(self._text) and not self._ended:
             yield
         return self._text[self._at : self._at + 1]
 
     def one(self) -> Reading[str]:
-        """Reads one character.
+        """Read one character.
 
         Raises:
             NotACallError: the text has ended.
@@ -112,10 +112,10 @@ class CallText:
         return self._take(self._at + 1)
 
     def text(self, *texts: str) -> Reading[str]:
-        """Reads that one of `texts` which comes; none is the beginning of another.
+        """Read the one of `texts` that follows; none may be a prefix of another.
 
         Raises:
-            NotACallError: none comes.
+            NotACallError: none follows.
         """
         while True:
             for text in texts:
@@ -126,11 +126,12 @@ class CallText:
             yield
 
     def closing(self, text: str) -> Reading[None]:
-        """Reads spaces and `text`, with which a complete call is closed. The end of all text will do as well: a model
-        may end its answer there, and nothing is missing.
+        """Read white space and `text`, which closes a complete call, or the end of all text.
+
+        A model may end its answer there without the closing text, and the call is complete nevertheless.
 
         Raises:
-            NotACallError: something else comes.
+            NotACallError: something else follows.
         """
         yield from self.spaces()
         while not (self._ended and self._may_become(text)):
@@ -143,10 +144,10 @@ class CallText:
         self._take(len(self._text))
 
     def until(self, markers: Markers) -> Reading[tuple[str, str]]:
-        """Reads the text before the first of `markers`, and that marker.
+        """Read the text before the first of `markers`, and that marker.
 
         Raises:
-            NotACallError: none comes.
+            NotACallError: there is none.
         """
         before: list[str] = []
         while (found := markers.find(self._text, self._at)) is None:
@@ -159,10 +160,10 @@ class CallText:
         return "".join(before), self._take(end)
 
     def json(self, started: str = "") -> Reading[str]:
-        """Reads an object or an array, as it is written; `started` of it was read already.
+        """Read an object or array, and return its text; `started` is the part of it that has been read.
 
         Raises:
-            NotACallError: it is none.
+            NotACallError: the text is neither.
         """
         scanner, pieces = JSONScanner(), [started]
         scanner.feed(started)
@@ -179,7 +180,7 @@ class CallText:
             yield
 
     def _may_become(self, text: str) -> bool:
-        """Whether all that is ahead is a beginning of `text`."""
+        """Return whether all unread text is a prefix of `text`."""
         ahead = len(self._text) - self._at
         return ahead < len(text) and self._text.endswith(text[:ahead])
 

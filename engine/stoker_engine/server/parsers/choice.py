@@ -1,4 +1,4 @@
-"""Which parsers take a model's answers apart."""
+"""Choice of the parsers for a model's output."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Parsers:
     """The parsers of one model.
 
     Attributes:
-        tools: of calls; None: it is not known how the model writes them.
-        reasoning: of reasoning; None: it does not reason, or it is not known how.
+        tools: tool call parser; None if the model's call format is unknown.
+        reasoning: reasoning parser; None if the model does not reason or its format is unknown.
     """
 
     tools: type[ToolParser] | None = None
     reasoning: type[ReasoningParser] | None = None
 
     def forces_own_calls(self, use: ToolUse) -> bool:
-        """Whether calls that are a must are written as the model writes them by itself."""
+        """Return whether forced calls use the model's own format."""
         return use.is_forced and hasattr(self.tools, "forced_call")
 
     @classmethod
     def of(cls, args: FrontendArgs, template: str | None) -> Parsers:
-        """Those that the flags name, else those that the chat template shows; says in the log which."""
+        """Return the parsers that the flags name, or that the chat template indicates; log detected ones."""
         tools, reasoning = args.tool_call_parser, args.reasoning_parser
         if tools is None and (tools := detect.tool_call_parser(template)) is not None:
-            logger.info("tool calls are read as %s, by the model's chat template (--tool-call-parser)", tools)
+            logger.info("tool call parser from the chat template: %s (override: --tool-call-parser)", tools)
         if reasoning is None and (reasoning := detect.reasoning_parser(template)) is not None:
-            logger.info("reasoning is read as %s, by the model's chat template (--reasoning-parser)", reasoning)
+            logger.info("reasoning parser from the chat template: %s (override: --reasoning-parser)", reasoning)
         return cls(
             None if tools is None else registry.tool_parser(tools),
             None if reasoning is None else registry.reasoning_parser(reasoning),
@@ -48,15 +48,15 @@ class Parsers:
 
 @dataclass(frozen=True)
 class Parsing:
-    """How the answers to one request are taken apart.
+    """How to parse the answers to one request.
 
     Attributes:
-        prompt: the text of the prompt.
-        tools: those that the model may call, and how; none: what it writes of calls is content.
-        visible: ids of the special tokens that parsers go by.
-        num_calls_before: calls in the conversation so far.
-        continued: whether the answer continues with the last message.
-        begins_after: sequences of tokens, after any of which the answer begins where the model reasons before.
+        prompt: text of the prompt.
+        tools: tools that the model may call, and how; without tools, text of calls is content.
+        visible: ids of the special tokens that the parsers need in the text.
+        num_calls_before: number of calls in the conversation so far.
+        continued: whether the answer continues the last message.
+        begins_after: token sequences after any of which the answer of a reasoning model begins.
     """
 
     parsers: Parsers
@@ -69,15 +69,15 @@ class Parsing:
 
     @property
     def answer_pattern(self) -> str | None:
-        """A regular expression that matches what the answer begins after; None: the model does not reason."""
+        """Regular expression for the texts after which the answer begins; None for a model without reasoning."""
         reasoning = self.parsers.reasoning
         if reasoning is None or not reasoning.answer_begins_after:
             return None
-        pattern: str | None = getattr(reasoning, "answer_pattern", None)  # where more than these texts do
+        pattern: str | None = getattr(reasoning, "answer_pattern", None)  # set if further texts start the answer
         return pattern or "|".join(map(re.escape, reasoning.answer_begins_after))
 
     def new_parser(self) -> AnswerParser:
-        """A parser for one sequence."""
+        """Return a parser for one sequence."""
         reasoning = self.parsers.reasoning
         return AnswerParser(
             None if reasoning is None else reasoning(self.prompt, self.tools.mode == "auto", self.continued),
@@ -91,6 +91,6 @@ class Parsing:
         return None if parser is None or use.mode == "none" else parser(use.tools)
 
     def _new_id(self, name: str, call_index: int) -> str | None:
-        """The id of a forced call, where the model's chat template wants a certain kind."""
+        """Return the id of a forced call, if the model's chat template requires a certain format."""
         new_id = getattr(self.parsers.tools, "new_call_id", None)
         return None if new_id is None else new_id(name, self.num_calls_before + call_index)

@@ -1,7 +1,8 @@
-"""Which parsers a model needs, from its chat template: only where that is sure.
+"""Detection of the parsers that a model needs from its chat template, only if it is certain.
 
-A template shows how a call looks, since it writes the calls of earlier turns. Reasoning is sure where the prompt tells
-in every case whether it is open or closed, or where templates close it on demand alone: such models reason by default.
+A template shows the format of calls, because it renders the calls of earlier turns. Reasoning is certain if every
+prompt determines whether it is open or closed, or if the template closes it only on demand: such models reason by
+default.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-#: Names of parsers, and patterns that are all found in templates of that format; the first that fits.
+#: Names of parsers, and patterns that must all match the template; the first match wins.
 _CALLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("openai", (r"<\|start\|>assistant", r"<\|channel\|>final<\|message\|>", r"functions\.")),
     ("kimi_k2", (r"<\|tool_calls_section_begin\|>", r"<\|tool_call_argument_begin\|>", r"<\|tool_call_end\|>")),
@@ -28,14 +29,14 @@ _CALLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
-#: What decides the end of the prompt: statements, and expressions with their texts.
+#: Statements and expressions of a template, which determine the end of the prompt.
 _STATEMENT: Final = re.compile(r"\{#.*?#\}|\{%-?\s*(\w+)(.*?)-?%\}|\{\{(.*?)\}\}", re.DOTALL)
 _GENERATION: Final = re.compile(r"\{%-?\s*if\s+[^%]*\badd_generation_prompt\b[^%]*%\}")
 _INLINE: Final = re.compile(r"(?P<yes>.*)\sif\s.*?\selse\s(?P<no>.*)", re.DOTALL)
 
 
 def tool_call_parser(template: str | None) -> str | None:
-    """How the model of this chat template writes calls; None where that is not sure."""
+    """Return the name of the tool call parser for this chat template; None if it is not certain."""
     for name, patterns in _CALLS:
         if all(re.search(pattern, template or "") for pattern in patterns):
             return name
@@ -43,11 +44,11 @@ def tool_call_parser(template: str | None) -> str | None:
 
 
 def reasoning_parser(template: str | None) -> str | None:
-    """How the model of this chat template sets its reasoning apart; None where that is not sure."""
+    """Return the name of the reasoning parser for this chat template; None if it is not certain."""
     calls = tool_call_parser(template)
     if template is None or calls == "openai":
         return None if template is None else "openai_gptoss"
-    if calls == "kimi_k2":  # the template does not tell, but puts the tags into all answers of models that reason
+    if calls == "kimi_k2":  # the prompt does not show it, but templates of reasoning models put tags into all answers
         return "kimi_k2" if "<think></think>" in template else None
     ends = _ends_of_prompts(template)
     if ends not in ({_OPEN}, {_CLOSE, _OPEN}, {_CLOSE, ""}):
@@ -58,7 +59,7 @@ def reasoning_parser(template: str | None) -> str | None:
 
 
 def _ends_of_prompts(template: str) -> set[str]:
-    """Which tags may come last where the template leaves the turn to the model; an empty text for none."""
+    """Return the tags that may come last when the template starts the model's turn; an empty text means none."""
     begins = [found.end() for found in _GENERATION.finditer(template)]
     if not begins:
         return {""}
@@ -66,7 +67,7 @@ def _ends_of_prompts(template: str) -> set[str]:
 
 
 def _ends(statements: Iterator[re.Match[str]], ends: set[str]) -> tuple[set[str], str]:
-    """The same for a block, which other tags came before; and the statement that ends it."""
+    """Return the possible last tags after a block that starts with `ends`, and the statement that ends the block."""
     for statement in statements:
         keyword = statement[1]
         if keyword in ("elif", "else", "endif"):
@@ -86,7 +87,7 @@ def _ends(statements: Iterator[re.Match[str]], ends: set[str]) -> tuple[set[str]
 
 
 def _written(expression: str, ends: set[str]) -> set[str]:
-    """The same after an expression, of which the last tag counts."""
+    """Return the possible last tags after an expression that starts with `ends`."""
     if (inline := _INLINE.fullmatch(expression)) is not None:
         return _written(inline["yes"], ends) | _written(inline["no"], ends)
     tags = re.findall(f"{_OPEN}|{_CLOSE}", expression)

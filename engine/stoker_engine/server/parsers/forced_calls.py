@@ -1,7 +1,7 @@
-"""Calls that a grammar forces, written as `server/parsers/tool_use.py` says: they are passed on as they come.
+"""Parsers of calls that a grammar forces (see `server/parsers/tool_use.py`); they are streamed as they arrive.
 
-What the grammar allows is always a call, so nothing has to wait for its end. An answer that is cut off ends within a
-call's arguments; what is cut off before a call has a name is content.
+The grammar allows only calls, so no text has to be held back. An answer that is cut off ends within a call's arguments;
+text that is cut off before the name of a call is content.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from stoker_engine.server.fields.json_text import JSONScanner, NotJSONError, par
 from stoker_engine.server.parsers.parts import Content, Part, ToolCallArguments, ToolCallStart, merged
 from stoker_engine.server.parsers.tool_use import Tool
 
-#: Makes the id of a call, from its tool's name and its number in the answer; None: any will do.
+#: Returns the id of a call, given its tool's name and its index in the answer; None if any id will do.
 NewID = Callable[[str, int], str | None]
 
 
 class NamedCall:
-    """A call of the one tool there is: the text is its arguments."""
+    """A call of the only allowed tool: the text is its arguments."""
 
     markers: ClassVar[tuple[str, ...]] = ()
 
@@ -28,10 +28,10 @@ class NamedCall:
         self._name = tools[0].name
         self._new_id = new_id
         self._arguments: _Arguments | None = None
-        self._more = False  # text after them
+        self._more = False  # whether text follows the arguments
 
     def feed(self, text: str) -> list[Part]:
-        """What a further piece of the text adds."""
+        """Return the parts of a further piece of the text."""
         if self._arguments is None:
             text = text.lstrip()
             if not text:
@@ -45,16 +45,16 @@ class NamedCall:
         return merged([ToolCallArguments(arguments), Content(remainder)])
 
     def end(self) -> list[Part]:
-        """Nothing is held back."""
+        """Return nothing, because no text is held back."""
         return []
 
     @property
     def is_within_call(self) -> bool:
-        """Whether the call is not complete."""
+        """Whether the call is incomplete."""
         return self._arguments is not None and not self._arguments.are_whole
 
 
-#: A string as JSON has it, without escapes of half a character: nobody could be sent such a name.
+#: A JSON string without escaped lone surrogates, which could not be sent as a name.
 _STRING: Final = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"'
 _NAME: Final = rf'\{{\s*"name"\s*:\s*({_STRING})'
 _FIRST: Final = re.compile(rf"\s*\[\s*{_NAME}")
@@ -64,19 +64,19 @@ _CLOSED: Final = re.compile(r"\s*\}?\s*,?\s*\]?\s*")
 
 
 class RequiredCalls:
-    """Calls in a JSON list, each an object of `name` and `parameters`, in that order."""
+    """Calls in a JSON list, each an object with `name` and `parameters`, in this order."""
 
     markers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tools: Sequence[Tool], new_id: NewID) -> None:
         self._new_id = new_id
         self._num_calls = 0
-        self._text = ""  # not read yet
-        self._awaited: re.Pattern[str] | None = _FIRST  # None: the arguments of a call go on
+        self._text = ""  # unread text
+        self._awaited: re.Pattern[str] | None = _FIRST  # None while reading the arguments of a call
         self._arguments = _Arguments()
 
     def feed(self, text: str) -> list[Part]:
-        """What a further piece of the text adds."""
+        """Return the parts of a further piece of the text."""
         self._text += text
         parts: list[Part] = []
         while self._text:
@@ -100,7 +100,7 @@ class RequiredCalls:
         return parts
 
     def end(self) -> list[Part]:
-        """What was cut off before it had a name."""
+        """Return text that was cut off before the name of a call."""
         if self._awaited is _PARAMETERS:
             return []
         closed = _CLOSED.match(self._text) if self._awaited is _NEXT else None
@@ -109,7 +109,7 @@ class RequiredCalls:
 
     @property
     def is_within_call(self) -> bool:
-        """Whether the last call is not complete."""
+        """Whether the last call is incomplete."""
         has_started = self._awaited is not _PARAMETERS
         return self._num_calls > 0 and not (has_started and self._arguments.are_whole)
 
@@ -118,7 +118,7 @@ class _Arguments:
     """Finds the end of a JSON object.
 
     Attributes:
-        ended: whether no more of it comes: it is complete, or it cannot go on.
+        ended: whether the object is complete or invalid, so that no further text belongs to it.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Arguments:
         self.ended = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What of `text` belongs to the object, and what comes after it."""
+        """Split `text` into the part that belongs to the object, and the rest."""
         if self.ended:
             return "", text
         try:
@@ -140,7 +140,7 @@ class _Arguments:
 
     @property
     def are_whole(self) -> bool:
-        """Whether all of the object is there."""
+        """Whether the object is complete and valid."""
         if not self._scanner.ended:
             return False
         try:
@@ -150,5 +150,5 @@ class _Arguments:
 
 
 def forced_calls(mode: str) -> Callable[[Sequence[Tool], NewID], NamedCall | RequiredCalls]:
-    """The parser of a `ToolUse.mode` that forces calls."""
+    """Return the parser for a `ToolUse.mode` that forces calls."""
     return NamedCall if mode == "named" else RequiredCalls

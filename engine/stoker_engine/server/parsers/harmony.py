@@ -1,7 +1,7 @@
-"""Harmony, the format of gpt-oss: an answer is several messages, each with a channel and perhaps a recipient.
+"""Harmony, the format of gpt-oss: an answer is several messages, each with a channel and an optional recipient.
 
-``<|start|>assistant<|channel|>analysis<|message|>…<|end|>`` is reasoning, the channel ``final`` the answer, and one to
-``functions.NAME`` a call. Format: OpenAI's Harmony response format.
+``<|start|>assistant<|channel|>analysis<|message|>…<|end|>`` is reasoning, the channel ``final`` contains the answer,
+and a message to ``functions.NAME`` is a call. Format: OpenAI's Harmony response format.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
 MESSAGE: Final = "<|message|>"
 CONSTRAIN: Final = "<|constrain|>"
-ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")  # the latter two mostly end the sequence, and are not in its text
+ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")  # the last two usually end the sequence, and are not in its text
 MARKERS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 
-#: What the template leaves open, and the model continues with.
+#: The end of the prompt, which the model continues.
 OPENING: Final = f"{START}assistant"
 
 _MARKERS: Final = Markers(*MARKERS)
 _RECIPIENT: Final = re.compile(r"(?:^|\s)to=([^\s<]+)")
 
-#: What may be the beginning of a header that has no channel yet.
+#: A possible incomplete header before its channel.
 _BEFORE_CHANNEL: Final = re.compile(r"<\|start\|>(?:(?!assistant)[\w.-]*|assistant(?:\s+(?:t?|to|to=\S*\s*))?)")
 
-#: Most characters of a header: names have 64 at most.
+#: Maximum length of a header in characters; names have at most 64.
 _LONGEST_HEADER: Final = 1024
 
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the text of a message.
+    """Header of a message.
 
     Attributes:
-        text: as it is written, with `MESSAGE`.
-        written: the part of it that the model wrote; the rest is the prompt's.
+        text: the complete header, including `MESSAGE`.
+        written: the part of it that the model wrote; the rest is from the prompt.
     """
 
     text: str
@@ -47,18 +47,18 @@ class Header:
 
     @functools.cached_property
     def role(self) -> str:
-        """Who writes; mostly the assistant."""
+        """The author, usually the assistant."""
         return re.split(r"[\s<]", self.text.removeprefix(START), maxsplit=1)[0]
 
     @functools.cached_property
     def channel(self) -> str | None:
-        """``analysis``, ``commentary``, ``final``, or what the model made up."""
+        """``analysis``, ``commentary``, ``final``, or a name that the model invented."""
         found = re.search(rf"{re.escape(CHANNEL)}\s*([^\s<]+)", self.text)
         return None if found is None else found[1]
 
     @functools.cached_property
     def recipient(self) -> str | None:
-        """Whom it is for, where that is not the user. It stands before the channel or after it."""
+        """The recipient, if it is not the user. It may precede or follow the channel."""
         for part in self.text.split(CHANNEL):
             if (found := _RECIPIENT.search(part)) is not None:
                 return found[1]
@@ -66,7 +66,7 @@ class Header:
 
     @functools.cached_property
     def is_answer(self) -> bool:
-        """Whether the user is to read the message: the answer, or a preamble of calls."""
+        """Whether the message is for the user: the answer, or a preamble of calls."""
         return self.role == "assistant" and self.recipient is None and self.channel in ("final", "commentary", None)
 
     @functools.cached_property
@@ -77,14 +77,14 @@ class Header:
 
 @dataclass(frozen=True)
 class Text:
-    """Text of the message that began last; before one began, or after it ended, it belongs to none."""
+    """Text of the current message, or, outside messages, of none."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class End:
-    """The message is complete; `text` is the marker, which may be missing."""
+    """End of a message; `text` is the end marker, or empty if it is missing."""
 
     text: str
 
@@ -93,24 +93,24 @@ Event = Header | Text | End
 
 
 class HarmonyReader:
-    """Text → headers, texts and ends of messages. What is not Harmony is text of no message.
+    """Splits text into headers, texts and ends of messages. Text outside messages is `Text`.
 
     Args:
-        opening: of the message with which the text goes on.
+        opening: start of the message that the text continues.
     """
 
     def __init__(self, opening: str = OPENING) -> None:
         self._text = MarkedText()
-        self._header: str | None = None  # while it is not complete
-        self._written = ""  # of it
-        self.header: Header | None = None  # of the message that is open
+        self._header: str | None = None  # the incomplete header
+        self._written = ""  # the part of it that the model wrote
+        self.header: Header | None = None  # header of the open message
         self.feed(opening)
         self._written = ""
         if self.header is not None:
             self.header = Header(self.header.text, "")
 
     def feed(self, text: str) -> list[Event]:
-        """The events of a further piece of the text."""
+        """Return the events of a further piece of the text."""
         self._text.feed(text)
         events: list[Event] = []
         while True:
@@ -121,7 +121,7 @@ class HarmonyReader:
             events += self._take_marker(marker)
 
     def end(self) -> list[Event]:
-        """What is left when no more text comes; a message that is open ends."""
+        """Return the remaining events at the end of the text; an open message ends."""
         events = self._take(self._text.rest())
         events += self._not_a_header()
         return [*events, *self._close("")]
@@ -141,7 +141,7 @@ class HarmonyReader:
                 events = [*self._not_a_header(), *self._close("")]
                 self._header = self._written = marker
                 return events
-            case "<|channel|>" if self._header is None:  # models forget to end a message, and to begin the next
+            case "<|channel|>" if self._header is None:  # models omit the end of a message and the start of the next
                 events = self._close("")
                 self._header, self._written = OPENING + marker, marker
                 return events
@@ -159,12 +159,12 @@ class HarmonyReader:
                 return [*self._not_a_header(), Text(marker)]
 
     def _may_go_on(self, marker: str) -> bool:
-        """Whether `marker` may stand in the header that is open."""
+        """Return whether `marker` may follow in the open header."""
         assert self._header is not None
         return (CHANNEL in self._header) == (marker == CONSTRAIN)
 
     def _may_be_a_header(self) -> bool:
-        """Whether the header that is open can become one: text of no message is not held back for long."""
+        """Return whether the open header may still become valid, so that other text is not held back for long."""
         assert self._header is not None
         if len(self._header) > _LONGEST_HEADER or "\n" in self._header:
             return False
@@ -173,7 +173,7 @@ class HarmonyReader:
         return _BEFORE_CHANNEL.fullmatch(self._header) is not None
 
     def _not_a_header(self) -> list[Event]:
-        """What was taken for a header is text."""
+        """Turn text that was held back as a header into `Text`."""
         if self._header is None:
             return []
         self._header = None

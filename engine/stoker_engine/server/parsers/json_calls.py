@@ -1,4 +1,4 @@
-"""Calls that are written as JSON: ``{"name": "f", "arguments": {…}}``."""
+"""Calls in JSON: ``{"name": "f", "arguments": {…}}``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stoker_engine.server.fields.json_text import NotJSONError, members, parsed
 from stoker_engine.server.parsers.call_text import CallText, NotACallError, Reading
 from stoker_engine.server.parsers.parts import Part, tool_call
 
-#: Names of tools where no quotes end them.
+#: Tool names that are not in quotes.
 TOOL_NAME: Final = re.compile(r"[\w.:/-]*")
 
 
 class JSONCall(NamedTuple):
-    """A call as it was written.
+    """A call as written by the model.
 
     Attributes:
         arguments: text of a JSON object.
@@ -26,19 +26,19 @@ class JSONCall(NamedTuple):
     id: str | None = None
 
     def parts(self) -> list[Part]:
-        """The parts that it is."""
+        """Return the parts of the call."""
         return tool_call(self.name, self.arguments, self.id)
 
 
 def read_call(text: str, arguments: tuple[str, ...] = ("arguments",), default: str | None = None) -> JSONCall:
-    """The call that the object `text` describes.
+    """Return the call that the object `text` describes.
 
     Args:
-        arguments: the members that may hold the arguments, the first one that is there does.
-        default: the arguments where there are none; None: they are required.
+        arguments: members that may hold the arguments; the first that exists is used.
+        default: arguments of a call without any; None if they are required.
 
     Raises:
-        NotACallError: it describes none.
+        NotACallError: it describes no call.
     """
     try:
         found = members(text)
@@ -53,10 +53,10 @@ def read_call(text: str, arguments: tuple[str, ...] = ("arguments",), default: s
 
 
 def call_name(name: object) -> str:
-    """`name`, which may be a tool's.
+    """Return `name` if it is a valid tool name.
 
     Raises:
-        NotACallError: it cannot.
+        NotACallError: it is not.
     """
     if not isinstance(name, str) or not name or not _can_be_sent(name):
         raise NotACallError
@@ -64,7 +64,7 @@ def call_name(name: object) -> str:
 
 
 def arguments_text(text: str) -> str:
-    """The text of an object of arguments: `text` itself, or what it holds where the model wrote a string with JSON.
+    """Return the text of an arguments object: `text` itself, or the JSON inside if the model wrote a JSON string.
 
     Raises:
         NotACallError: it is neither.
@@ -82,10 +82,10 @@ def arguments_text(text: str) -> str:
 
 
 def calls_in_array(text: CallText, read: Callable[[str], JSONCall]) -> Reading[None]:
-    """Reads ``[{…}, …]``, and has each call accepted once it is complete.
+    """Read ``[{…}, …]``, and accept each call when it is complete.
 
     Raises:
-        NotACallError: what comes is none, or does not go on as one.
+        NotACallError: the text is not such an array, or stops being one.
     """
     yield from text.text("[")
     separator = ","
@@ -98,7 +98,7 @@ def calls_in_array(text: CallText, read: Callable[[str], JSONCall]) -> Reading[N
 
 
 def _can_be_sent(text: str) -> bool:
-    """Whether it has no half of a character, which escapes can make."""
+    """Return whether the text has no lone surrogates, which escapes can produce."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,7 @@
-"""Text of a model → parts: first the reasoning is set apart, then the calls of tools in what follows it.
+"""Parsing of model output: first reasoning is separated from content, then tool calls in that content.
 
-A parser gets the text of one sequence as it comes, split anywhere, and emits what can no longer change: what it emits
-for pieces of a text is, joined, what it emits for the whole. What it cannot read is content, unchanged and in its
-place: nothing that the model wrote is lost.
+A parser receives the text of one sequence in arbitrary pieces and emits only final parts: their concatenation does not
+depend on the pieces. Text that it cannot parse is content, unchanged and in its place, so no output is lost.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ class ReasoningParser(Protocol):
     """The first stage, for one sequence.
 
     Args:
-        prompt: the text of the prompt, whose end tells whether the reasoning is open, closed, or has not started.
-        calls: whether a call of a tool, too, ends the reasoning.
-        continued: whether the answer continues with a message that the prompt begins: it reasons only if that does.
+        prompt: text of the prompt, whose end shows whether the reasoning is open, closed, or has not started.
+        calls: whether a tool call ends the reasoning, too.
+        continued: whether the answer continues a message in the prompt; it then reasons only if that message does.
 
     Attributes:
-        markers: special tokens that it goes by: they must be visible in its text.
-        answer_begins_after: texts of tokens after any of which the answer begins. Where it does after others as well,
-            the parser has an `answer_pattern` that matches all of them: a grammar begins there.
+        markers: special tokens that must be visible in the text.
+        answer_begins_after: texts of token sequences after any of which the answer begins. If other texts start it,
+            too, the parser has an `answer_pattern` that matches all of them; grammars apply from there.
         is_reasoning: whether the answer has not started.
     """
 
@@ -36,26 +35,26 @@ class ReasoningParser(Protocol):
     def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None: ...
 
     def feed(self, text: str) -> list[Part]:
-        """`Reasoning` and `Content` in a further piece of the text."""
+        """Return `Reasoning` and `Content` of a further piece of the text."""
         ...
 
     def end(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, at the end of the text."""
         ...
 
 
 class ToolParser(Protocol):
-    """The second stage, for one sequence: its text is the content that the first one emits.
+    """The second stage, for one sequence: its input is the content of the first stage.
 
-    Two class methods are optional. ``structural_tag(tools)`` keeps the arguments of calls that the model makes by
-    itself to the tools' schemas. ``forced_call(tools)`` is the format of a whole output that is a call, the reasoning
-    before it included, for models that cannot be forced to write calls in any other way than their own.
+    Two class methods are optional. ``structural_tag(tools)`` constrains the arguments of voluntary calls to the tools'
+    schemas. ``forced_call(tools)`` is the format of a complete output with a forced call, including the reasoning
+    before it, for models that can only be forced to call in their own format.
 
     Args:
-        tools: those that may be called.
+        tools: tools that may be called.
 
     Attributes:
-        markers: special tokens that it goes by: they must be visible in its text.
+        markers: special tokens that must be visible in the text.
     """
 
     markers: ClassVar[tuple[str, ...]]
@@ -63,17 +62,19 @@ class ToolParser(Protocol):
     def __init__(self, tools: Sequence[Tool]) -> None: ...
 
     def feed(self, text: str) -> list[Part]:
-        """`Content` and calls in a further piece of the text. A call comes once it is complete, and its arguments are
-        a JSON object."""
+        """Return `Content` and calls of a further piece of the text.
+
+        A call is returned when it is complete; its arguments are a JSON object.
+        """
         ...
 
     def end(self) -> list[Part]:
-        """What was held back, when no more text comes; a call that is cut off is content."""
+        """Return the text that was held back, at the end of the text; an incomplete call is content."""
         ...
 
 
 class AnswerParser:
-    """Both stages, where there are any."""
+    """Combines both stages, as far as the model has them."""
 
     def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
         self._reasoning = reasoning
@@ -86,17 +87,17 @@ class AnswerParser:
 
     @property
     def is_within_call(self) -> bool:
-        """Whether the last call is not complete: so far, or, after the end, because it was cut off."""
-        return getattr(self._tools, "is_within_call", False)  # most parsers emit complete ones only
+        """Whether the last call is incomplete, so far or, after the end, because it was cut off."""
+        return getattr(self._tools, "is_within_call", False)  # most parsers emit only complete calls
 
     def feed(self, text: str) -> list[Part]:
-        """The parts in a further piece of the text."""
+        """Return the parts of a further piece of the text."""
         if not text:
             return []
         return self._called([Content(text)] if self._reasoning is None else self._reasoning.feed(text))
 
     def end(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, at the end of the text."""
         parts = [] if self._reasoning is None else self._called(self._reasoning.end())
         return merged([*parts, *(self._tools.end() if self._tools is not None else ())])
 

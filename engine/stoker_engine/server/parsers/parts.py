@@ -1,4 +1,4 @@
-"""The parts of an answer, in the order in which the model wrote them."""
+"""The parts of an answer, in the model's order."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call of a tool begins.
+    """Start of a tool call.
 
     Attributes:
-        name: of the tool.
-        id: of the call, where the model gives it one.
+        name: name of the tool.
+        id: id of the call, if the model gives it one.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of the arguments of the call that began last; all of them together are the text of a JSON object."""
+    """Further arguments of the last started call; their concatenation is the text of a JSON object."""
 
     text: str
 
@@ -45,12 +45,12 @@ Part = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 def tool_call(name: str, arguments: str, id: str | None = None) -> list[Part]:
-    """A whole call."""
+    """Return the parts of a complete call."""
     return [ToolCallStart(name, id), ToolCallArguments(arguments)]
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
-    """The same with neighbours of one kind joined, and without empty texts."""
+    """Join neighbouring parts of the same kind, and drop empty texts."""
     joined: list[Part] = []
     non_empty = (part for part in parts if isinstance(part, ToolCallStart) or part.text)
     for kind, alike in itertools.groupby(non_empty, type):

@@ -1,4 +1,4 @@
-"""Calls that are written as Python's, with literals as arguments: ``f(a=1, b=["x", None])``.
+"""Calls in Python syntax, with literals as arguments: ``f(a=1, b=["x", None])``.
 
 https://docs.python.org/3/reference/lexical_analysis.html#literals
 """
@@ -13,16 +13,16 @@ from stoker_engine.server.parsers.call_text import CallText, NotACallError, Read
 from stoker_engine.server.parsers.json_calls import call_name
 from stoker_engine.server.parsers.parts import Part, tool_call
 
-#: Lists and dicts within each other.
+#: Maximum nesting depth of lists and dicts.
 _DEEPEST: Final = 64
 
-#: Of a tool also with dots and hyphens, of an argument also Python's own words: both are common.
+#: Tool names may contain dots and hyphens, and argument names may be Python keywords: both are common.
 _NAME: Final = re.compile(r"[\w.-]*")
 _WORD: Final = re.compile(r"[-+\w.]*")
 _NUMBER: Final = re.compile(
     r"[-+]?(?:(0|[1-9][0-9_]*)|[0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?", re.ASCII | re.IGNORECASE
 )
-#: With JSON's, which models write as well.
+#: Python's and JSON's constants; models write both.
 _WORDS: Final = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
 _ESCAPE: Final = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -36,10 +36,10 @@ _PLAIN: Final = {
 
 
 def read_call(text: CallText) -> Reading[list[Part]]:
-    """Reads a call with named arguments.
+    """Read a call with named arguments.
 
     Raises:
-        NotACallError: it is none.
+        NotACallError: the text is no such call.
     """
     yield from text.spaces()
     name = yield from text.run(_NAME)
@@ -86,7 +86,7 @@ def _value(text: CallText, depth: int = 0) -> Reading[Any]:
 
 
 def _items(text: CallText, begin: str, end: str, depth: int) -> Reading[Any]:
-    """A list or a tuple, which is a list in JSON; a single value in parentheses is that value."""
+    """Read a list or a tuple, both lists in JSON; a single value in parentheses is that value."""
     yield from text.text(begin)
     items: list[Any] = []
     yield from text.spaces()
@@ -115,7 +115,7 @@ def _dict(text: CallText, depth: int) -> Reading[dict[str, Any]]:
 
 
 def _comma(text: CallText, end: str) -> Reading[bool]:
-    """Reads the comma behind an item, unless `end` comes; whether there was one."""
+    """Read the comma after an item, unless `end` follows; return whether there was one."""
     yield from text.spaces()
     if (yield from text.next()) == end:
         return False
@@ -125,7 +125,7 @@ def _comma(text: CallText, end: str) -> Reading[bool]:
 
 
 def _strings(text: CallText) -> Reading[str]:
-    """A string, or several that stand next to each other and are one."""
+    """Read a string, or several adjacent ones, which are one."""
     strings: list[str] = []
     while (quote := (yield from text.next())) in ("'", '"'):
         strings.append((yield from _string(text, quote)))
@@ -164,7 +164,7 @@ def _string(text: CallText, quote: str) -> Reading[str]:
 def _unescaped(escape: re.Match[str]) -> str:
     octal, *hexadecimal, character = escape.groups()
     if character is not None:
-        if character in "xuUN":  # cut off, or a name of a character
+        if character in "xuUN":  # an incomplete escape, or a character's name
             raise NotACallError
         return _ESCAPED.get(character, escape[0])
     code = int(octal, 8) if octal else int(next(filter(None, hexadecimal)), 16)
@@ -177,8 +177,8 @@ def _json(arguments: dict[str, Any]) -> str:
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except UnicodeEncodeError:  # halves of characters stay escapes, as JSON has them
+    except UnicodeEncodeError:  # lone surrogates stay escapes, as in JSON
         return json.dumps(arguments)
-    except ValueError:  # a number beyond float's
+    except ValueError:  # a number beyond the range of float
         raise NotACallError from None
     return text

@@ -1,4 +1,4 @@
-"""The parsers by their names, which are vLLM's. Each is imported when a model needs it."""
+"""Parsers by vLLM's names. Each is imported when a model needs it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ REASONING_PARSERS: Final = {
 
 
 def tool_parser(name: str) -> type[ToolParser]:
-    """The parser of calls that is so called."""
+    """Return the tool call parser of that name."""
     parser: type[ToolParser] = _imported(TOOL_PARSERS[name])
     return parser
 
 
 def reasoning_parser(name: str) -> type[ReasoningParser]:
-    """The parser of reasoning that is so called."""
+    """Return the reasoning parser of that name."""
     parser: type[ReasoningParser] = _imported(REASONING_PARSERS[name])
     return parser
 

@@ -1,4 +1,4 @@
-"""How calls are forced where a model begins one: vLLM's structural tags."""
+"""vLLM's structural tags, which constrain the rest of a call that the model has started."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stoker_engine.server.parsers.tool_use import Tool
 
 
 def structural_tag(tools: Sequence[Tool], trigger: str, begin: str, end: str) -> dict[str, Any]:
-    """After `trigger`, one of the calls; the arguments are a tool's parameters.
+    """Return the tag that allows one of the calls after `trigger`, with arguments by the tool's parameters.
 
     Args:
-        begin: what a call begins with; ``NAME`` in it stands for the tool's name, as JSON writes it without quotes.
-        end: what follows the arguments.
+        begin: start of a call; ``NAME`` is replaced by the tool's name, JSON-escaped, without quotes.
+        end: text after the arguments.
     """
     structures = [
         {

@@ -1,7 +1,7 @@
-"""Which tools an answer may call, and whether it must.
+"""Which tools an answer may call, and whether it must call one.
 
-Where a call is a must, a grammar makes the whole answer calls, in vLLM's two shapes: one named tool's arguments alone,
-or a list of ``{"name": …, "parameters": …}``. Where a model calls by itself, it writes calls as it was trained to.
+Forced calls are produced by a grammar for the whole answer, in vLLM's two formats: the arguments of one named tool, or
+a list of ``{"name": …, "parameters": …}``. Voluntary calls are in the model's own format.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        parameters: a JSON Schema of its arguments.
-        strict: whether calls are kept to that schema.
+        parameters: JSON Schema of its arguments.
+        strict: whether calls must conform to that schema.
     """
 
     name: str
@@ -30,20 +30,20 @@ class Tool:
     strict: bool = False
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates know it."""
+        """Return the tool in the form that chat templates expect."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Which tools an answer may call, and whether it must.
+    """Which tools an answer may call, and whether it must call one.
 
     Attributes:
-        tools: those that it may call.
-        mode: ``none``: it calls none; ``auto``: the model decides; ``required``: it is made of calls; ``named``: it is
-            the arguments of the one tool in `tools`.
-        parallel: whether it may hold more than one call.
+        tools: the tools that it may call.
+        mode: ``none``: no calls; ``auto``: the model decides; ``required``: the answer consists of calls; ``named``: it
+            consists of the arguments of the only tool in `tools`.
+        parallel: whether it may contain more than one call.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -54,19 +54,19 @@ class ToolUse:
     def of(
         cls, tools: Sequence[Tool], mode: ToolMode = "auto", names: Sequence[str] | None = None, parallel: bool = True
     ) -> ToolUse:
-        """How an answer may use `tools`.
+        """Return how an answer may use `tools`.
 
         Args:
-            mode: ``auto`` is ``none`` where there are no tools.
-            names: the tools that it may call; None: all of them.
-            parallel: whether it may hold more than one call.
+            mode: ``auto`` becomes ``none`` if there are no tools.
+            names: tools that it may call; None for all.
+            parallel: whether it may contain more than one call.
 
         Raises:
-            RequestError: a tool is to be called that there is not, or must conform to what is no object's schema.
+            RequestError: a required or named tool does not exist, or its schema is not an object's.
         """
         callable_tools = tuple(tools) if names is None else _named(tools, names)
         if mode == "required" and not tools:
-            raise RequestError("tool_choice needs tools: there is none to call", "tool_choice")
+            raise RequestError("tool_choice requires tools, and the request has none", "tool_choice")
         if mode == "none" or not tools:
             return cls((), "none", parallel)
         use = cls(callable_tools, mode, parallel and mode != "named")
@@ -77,12 +77,12 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer is made of calls, as `schema` says."""
+        """Whether the answer consists of calls, as `schema` describes."""
         return self.mode in ("required", "named")
 
     @property
     def schema(self) -> dict[str, Any]:
-        """A JSON Schema of the whole answer, where it is forced."""
+        """JSON Schema of the complete answer, if it is forced."""
         if self.mode == "named":
             return arguments_schema(self.tools[0])
         calls = [_call_schema(tool, f"#/items/anyOf/{index}") for index, tool in enumerate(self.tools)]
@@ -91,7 +91,7 @@ class ToolUse:
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """A JSON Schema of the arguments of `tool`, which are an object. Without `parameters`, it takes none.
+    """Return the JSON Schema of a tool's arguments, an object. A tool without `parameters` takes no arguments.
 
     Raises:
         RequestError: its `parameters` are not the schema of an object.
@@ -109,13 +109,13 @@ def _named(tools: Sequence[Tool], names: Sequence[str]) -> tuple[Tool, ...]:
     for name in names:
         if name not in by_name:
             there = ", ".join(by_name)[:500] or "none"
-            raise RequestError(f"tool_choice names {name[:200]!r}, but tools has {there}", "tool_choice")
+            raise RequestError(f"tool_choice names {name[:200]!r}, which is not in tools: {there}", "tool_choice")
     chosen = set(names)
     return tuple(tool for name, tool in by_name.items() if name in chosen)
 
 
 def _call_schema(tool: Tool, pointer: str) -> dict[str, Any]:
-    """The schema of a call, which lies at `pointer` within another."""
+    """Return the schema of a call, which is embedded at `pointer` in another schema."""
     parameters = moved(arguments_schema(tool), f"{pointer}/properties/parameters")
     return {
         "type": "object",
@@ -125,18 +125,18 @@ def _call_schema(tool: Tool, pointer: str) -> dict[str, Any]:
     }
 
 
-#: What holds values, not schemas: nothing in them is a reference.
+#: Keywords whose values are no schemas, so that they contain no references.
 _VALUES: Final = frozenset({"const", "default", "enum", "examples"})
-#: What maps names to schemas: a name is no keyword.
+#: Keywords that map names to schemas; the names are no keywords.
 _NAMED_SCHEMAS: Final = frozenset(
     {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 )
 
 
 def moved(schema: Any, pointer: str) -> Any:
-    """`schema` as part of another one, at `pointer` in it: references to its own parts lead there.
+    """Return `schema` with its local references adjusted to its position `pointer` in another schema.
 
-    A schema with an ``$id`` stays as it is: references in it are relative to that.
+    A schema with an ``$id`` is unchanged, because its references are relative to that.
     """
     match schema:
         case {"$id": _}:

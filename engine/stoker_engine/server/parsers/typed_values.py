@@ -1,4 +1,4 @@
-"""Arguments whose values are written as plain text → JSON, as the tool's parameters want them."""
+"""Argument values in plain text → JSON, by the types of the tool's parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTEGER: Final = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS: Final = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
-#: Python's names of types, which tools are described with now and then.
+#: Python's type names, which some tool descriptions use.
 _ALIASES: Final = {
     "str": "string",
     "int": "integer",
@@ -28,9 +28,9 @@ _ALIASES: Final = {
 
 
 def arguments(tools: Sequence[Tool], name: str, values: Mapping[str, str]) -> str:
-    """The text of the arguments of a call of the tool `name`.
+    """Return the JSON text of the arguments for a call of the tool `name`.
 
-    A value that does not read as what the tool wants stays a string, as do those of unknown tools and parameters.
+    A value that does not match its parameter's type stays a string, as do values of unknown tools and parameters.
     """
     schema = next((tool.parameters for tool in tools if tool.name == name), None) or {}
     properties = schema.get("properties")
@@ -40,9 +40,9 @@ def arguments(tools: Sequence[Tool], name: str, values: Mapping[str, str]) -> st
 
 
 def _typed(text: str, types: set[str]) -> str:
-    """`text` as JSON of the first of `types` that it reads as; vLLM's order, and what it takes for each of them.
+    """Return `text` as JSON of the first matching type, in vLLM's order and by vLLM's rules for each type.
 
-    Templates write ``None`` for null, and ``5.0`` where an integer was meant.
+    Templates write ``None`` for null, and models ``5.0`` for an integer.
     """
     stripped = text.strip()
     if "null" in types and (stripped.lower() == "null" or (stripped == "None" and "string" not in types)):
@@ -59,7 +59,7 @@ def _typed(text: str, types: set[str]) -> str:
 
 
 def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
-    """The types that `schema`, a part of `root`, allows; a string where it does not tell."""
+    """Return the types that `schema`, a part of `root`, allows; string if it declares none."""
     types: set[str] = set()
     references: set[str] = set()
     pending = [schema]
@@ -85,7 +85,7 @@ def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
 
 
 def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    """The part of `root` that a JSON pointer shows; None: there is none, or it shows elsewhere."""
+    """Return the part of `root` to which a JSON pointer refers; None if there is none, or it is external."""
     beginning, *path = unquote(reference).split("/")
     node: Any = root if beginning == "#" else None
     for name in path:

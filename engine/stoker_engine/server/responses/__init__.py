@@ -1,1 +1,1 @@
-"""The Responses API: a conversation is a list of items, and may be continued by the id of its last answer."""
+"""The Responses API: conversations as lists of items, which can be continued by the id of a stored response."""

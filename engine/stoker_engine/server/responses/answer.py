@@ -1,4 +1,4 @@
-"""What the Responses API answers, in OpenAI's words."""
+"""Response bodies of the Responses API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.server.responses.items import Status
 
 
 class OutputText(BaseModel):
-    """What the assistant says."""
+    """Text of the assistant's message."""
 
     type: Literal["output_text"] = "output_text"
     text: str
@@ -21,7 +21,7 @@ class OutputText(BaseModel):
 
 
 class OutputMessage(BaseModel):
-    """A message of the assistant's."""
+    """A message of the assistant."""
 
     id: str
     type: Literal["message"] = "message"
@@ -31,14 +31,14 @@ class OutputMessage(BaseModel):
 
 
 class OutputReasoningText(BaseModel):
-    """What the assistant thought."""
+    """Text of the assistant's reasoning."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
 class OutputReasoning(BaseModel):
-    """The reasoning before an answer. No summary of it is written."""
+    """The reasoning before an answer. It has no summary."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
@@ -48,7 +48,7 @@ class OutputReasoning(BaseModel):
 
 
 class OutputFunctionCall(BaseModel):
-    """A call of a tool; `arguments` is JSON."""
+    """A tool call; `arguments` is JSON."""
 
     id: str
     type: Literal["function_call"] = "function_call"
@@ -62,21 +62,20 @@ OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
 
 
 class InputTokensDetails(BaseModel):
-    """Of the prompt's tokens, those that a prefix hit saved; and those that were written to the cache because the
-    request said so: it is filled by itself here."""
+    """Prompt tokens found in the prefix cache, and those written on the request's demand, which is never done here."""
 
     cached_tokens: int
     cache_write_tokens: Literal[0] = 0
 
 
 class OutputTokensDetails(BaseModel):
-    """Of the tokens generated, those of reasoning."""
+    """Generated tokens by kind."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):
-    """Tokens."""
+    """Token counts."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -86,7 +85,7 @@ class ResponseUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: Usage, reasoning_tokens: int) -> ResponseUsage:
-        """The same, in this API's words."""
+        """Convert to this API's format."""
         return cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens or 0),
@@ -97,20 +96,20 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseError(BaseModel):
-    """Why there is no whole answer."""
+    """Why a response failed."""
 
     code: Literal["server_error"] = "server_error"
     message: str
 
 
 class IncompleteDetails(BaseModel):
-    """Why an answer ends early."""
+    """Why a response is incomplete."""
 
-    reason: Literal["max_output_tokens"] | None = "max_output_tokens"  # OpenAI has no word for a stop string
+    reason: Literal["max_output_tokens"] | None = "max_output_tokens"  # OpenAI has no value for a stop string
 
 
 class Response(BaseModel):
-    """The answer of /v1/responses; within a stream, what is known of it. What was asked for stands beside it."""
+    """Response of /v1/responses, with the fields of the request; in a stream, its state so far."""
 
     id: str
     object: Literal["response"] = "response"
@@ -145,7 +144,7 @@ class Response(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """The answer of DELETE /v1/responses/ID."""
+    """Response of DELETE /v1/responses/ID."""
 
     id: str
     object: Literal["response"] = "response"
@@ -153,10 +152,10 @@ class DeletedResponse(BaseModel):
 
 
 class ItemList(BaseModel):
-    """The answer of GET /v1/responses/ID/input_items."""
+    """Response of GET /v1/responses/ID/input_items."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]
-    first_id: str | None = Field(description="null where the list is empty")
+    first_id: str | None = Field(description="null if the list is empty")
     last_id: str | None
     has_more: bool

@@ -1,4 +1,4 @@
-"""The events of a streamed response, in OpenAI's words and order.
+"""Events of a streamed response, in OpenAI's format and order.
 
     response.created, response.in_progress
     for each item   response.output_item.added
@@ -7,7 +7,7 @@
                     response.output_item.done
     response.completed | response.incomplete | response.failed
 
-Events are numbered. What is there of an item before the stream ends early, its items have as well.
+Events are numbered. If the stream ends early, open items are closed with the text so far.
 Format: platform.openai.com/docs/api-reference/responses-streaming
 """
 
@@ -28,7 +28,7 @@ PartEventType = Literal["response.content_part.added", "response.content_part.do
 
 
 class ResponseEvent(BaseModel):
-    """What became of the whole response."""
+    """State of the whole response."""
 
     type: ResponseEventType
     sequence_number: int
@@ -36,7 +36,7 @@ class ResponseEvent(BaseModel):
 
 
 class ItemEvent(BaseModel):
-    """An item begins, or is there."""
+    """Start or end of an item."""
 
     type: ItemEventType
     sequence_number: int
@@ -45,7 +45,7 @@ class ItemEvent(BaseModel):
 
 
 class PartEvent(BaseModel):
-    """The one part of an item's content begins, or is there."""
+    """Start or end of the single part of an item's content."""
 
     type: PartEventType
     sequence_number: int
@@ -56,7 +56,7 @@ class PartEvent(BaseModel):
 
 
 class TextDeltaEvent(BaseModel):
-    """More of what the assistant says."""
+    """Further text of a message."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
     sequence_number: int
@@ -68,7 +68,7 @@ class TextDeltaEvent(BaseModel):
 
 
 class TextDoneEvent(BaseModel):
-    """All that the assistant says."""
+    """Complete text of a message."""
 
     type: Literal["response.output_text.done"] = "response.output_text.done"
     sequence_number: int
@@ -80,7 +80,7 @@ class TextDoneEvent(BaseModel):
 
 
 class ReasoningDeltaEvent(BaseModel):
-    """More of the reasoning."""
+    """Further reasoning."""
 
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
     sequence_number: int
@@ -91,7 +91,7 @@ class ReasoningDeltaEvent(BaseModel):
 
 
 class ReasoningDoneEvent(BaseModel):
-    """All of the reasoning."""
+    """Complete reasoning."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
     sequence_number: int
@@ -102,7 +102,7 @@ class ReasoningDoneEvent(BaseModel):
 
 
 class ArgumentsDeltaEvent(BaseModel):
-    """More of a call's arguments."""
+    """Further text of a call's arguments."""
 
     type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
     sequence_number: int
@@ -112,7 +112,7 @@ class ArgumentsDeltaEvent(BaseModel):
 
 
 class ArgumentsDoneEvent(BaseModel):
-    """All of a call's arguments."""
+    """Complete arguments of a call."""
 
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
     sequence_number: int
@@ -123,7 +123,7 @@ class ArgumentsDoneEvent(BaseModel):
 
 
 class ErrorEvent(BaseModel):
-    """The stream cannot go on."""
+    """The stream failed and cannot continue."""
 
     type: Literal["error"] = "error"
     sequence_number: int

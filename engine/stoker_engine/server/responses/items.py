@@ -1,7 +1,7 @@
-"""The items of a conversation, and the messages that they stand for.
+"""Items of a conversation, and their conversion to messages.
 
-The assistant's turn is one message to a model, and several items here: its reasoning, what it says, its calls. So items
-that follow each other in this order become one message; any other order begins a further one.
+A turn of the assistant is one message for the model, and several items here: reasoning, text, calls. Consecutive items
+in this order become one message; an item out of order starts a new one.
 Format: platform.openai.com/docs/api-reference/responses/create, `input`
 """
 
@@ -29,16 +29,16 @@ from stoker_engine.server.parsers.parts import Reasoning
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
-#: What an item adds to the assistant's message, in the order in which a message has it.
+#: Parts of the assistant's message, in the order in which they appear in a message.
 _REASONING, _CONTENT, _CALL = range(3)
 
 
 def of_type(subject: str, kinds: Mapping[str, type[BaseModel]], default: str | None = None) -> WrapValidator:
-    """Of a union, only the member that `type` names is tried, so that an error names the field that is wrong.
+    """Return a validator that tries only the union member that `type` names, so that errors name the invalid field.
 
     Args:
-        subject: the values that it is about, for the error where there is no such member.
-        default: the type of a value that names none.
+        subject: plural noun for the values, used in the error for an unknown type.
+        default: type of a value without the field `type`.
     """
     known = ", ".join(kinds)
 
@@ -51,7 +51,7 @@ def of_type(subject: str, kinds: Mapping[str, type[BaseModel]], default: str | N
         kind = kinds.get(name) if isinstance(name, str) else None
         if kind is None:
             of_what_type = "without a type" if name is None else f"of the type {json.dumps(name)[:80]}"
-            sentence = f"{subject} {of_what_type} are not supported; there are {known}"
+            sentence = f"{subject} {of_what_type} are not supported; supported types: {known}"
             raise PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})
         return kind.model_validate(value)
 
@@ -59,7 +59,7 @@ def of_type(subject: str, kinds: Mapping[str, type[BaseModel]], default: str | N
 
 
 class TextPart(StrictModel):
-    """A piece of text, of anybody's. Annotations and log-probabilities come back as we sent them, and ask nothing."""
+    """A piece of text of any role. Annotations and logprobs are accepted as clients send them back, and ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -68,14 +68,14 @@ class TextPart(StrictModel):
 
 
 class RefusalPart(StrictModel):
-    """A model's refusal, where another server made one."""
+    """A refusal of another server's model."""
 
     type: Literal["refusal"]
     refusal: str
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of the refusal."""
         return self.refusal
 
 
@@ -103,18 +103,18 @@ TextOrParts = Annotated[str | Parts, WrapValidator(_text_or_parts)]
 
 
 class MessageItem(StrictModel):
-    """What somebody says."""
+    """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: TextOrParts
     id: str | None = None
     status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None  # OpenAI's models label what they say; ours do not
+    phase: Literal["commentary", "final_answer"] | None = None  # label of OpenAI's models; ignored
 
 
 class FunctionCallItem(StrictModel):
-    """A call of a tool by the assistant; `arguments` is JSON, or whatever the model wrote: a call may be cut off."""
+    """A tool call of the assistant; `arguments` is JSON, or any text, because a model may write an incomplete call."""
 
     type: Literal["function_call"]
     call_id: str
@@ -127,7 +127,7 @@ class FunctionCallItem(StrictModel):
 
 
 class FunctionCallOutputItem(StrictModel):
-    """What a tool returned."""
+    """Result of a tool."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -147,7 +147,7 @@ class ReasoningText(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """What the assistant thought."""
+    """Reasoning of the assistant."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -158,7 +158,7 @@ class ReasoningItem(StrictModel):
 
     @property
     def text(self) -> str:
-        """The reasoning; where another server told only its summary, that."""
+        """The reasoning, or its summary if another server returned only that."""
         return "\n".join(piece.text for piece in self.content or self.summary or ())
 
 
@@ -184,7 +184,7 @@ def _text_or_items(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise PydanticCustomError("shape", "must be a string or a list of items, of which there is at least one")
+        raise PydanticCustomError("shape", "must be a string or a non-empty list of items")
     return _ITEMS.validate_python(value)
 
 
@@ -192,28 +192,28 @@ Input = Annotated[str | Items, WrapValidator(_text_or_items)]
 
 
 def from_json(items: bytes) -> list[Item]:
-    """Items that `to_json` wrote."""
+    """Parse items that `to_json` wrote."""
     return _ITEMS.validate_json(items)
 
 
 def to_json(items: list[Item]) -> bytes:
-    """Items as JSON; what is not set is left out."""
+    """Return items as JSON, without unset fields."""
     return _ITEMS.dump_json(items, exclude_none=True)
 
 
 def named(item: Item) -> Item:
-    """The item with an id, by which it can be listed."""
+    """Return the item with an id."""
     prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}[item.type]
     return item if item.id is not None else item.model_copy(update={"id": f"{prefix}_{uuid.uuid4().hex}"})
 
 
 def of_output(item: BaseModel) -> Item:
-    """The item that an answer's item is when the conversation goes on. Log-probabilities are only the answer's."""
+    """Convert an output item to an item of the continued conversation, without logprobs."""
     return _ITEM.validate_python(item.model_dump(exclude={"content": {"__all__": {"logprobs"}}}))
 
 
 def listed(item: Item) -> dict[str, Any]:
-    """The item as lists of items have it: a text is a part."""
+    """Return the item in the form of item lists, with text as a part."""
     written = item.model_dump(exclude_none=True)
     if isinstance(item, MessageItem) and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
@@ -222,9 +222,9 @@ def listed(item: Item) -> dict[str, Any]:
 
 
 def messages(items: Iterable[Item]) -> list[Message]:
-    """The messages of the conversation that items are."""
+    """Return the messages of the conversation."""
     turns: list[Message] = []
-    open_parts: list[Part] | None = None  # of the assistant's message that its next item may join
+    open_parts: list[Part] | None = None  # parts of the assistant's message that the next item may join
     last = _CALL
     part: Part
     for item in items:
@@ -244,7 +244,7 @@ def messages(items: Iterable[Item]) -> list[Message]:
                 open_parts = None
                 continue
             case MessageItem():
-                # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
+                # `developer` is OpenAI's newer name of the role that most chat templates call `system`.
                 turns.append(Message("user" if item.role == "user" else "system", _texts(item.content)))
                 open_parts = None
                 continue
@@ -264,5 +264,5 @@ def _texts(content: str | list[TextPart | RefusalPart]) -> list[Text]:
 
 
 def _joined(content: str | list[TextPart | RefusalPart]) -> str:
-    """What a model wrote, without anything between."""
+    """Return the concatenated text of a model's message."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

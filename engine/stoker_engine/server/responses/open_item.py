@@ -1,4 +1,4 @@
-"""The item that is being written: what there is of it so far, and its events."""
+"""The item that is being written: its content so far, and its events."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from stoker_engine.server.responses.items import Status
 
 
 class OpenItem(abc.ABC):
-    """An item that is not done.
+    """An unfinished item.
 
     Args:
-        index: its place in the output.
-        next_number: numbers events.
+        index: its index in the output.
+        next_number: returns the next event's sequence number.
     """
 
     prefix: str
@@ -50,23 +50,23 @@ class OpenItem(abc.ABC):
 
     @property
     def text(self) -> str:
-        """What there is of it."""
+        """The text so far."""
         return "".join(self._pieces)
 
     @abc.abstractmethod
     def item(self, status: Status) -> OutputItem:
-        """The item as it is now."""
+        """Return the item's current state."""
 
     def begin(self) -> Iterator[Event]:
-        """It is started."""
+        """Yield the events that start the item."""
         yield self._item_event("response.output_item.added", "in_progress")
 
     @abc.abstractmethod
     def add(self, text: str) -> Iterator[Event]:
-        """It goes on."""
+        """Yield the events of further text."""
 
     def end(self, status: Status) -> Iterator[Event]:
-        """It is done."""
+        """Yield the events that end the item."""
         yield self._item_event("response.output_item.done", status)
 
     def _item_event(self, type: ItemEventType, status: Status) -> ItemEvent:
@@ -74,7 +74,7 @@ class OpenItem(abc.ABC):
 
 
 class OpenMessage(OpenItem):
-    """What the assistant says."""
+    """A message of the assistant."""
 
     prefix = "msg"
 
@@ -83,17 +83,17 @@ class OpenMessage(OpenItem):
         self._logprobs: list[ContentLogprob] = []
 
     def item(self, status: Status) -> OutputMessage:
-        """The message as it is now."""
+        """Return the message's current state."""
         return OutputMessage(id=self.id, status=status, content=[self._part()] if self._pieces else [])
 
     def begin(self) -> Iterator[Event]:
-        """It is started."""
+        """Yield the events that start the message."""
         yield from super().begin()
         self._pieces.append("")
         yield self._part_event("response.content_part.added")
 
     def add(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[Event]:
-        """It goes on."""
+        """Yield the event of further text."""
         self._pieces.append(text)
         self._logprobs += logprobs
         yield TextDeltaEvent(
@@ -105,7 +105,7 @@ class OpenMessage(OpenItem):
         )
 
     def end(self, status: Status) -> Iterator[Event]:
-        """It is done."""
+        """Yield the events that end the message."""
         part = self._part()
         yield TextDoneEvent(
             sequence_number=self._number(),
@@ -127,27 +127,27 @@ class OpenMessage(OpenItem):
 
 
 class OpenReasoning(OpenItem):
-    """What the assistant thinks."""
+    """Reasoning of the assistant."""
 
     prefix = "rs"
 
     def item(self, status: Status) -> OutputReasoning:
-        """The reasoning as it is now."""
+        """Return the current state of the reasoning."""
         return OutputReasoning(id=self.id, status=status, content=[self._part()] if self._pieces else [])
 
     def begin(self) -> Iterator[Event]:
-        """It is started."""
+        """Yield the events that start the reasoning."""
         yield from super().begin()
         self._pieces.append("")
         yield self._part_event("response.content_part.added")
 
     def add(self, text: str) -> Iterator[Event]:
-        """It goes on."""
+        """Yield the event of further reasoning."""
         self._pieces.append(text)
         yield ReasoningDeltaEvent(sequence_number=self._number(), item_id=self.id, output_index=self._index, delta=text)
 
     def end(self, status: Status) -> Iterator[Event]:
-        """It is done."""
+        """Yield the events that end the reasoning."""
         yield ReasoningDoneEvent(
             sequence_number=self._number(), item_id=self.id, output_index=self._index, text=self.text
         )
@@ -164,11 +164,11 @@ class OpenReasoning(OpenItem):
 
 
 class OpenCall(OpenItem):
-    """A call of a tool.
+    """A tool call.
 
     Args:
-        name: of the tool.
-        call_id: by which its output names it; where the model gave it none, it gets one.
+        name: name of the tool.
+        call_id: id that the tool's result refers to; generated if the model gave none.
     """
 
     prefix = "fc"
@@ -180,22 +180,22 @@ class OpenCall(OpenItem):
 
     @property
     def is_whole(self) -> bool:
-        """Whether its arguments are complete: only then it may be run."""
+        """Whether the arguments are complete, so that the call may be run."""
         return bool(self._pieces) and read_arguments(self.text) is not None
 
     def item(self, status: Status) -> OutputFunctionCall:
-        """The call as it is now."""
+        """Return the call's current state."""
         return OutputFunctionCall(
             id=self.id, status=status, call_id=self._call_id, name=self._name, arguments=self.text
         )
 
     def add(self, text: str) -> Iterator[Event]:
-        """Its arguments go on."""
+        """Yield the event of further arguments."""
         self._pieces.append(text)
         yield ArgumentsDeltaEvent(sequence_number=self._number(), item_id=self.id, output_index=self._index, delta=text)
 
     def end(self, status: Status) -> Iterator[Event]:
-        """It is done."""
+        """Yield the events that end the call."""
         yield ArgumentsDoneEvent(
             sequence_number=self._number(),
             item_id=self.id,

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and the request that it makes."""
+"""Body of POST /v1/responses, and its conversion to a request."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _SAMPLING: Final = (
     "skip_special_tokens",
     "include_stop_str_in_output",
 )
-#: What this API calls the fields that errors name.
+#: Field names in errors → this API's names.
 FIELD_NAMES: Final = {
     "prompt": "input",
     "messages": "input",
@@ -71,7 +71,7 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class ResponsesRequest(StrictModel):
-    """What to answer, in OpenAI's words and vLLM's."""
+    """A conversation to answer, with OpenAI's fields and vLLM's."""
 
     input: Input
     instructions: str | None = None
@@ -116,7 +116,7 @@ class ResponsesRequest(StrictModel):
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
-    # These label a request for whoever keeps accounts or logs, or limit what we have none of; they ask nothing of us.
+    # Labels for accounting and logs, and limits of features that this server lacks; without effect.
     user: str | None = None
     metadata: Metadata | None = None
     safety_identifier: str | None = None
@@ -124,7 +124,7 @@ class ResponsesRequest(StrictModel):
     prompt_cache_retention: str | None = None
     max_tool_calls: Count | None = None  # of tools that a server runs
 
-    # What we do not do
+    # Unsupported
     background: Off = None
     background_options: Absent = None
     access_programs: Absent = None
@@ -155,21 +155,21 @@ class ResponsesRequest(StrictModel):
     @model_validator(mode="after")
     def _agrees(self) -> ResponsesRequest:
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream: true", "stream_options")
+            raise RequestError("stream_options requires stream: true", "stream_options")
         if self.top_logprobs and not self.wants_logprobs:
-            raise RequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")
+            raise RequestError(f"top_logprobs requires include: [{_LOGPROBS!r}]", "top_logprobs")
         stated = self.structured_outputs.stated if self.structured_outputs else {}
         constraint_name = next((name for name in stated if not is_option(name)), None)
         if constraint_name and self.text and self.text.constraint:
             raise RequestError(
-                f"text.format and structured_outputs.{constraint_name} both say what to write; send one of them",
+                f"text.format and structured_outputs.{constraint_name} both set the format; send only one of them",
                 "structured_outputs",
             )
         return self
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer's text comes with log-probabilities."""
+        """Whether the answer's text comes with logprobs."""
         return _LOGPROBS in (self.include or ())
 
     @property
@@ -181,14 +181,14 @@ class ResponsesRequest(StrictModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many logprobs each position gets, if any."""
+        """Number of logprobs per position, or None."""
         return (self.top_logprobs or 0) if self.wants_logprobs else None
 
     def to_request(self, history: Sequence[Item]) -> ChatRequest:
-        """The request that `history` and what this body adds make.
+        """Return the API-independent request for `history` followed by this body's input.
 
         Raises:
-            RequestError: the model cannot be asked for this.
+            RequestError: the model does not support the request.
         """
         items = [*history, *self.items]
         instructions = [] if self.instructions is None else [Message("system", [Text(self.instructions)])]
@@ -200,7 +200,7 @@ class ResponsesRequest(StrictModel):
             of_format = self.text.constraint if self.text else {}
             structured_outputs = answer_format(of_format, self.structured_outputs)
             if self.include_reasoning is False and self.wants_logprobs:
-                raise RequestError("logprobs would show the reasoning that include_reasoning hides", "logprobs")
+                raise RequestError("logprobs would reveal the reasoning that include_reasoning hides", "logprobs")
             tool_use = requested_tool_use(tools, self.tool_choice, self.parallel_tool_calls)
         is_continued = _is_unfinished(items[-1])
         template_tools = tool_use.tools if isinstance(self.tool_choice, AllowedTools) else tools
@@ -244,19 +244,17 @@ def _invalid(field: str, sentence: str) -> RequestError:
 
 
 def check_include(include: list[str]) -> list[str]:
-    """Refuses what cannot be included in an answer.
+    """Check the values of `include`.
 
     Raises:
-        RequestError: it asks for something else than log-probabilities.
+        RequestError: a value is not supported.
     """
     for each in include:
         if each != _LOGPROBS:
-            raise RequestError(
-                f"this server can include only {_LOGPROBS}; leave {each[:80]!r} out", "include", "unsupported_value"
-            )
+            raise RequestError(f"include supports only {_LOGPROBS}; omit {each[:80]!r}", "include", "unsupported_value")
     return include
 
 
 def _is_unfinished(last: Item) -> bool:
-    """Whether the conversation ends within what the assistant says, which is continued then. vLLM's rule."""
+    """Return whether the conversation ends with an unfinished assistant's message, which is continued. vLLM's rule."""
     return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")

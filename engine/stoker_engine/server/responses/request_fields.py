@@ -1,4 +1,4 @@
-"""The fields of a request that have fields of their own: tools, which to call, what the text is like, reasoning."""
+"""Nested fields of a request: tools, tool choice, text format, reasoning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_engine.server.responses.items import of_type
 
 
 class FunctionTool(StrictModel):
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON Schema."""
 
     type: Literal["function"]
     name: str
@@ -26,12 +26,12 @@ class FunctionTool(StrictModel):
     output_schema: Absent = None
 
     def echo(self) -> dict[str, Any]:
-        """The tool as an answer repeats it."""
+        """Return the tool as a response repeats it."""
         return self.model_dump(include={"type", "name", "description", "parameters"}) | {"strict": bool(self.strict)}
 
 
 class FunctionChoice(StrictModel):
-    """The one function that the model must call."""
+    """Forces a call of one function."""
 
     type: Literal["function"]
     name: str
@@ -50,7 +50,7 @@ class JSONObjectFormat(StrictModel):
 
 
 class JSONSchemaFormat(StrictModel):
-    """JSON that a schema describes."""
+    """JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
     name: str | None = None
@@ -60,7 +60,7 @@ class JSONSchemaFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """What the answer's text is like."""
+    """Format of the answer's text."""
 
     format: (
         Annotated[
@@ -73,7 +73,7 @@ class TextConfig(StrictModel):
 
     @property
     def constraint(self) -> dict[str, Any]:
-        """What the format asks for, by the names of `StructuredOutputs`."""
+        """The constraint, by the names of `StructuredOutputs`."""
         match self.format:
             case JSONObjectFormat():
                 return {"json_object": True}
@@ -83,7 +83,7 @@ class TextConfig(StrictModel):
 
 
 class ReasoningConfig(StrictModel):
-    """How much the model thinks. No summary of it is written: its text is returned itself."""
+    """Reasoning effort. Reasoning is returned as text, without a summary."""
 
     effort: str | None = None
     summary: Annotated[Any, OnlyValue("auto")] = None
@@ -93,13 +93,13 @@ class ReasoningConfig(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """How to stream."""
+    """Streaming options."""
 
     include_obfuscation: Off = None
 
 
 class AllowedTools(StrictModel):
-    """Only some of the tools are to be called."""
+    """Restricts calls to some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -116,7 +116,7 @@ ToolChoice = Annotated[
 
 
 def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` ask for; None: left out.
+    """Return the tool use that `tools`, `tool_choice` and `parallel_tool_calls` ask for; None for an unset field.
 
     Raises:
         RequestError: see `ToolUse.of`.

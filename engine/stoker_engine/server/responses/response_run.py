@@ -1,4 +1,4 @@
-"""One answer while it is made: the chat run's parts into a response, whole or in events, which is then kept."""
+"""One response while it is generated: a chat run's parts → a response, complete or as events, which is then stored."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from stoker_engine.server.responses.writer import ResponseWriter
 
 
 class ResponseRun:
-    """Iterate `events` once, or wait for `whole`.
+    """Iterate `events` once, or call `whole`.
 
     Args:
-        body: what was asked.
-        history: the conversation that it continues with.
+        body: body of the request.
+        history: the conversation that the request continues.
         run: generates the answer.
-        model: the name that answers carry.
-        logprobs: writes log-probabilities, if they were asked for.
-        store: where the answer is kept afterwards.
-        owner: for whom.
+        model: name in the response.
+        logprobs: writes logprobs, if requested.
+        store: where the response is stored.
+        owner: owner of the stored response.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class ResponseRun:
         self._writer = ResponseWriter(_new_response(body, run, model))
 
     async def whole(self) -> bytes:
-        """The answer, once all of it is there, as JSON."""
+        """Return the complete response as JSON."""
         async with aclosing(self._generated()) as steps:
             async for _ in steps:
                 pass
-        # Logprobs may be long, and others want to be answered meanwhile.
+        # In a thread: logprobs may be long.
         return await asyncio.to_thread(lambda: self._writer.response.model_dump_json().encode())
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
-        """The answer as it is made. What fails after the first event ends it with ``response.failed``."""
+        """Yield the response's events. An error after the first event ends the stream with ``response.failed``."""
         has_started = False
         try:
             async with aclosing(self._generated()) as steps:
@@ -77,12 +77,12 @@ class ResponseRun:
             yield self._writer.fail(describe(error).message)
 
     def error_event(self, error: Exception) -> bytes:
-        """The event that ends a stream that cannot even be ended by ``response.failed``."""
+        """Return the event for an error that even ``response.failed`` could not report."""
         event = self._writer.error(describe(error))
         return sse.event(event.model_dump_json().encode(), event.type)
 
     async def _generated(self) -> AsyncGenerator[list[Event], None]:
-        """Each step's events; the first once the engine has taken the request, the last once the answer is kept."""
+        """Yield the events of each step: the first after the engine accepts the request, the last after storing."""
         has_started = False
         num_tokens = 0
         async with aclosing(self._run.deltas()) as steps:
@@ -117,7 +117,7 @@ class ResponseRun:
 
 
 def _new_response(body: ResponsesRequest, run: ChatRun, model: str) -> Response:
-    """What is known of an answer before it is made: what it was asked for."""
+    """Return the initial response, which repeats the request's fields."""
     generation = run.generation
     params = generation.params[0]
     assert isinstance(params, SamplingParams)

@@ -1,4 +1,4 @@
-"""/v1/responses: items in, items out; kept for a while, to be asked for again or continued by their id."""
+"""/v1/responses: responses that are stored for a while, to be retrieved or continued by their id."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from stoker_engine.server.responses.request import ResponsesRequest, check_inclu
 from stoker_engine.server.responses.response_run import ResponseRun
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 
-#: The request header by which a gateway names the response, so that it knows where each is kept.
+#: Request header in which a gateway chooses the response's id, so that it knows which server stores it.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 
 
 def routes(service: Service) -> APIRouter:
-    """The endpoints, for `service`."""
+    """Return the endpoints of `service`."""
     router = APIRouter(route_class=JSONRoute)
     store = ResponseStore(max_conversation_bytes=service.args.frontend.max_request_bytes)
 
     @router.post("/v1/responses", response_model=Response)
     async def create_response(body: ResponsesRequest, request: Request) -> HTTPResponse:
-        """Answers a conversation."""
+        """Create a response."""
         owner = _owner(request)
         before = None
         if body.previous_response_id is not None:
             before = store.get(owner, body.previous_response_id, "previous_response_id")
-        # There may be very many items: the event loop answers others meanwhile.
+        # In a thread: there may be very many items.
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
         run = await ChatRun.prepare(chat, service, request.receive, _response_id(request, body))
@@ -66,25 +66,25 @@ def routes(service: Service) -> APIRouter:
         include: Annotated[list[str] | None, Query(max_length=16)] = None,
         stream: bool = False,
     ) -> HTTPResponse:
-        """An answer that this server made and keeps, as it was."""
+        """Return a stored response."""
         check_include(include or [])
         if stream:
-            raise RequestError("an answer is streamed only while it is made; leave stream out", "stream")
+            raise RequestError("a stored response cannot be streamed; omit stream", "stream")
         return HTTPResponse(store.get(_owner(request), response_id).response, media_type="application/json")
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(response_id: str, request: Request) -> DeletedResponse:
-        """Forgets an answer. Those that went on with it are kept, with the whole conversation."""
+        """Delete a stored response. Responses that continue it contain the whole conversation, and stay."""
         store.delete(_owner(request), response_id)
         return DeletedResponse(id=response_id)
 
     @router.post("/v1/responses/{response_id}/cancel", response_model=Response)
     async def cancel_response(response_id: str, request: Request) -> HTTPResponse:
-        """Refused: only what runs in the background can be cancelled so, and nothing does here."""
+        """Refuse: only background responses can be cancelled, which this server does not support."""
         store.get(_owner(request), response_id)
         raise RequestError(
-            "only a background response can be cancelled, and this server makes none; close the connection to end one "
-            "that is being made",
+            "only background responses can be cancelled, and they are not supported; to cancel a response, close its "
+            "connection",
             "response_id",
         )
 
@@ -97,7 +97,7 @@ def routes(service: Service) -> APIRouter:
         after: str | None = None,
         include: Annotated[list[str] | None, Query(max_length=16)] = None,
     ) -> ItemList:
-        """What an answer was made from: the conversation before it, and the input."""
+        """List the items that a response was generated from: the preceding conversation and the input."""
         check_include(include or [])
         stored = store.get(_owner(request), response_id)
         return await asyncio.to_thread(_listed, stored, limit, order, after)
@@ -106,13 +106,13 @@ def routes(service: Service) -> APIRouter:
 
 
 def _chat(body: ResponsesRequest, before: StoredResponse | None) -> tuple[list[Item], ChatRequest]:
-    """The conversation up to its input, and the request that all of it makes."""
+    """Return the preceding conversation, and the request for all of it."""
     history = [] if before is None else items.from_json(before.items)
     return history, body.to_request(history)
 
 
 def _response_id(request: Request, body: ResponsesRequest) -> str:
-    """What an answer is called. A proxy may give several requests the same id; answers are found by theirs."""
+    """Return the id of a response. It is unique even if a proxy gives several requests the same id."""
     if body.request_id is not None:
         return body.request_id
     requested = request.headers.get(RESPONSE_ID_HEADER, "")
@@ -124,9 +124,9 @@ def _response_id(request: Request, body: ResponsesRequest) -> str:
 
 
 def _owner(request: Request) -> bytes:
-    """Whose answers a request may see: those that were made with the same key. The key itself is not kept.
+    """Return the owner of a response, a hash of the API key: only the same key can retrieve it.
 
-    Where this server wants none, a proxy may have checked one, in whichever header: they all must be the same.
+    If this server requires no key, a proxy may have checked one, in either header: both must be the same.
     """
     key: bytes | None = request.scope["state"].get("api_key")
     if key is not None:
@@ -136,10 +136,10 @@ def _owner(request: Request) -> bytes:
 
 
 def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], after: str | None) -> ItemList:
-    """A page of what an answer was made from.
+    """Return a page of the items that a response was generated from.
 
     Raises:
-        RequestError: `after` names no item of it.
+        RequestError: `after` is not the id of such an item.
     """
     found = items.from_json(stored.items)[: stored.num_input]
     if order == "desc":
@@ -147,7 +147,7 @@ def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], a
     if after is not None:
         matching = [index for index, item in enumerate(found) if item.id == after]
         if not matching:
-            raise RequestError(f"there is no item {after[:200]!r} to list what comes after it", "after")
+            raise RequestError(f"item {after[:200]!r} does not exist", "after")
         found = found[matching[0] + 1 :]
     page = found[:limit]
     return ItemList(

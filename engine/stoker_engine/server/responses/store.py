@@ -1,7 +1,7 @@
-"""Answers that may be asked for again, and continued: of this server only, and so many.
+"""Stored responses, for retrieval and `previous_response_id`: in memory, and limited in number and size.
 
-Nothing is shared with another server, and nothing survives a restart. When it is full, whoever holds the most loses
-what they have not used for the longest time: nobody can displace all that others hold.
+Nothing is shared with other servers, and nothing survives a restart. If the store is full, the owner that holds the
+most loses its least recently used response, so that no owner can displace all responses of others.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Final
 
 from stoker_common.errors import NotFoundError
 
-#: Most bytes of JSON that are kept.
+#: Maximum size of all stored JSON in bytes.
 MAX_BYTES: Final = 64 * 2**20
-#: Most responses.
+#: Maximum number of responses.
 MAX_RESPONSES: Final = 4096
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """One answer, as JSON.
+    """A response, as JSON.
 
     Attributes:
-        response: as it was answered.
-        items: the conversation up to its end.
-        num_input: how many of the items it was made from.
+        response: the response as returned.
+        items: the conversation including its output.
+        num_input: number of items that it was generated from.
     """
 
     response: bytes
@@ -34,7 +34,7 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return len(self.response) + len(self.items)
 
 
@@ -42,10 +42,10 @@ class ResponseStore:
     """Responses by owner and id. Used from the event loop only.
 
     Args:
-        max_bytes: that are kept in all.
-        max_responses: in the same way.
-        max_conversation_bytes: of one response's items. Who continues with them asks for as much work as with a body
-            that has them all.
+        max_bytes: maximum size of all responses in bytes.
+        max_responses: maximum number of responses.
+        max_conversation_bytes: maximum size of one response's items, because continuing them is as much work as a body
+            of that size.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ResponseStore:
         self._owners: dict[bytes, _OwnerResponses] = {}
 
     def put(self, owner: bytes, response_id: str, response: StoredResponse) -> bool:
-        """Keeps a response, in place of an older one of that name.
+        """Store a response; an older one with the same id is replaced.
 
         Returns:
-            whether it is kept: one that is too large is not, and takes nothing from others.
+            Whether it is stored: too large ones are not, and displace nothing.
         """
         if response.size > self._max_bytes or len(response.items) > self._max_conversation_bytes:
             return False
@@ -77,19 +77,19 @@ class ResponseStore:
         return owner in self._owners and response_id in self._owners[owner].responses
 
     def get(self, owner: bytes, response_id: str, param: str | None = None) -> StoredResponse:
-        """The response of that name.
+        """Return the response with that id.
 
         Args:
-            param: the field that asks for it.
+            param: request field that refers to it.
 
         Raises:
-            NotFoundError: there is none here, or not for this owner.
+            NotFoundError: this server does not store it, or not for this owner.
         """
         owned = self._owners.get(owner)
         if owned is None or response_id not in owned.responses:
             raise NotFoundError(
-                f"this server holds no response {response_id[:200]!r}: a response is known only to the server that "
-                "made it, until it restarts or needs the room, and only to the key that asked for it; "
+                f"response {response_id[:200]!r} is not stored here: only the server that created a response stores "
+                "it, until it restarts or runs out of space, and only for the API key that requested it; "
                 "send the conversation itself in input",
                 param,
                 "response_not_found",
@@ -98,10 +98,10 @@ class ResponseStore:
         return owned.responses[response_id]
 
     def delete(self, owner: bytes, response_id: str) -> None:
-        """Forgets the response of that name.
+        """Delete the response with that id.
 
         Raises:
-            NotFoundError: there is none here, or not for this owner.
+            NotFoundError: this server does not store it, or not for this owner.
         """
         self.get(owner, response_id)
         self._owners[owner].pop(response_id)
@@ -121,7 +121,7 @@ class ResponseStore:
 
 
 class _OwnerResponses:
-    """What one owner holds: responses, used last at the end, and the bytes of them."""
+    """Responses of one owner, least recently used first, and their size in bytes."""
 
     def __init__(self) -> None:
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()

@@ -1,6 +1,6 @@
-"""The parts of an answer → the items of a response, and the events that tell of them.
+"""Parts of an answer → items of a response and their events.
 
-A whole response and a streamed one are made by the same steps, so they are the same.
+Complete and streamed responses take the same steps, so they are equal.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stoker_engine.server.responses.open_item import OpenCall, OpenItem, OpenMes
 class ResponseWriter:
     """Writes one response.
 
-    A token's log-probabilities go to the text that comes with it or next. Those of the tokens before the answer are
-    dropped, and those of calls.
+    Logprobs of tokens are attached to the text that is emitted with or after them. Those of reasoning and calls are
+    dropped.
 
     Attributes:
-        response: as far as it is there; its `output` has the items that are done.
+        response: its state so far; `output` contains the finished items.
     """
 
     def __init__(self, response: Response) -> None:
@@ -44,25 +44,25 @@ class ResponseWriter:
         self._logprobs: list[ContentLogprob] = []
 
     def begin(self) -> list[Event]:
-        """The response is started."""
+        """Start the response."""
         return [self._event("response.created"), self._event("response.in_progress")]
 
     def add(
         self, parts: Sequence[Part], logprobs: Sequence[ContentLogprob] = (), reasoning_tokens: int = 0
     ) -> list[Event]:
-        """The answer continues with `parts`.
+        """Continue the answer with `parts`.
 
         Args:
-            logprobs: of the tokens behind them.
-            reasoning_tokens: how many of those are before the answer, at their beginning.
+            logprobs: logprobs of their tokens.
+            reasoning_tokens: how many of these tokens, at the start, precede the answer.
         """
-        if reasoning_tokens:  # then so are all before
+        if reasoning_tokens:  # all earlier tokens precede the answer, too
             self._logprobs = []
         self._logprobs += logprobs[reasoning_tokens:]
         return [event for part in parts for event in self._add(part)]
 
     def end(self, finish_reason: FinishReason | None, usage: ResponseUsage) -> list[Event]:
-        """The answer has ended; `last` is yet to come."""
+        """End the answer; `last` must follow."""
         response = self.response
         status: Literal["completed", "incomplete"] = "completed"
         if finish_reason is FinishReason.LENGTH:
@@ -73,25 +73,25 @@ class ResponseWriter:
             response.completed_at = int(time.time())
         events: list[Event] = []
         if isinstance(self._open, OpenMessage) and self._logprobs:
-            events += self._add_text("")  # of the token that ended it
+            events += self._add_text("")  # carries the logprobs of the token that ended it
         events += self._close(status)
         if status == "completed" and all(isinstance(item, OutputReasoning) for item in response.output):
-            events += [*self._begin(OpenMessage), *self._close(status)]  # clients look for what it said: nothing
+            events += [*self._begin(OpenMessage), *self._close(status)]  # clients expect a message, even if empty
         response.status, response.usage = status, usage
         return events
 
     def last(self) -> list[Event]:
-        """The last event of a response that has ended."""
+        """Return the last event of a response that has ended."""
         return [self._event("response.incomplete" if self.response.incomplete_details else "response.completed")]
 
     def fail(self, message: str) -> list[Event]:
-        """The answer cannot be ended. What there is of it was said."""
+        """End the response with an error; its content so far stays."""
         events = list(self._close("incomplete"))
         self.response.status, self.response.error = "failed", ResponseError(message=message)
         return [*events, self._event("response.failed")]
 
     def error(self, error: ErrorDescription) -> ErrorEvent:
-        """The stream cannot go on."""
+        """Return the event for an error that ends the stream."""
         return ErrorEvent(sequence_number=self._number(), code=error.code, message=error.message, param=error.param)
 
     def _add(self, part: Part) -> Iterator[Event]:
@@ -104,7 +104,7 @@ class ResponseWriter:
                     yield from self._begin(OpenReasoning)
                 assert self._open is not None
                 yield from self._open.add(text)
-                if not self.response.output:  # the tokens before the answer were told apart as they came
+                if not self.response.output:  # keep logprobs: reasoning tokens were already excluded
                     return
             case ToolCallStart(name, call_id):
                 yield from self._begin(partial(OpenCall, name=name, call_id=call_id))
@@ -121,13 +121,13 @@ class ResponseWriter:
         yield from self._open.add(text, logprobs)
 
     def _begin(self, new: Callable[[int, Callable[[], int]], OpenItem]) -> Iterator[Event]:
-        """Begins an item, after the one before it."""
+        """Start an item, after closing the previous one."""
         yield from self._close("completed")
         self._open = new(len(self.response.output), self._number)
         yield from self._open.begin()
 
     def _close(self, status: Status) -> Iterator[Event]:
-        """Ends the item that is being written, if one is."""
+        """End the item that is being written, if any."""
         if self._open is not None:
             yield from self._open.end(status)
             self.response.output.append(self._open.item(status))
@@ -137,6 +137,6 @@ class ResponseWriter:
         return next(self._sequence_numbers)
 
     def _event(self, type: ResponseEventType) -> ResponseEvent:
-        # What is sent later must not show what became of it meanwhile.
+        # A copy: events that are sent later must not show later changes.
         response = self.response.model_copy(update={"output": list(self.response.output)})
         return ResponseEvent(type=type, sequence_number=self._number(), response=response)

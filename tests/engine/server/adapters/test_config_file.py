@@ -100,7 +100,7 @@ def test_adapters_that_fail_have_a_reason_and_are_tried_again(
         registry = listed.registry
         assert listed.served == {"one": "a"}
         assert [registry.count(state) for state in AdapterState] == [1, 0, 4]
-        for name, reason in (("two", "another base model"), ("three", "--lora-dir"), ("four", "no folder")):
+        for name, reason in (("two", "another base model"), ("three", "--lora-dir"), ("four", "does not exist")):
             with pytest.raises(NotStartedError, match=reason):
                 registry.check(name)
             assert f"cannot load the LoRA adapter {name}" in caplog.text
@@ -240,12 +240,12 @@ def test_a_file_that_cannot_be_read_at_start(listed: Listed) -> None:
         ("[]", "one field adapters"),
         ("adapters: []\nother: 1", "one field adapters"),
         ("adapters: {a: b}", "must be a list"),
-        ("adapters: [a]", "an adapter is an object"),
-        ("adapters: [{name: a}]", "needs its path"),
-        ("adapters: [{name: a, path: /a, rank: 8}]", "no field 'rank'"),
+        ("adapters: [a]", "an adapter must be an object"),
+        ("adapters: [{name: a}]", "requires the field path"),
+        ("adapters: [{name: a, path: /a, rank: 8}]", "unknown field 'rank'"),
         ("adapters: [{name: 5, path: /a}]", "must be a string"),
         ("adapters: [{name: a, path: /a}, {name: a, path: /b}]", "two adapters have the name 'a'"),
-        ("adapters: &a [*a]", "an adapter is an object"),
+        ("adapters: &a [*a]", "an adapter must be an object"),
         ("adapters: [!!python/object/apply:os.system [x]]", "neither YAML nor JSON"),
         ("adapters: " + "[" * 5000, "nested too deeply"),
         ("adapters: \x00", "neither YAML nor JSON"),

@@ -55,7 +55,7 @@ def test_what_is_no_folder(root: Path) -> None:
     (root / "allowed/file").touch()
     (root / "allowed/circle").symlink_to("circle")
     for path in ("allowed/b", "allowed/file"):
-        with pytest.raises(NotFoundError, match="no folder"):
+        with pytest.raises(NotFoundError, match="does not exist"):
             _resolve(folders, root / path)
     for path in (f"{root}/allowed/\0", f"{root}/allowed/{'a' * 5000}", f"{root}/allowed/circle"):
         with pytest.raises(RequestError):

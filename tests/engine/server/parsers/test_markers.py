@@ -60,5 +60,5 @@ def test_only_what_may_become_a_marker_is_held() -> None:
 
 @pytest.mark.parametrize("texts", [("",), ("<a>", "a"), ("<tool", "<tool>")])
 def test_markers_within_each_other_are_refused(texts: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="lies within another"):
+    with pytest.raises(ValueError, match="part of another"):
         Markers(*texts)

@@ -1,1 +1,1 @@
-"""How models set their reasoning apart: a format a file."""
+"""Reasoning formats of models, one per file."""

@@ -1,4 +1,4 @@
-"""The reasoning of DeepSeek R1, its distillates, QwQ and their like."""
+"""Reasoning of DeepSeek R1, its distillates, QwQ and similar models."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
 
 
 class DeepSeekR1ReasoningParser(ThinkReasoningParser):
-    """DeepSeek R1's format: ``<think>…</think>``. The tag that opens it is mostly the prompt's."""
+    """DeepSeek R1's format: ``<think>…</think>``. The opening tag is usually in the prompt."""

@@ -1,4 +1,4 @@
-"""The reasoning of GLM 4.5 and later."""
+"""Reasoning of GLM 4.5 and later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
 
 
 class Glm45ReasoningParser(ThinkReasoningParser):
-    """GLM 4.5's format: ``<think>…</think>``, which a call of a tool ends as well."""
+    """GLM 4.5's format: ``<think>…</think>``; a tool call ends it, too."""
 
     markers: ClassVar[tuple[str, ...]] = (*ThinkReasoningParser.markers, "<tool_call>")
     call_begins: ClassVar[str | None] = "<tool_call>"

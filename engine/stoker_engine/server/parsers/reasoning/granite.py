@@ -1,4 +1,4 @@
-"""The reasoning of Granite 3.2."""
+"""Reasoning of Granite 3.2."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ _CLOSINGS: Final = ("Here is my response:", "Here's my response:")
 _RESPONSE: Final = Markers(*_CLOSINGS)
 _ROLE: Final = "<|start_of_role|>"
 
-#: Characters, spaces mostly, after which it is no longer waited for the first sentence.
+#: Number of characters, mostly white space, after which the first sentence is no longer expected.
 _WAITS: Final = 100
 
 
 class GraniteReasoningParser:
     """Granite 3.2's format: ``Here is my thought process: … Here is my response: …``, without special tokens.
 
-    It reasons only where the instructions of the prompt ask for these sentences, or where it begins with the first of
-    them; both are dropped, as vLLM does. Whatever else comes first is the answer.
+    The output is reasoning only if the prompt's instructions ask for these sentences, or if it begins with the first of
+    them; both are dropped, as in vLLM. Any other start is the answer.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
-    # Tokens of a sentence differ with what stands before it.
+    # The tokens of a sentence depend on the preceding character.
     answer_begins_after: ClassVar[tuple[str, ...]] = (*_CLOSINGS, *(f" {closing}" for closing in _CLOSINGS))
 
     def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None:
-        self._beginning: str | None = None if continued else ""  # of the text, until it is known what it is
+        self._beginning: str | None = None if continued else ""  # start of the text, until its kind is known
         self.is_reasoning = _has_opened(prompt) if continued else _is_asked(prompt)
-        self._text = MarkedText() if continued and self.is_reasoning else None  # while it reasons
+        self._text = MarkedText() if continued and self.is_reasoning else None  # set during reasoning
 
     def feed(self, text: str) -> list[Part]:
-        """`Reasoning` and `Content` in a further piece of the text."""
+        """Return `Reasoning` and `Content` of a further piece of the text."""
         if self._beginning is not None:
             self._beginning += text
             started = self._beginning.lstrip()
@@ -56,19 +56,19 @@ class GraniteReasoningParser:
         return [Reasoning(reasoning), Content(remainder)]
 
     def end(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, at the end of the text."""
         if self._text is not None:
             return [Reasoning(self._text.rest())]
         return [Content(self._beginning or "")]
 
 
 def _is_asked(prompt: str) -> bool:
-    """Whether the instructions, which come first, ask for the sentences: what users write does not count."""
+    """Return whether the instructions at the start ask for the sentences; users' messages do not count."""
     instructions = prompt.removeprefix(_ROLE).partition(_ROLE)[0]
     return instructions.startswith("system") and any(closing in instructions for closing in _CLOSINGS)
 
 
 def _has_opened(prompt: str) -> bool:
-    """Whether the message that the prompt begins reasons at its end."""
+    """Return whether the message that the prompt begins ends in reasoning."""
     message = prompt.rpartition(_ROLE)[2]
     return max(map(message.rfind, _OPENINGS)) > max(map(message.rfind, _CLOSINGS))

@@ -1,4 +1,4 @@
-"""The reasoning of Kimi K2 Thinking."""
+"""Reasoning of Kimi K2 Thinking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
 
 
 class KimiK2ReasoningParser(ThinkReasoningParser):
-    """Kimi K2's format: ``<think>…</think>``, which the section of calls ends as well."""
+    """Kimi K2's format: ``<think>…</think>``; a section of calls ends it, too."""
 
     markers: ClassVar[tuple[str, ...]] = (*ThinkReasoningParser.markers, "<|tool_calls_section_begin|>")
     call_begins: ClassVar[str | None] = "<|tool_calls_section_begin|>"

@@ -1,4 +1,4 @@
-"""The reasoning of gpt-oss."""
+"""Reasoning of gpt-oss."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning
 
 
 class GptOssReasoningParser:
-    """Harmony's channels: ``analysis`` is reasoning; ``final`` is content, and ``commentary`` to the user as well.
+    """Harmony's channels: ``analysis`` is reasoning; ``final`` is content, as is ``commentary`` to the user.
 
-    Messages to somebody else, which are calls, are handed on as they are written: the parser of tools called ``openai``
-    reads them, and without it nothing is lost. Messages of one kind are put in lines of their own, as vLLM joins them.
+    Messages to other recipients, which are calls, are passed on as written: the tool parser ``openai`` reads them, and
+    without it no text is lost. Messages of one kind are joined by newlines, as in vLLM.
     """
 
     markers: ClassVar[tuple[str, ...]] = harmony.MARKERS
@@ -22,7 +22,7 @@ class GptOssReasoningParser:
         f"{harmony.CHANNEL}final{type}{harmony.MESSAGE}" for type in ("", " json", f" {harmony.CONSTRAIN}json")
     )
 
-    # Whatever kind of text the header says that the answer is; one with a recipient is none.
+    # The header may declare any content type; a message with a recipient is no answer.
     answer_pattern: ClassVar[str] = "".join(
         (
             re.escape(f"{harmony.CHANNEL}final"),
@@ -35,17 +35,17 @@ class GptOssReasoningParser:
         opening = prompt.rfind(harmony.START)
         self._reader = harmony.HarmonyReader(prompt[opening:] if opening >= 0 else harmony.OPENING)
         self._seen_kinds: set[type[Content] | type[Reasoning]] = set()
-        self._breaks = False  # whether a line begins with the next text
+        self._breaks = False  # whether the next text starts a new line
         header = self._reader.header
         self.is_reasoning = header is None or header.is_reasoning
         self._header = header
 
     def feed(self, text: str) -> list[Part]:
-        """`Reasoning` and `Content` in a further piece of the text."""
+        """Return `Reasoning` and `Content` of a further piece of the text."""
         return self._parts(self._reader.feed(text))
 
     def end(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, at the end of the text."""
         return self._parts(self._reader.end())
 
     def _parts(self, events: Sequence[harmony.Event]) -> list[Part]:
@@ -68,7 +68,7 @@ class GptOssReasoningParser:
         return parts
 
     def _part(self, text: str) -> Part:
-        if self._header is None:  # text of no message
+        if self._header is None:  # text outside messages
             self.is_reasoning = False
             return Content(text)
         kind = Reasoning if self._header.is_reasoning else Content

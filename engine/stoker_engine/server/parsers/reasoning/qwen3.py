@@ -1,4 +1,4 @@
-"""The reasoning of Qwen 3 and later."""
+"""Reasoning of Qwen 3 and later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
 
 
 class Qwen3ReasoningParser(ThinkReasoningParser):
-    """Qwen 3's format: ``<think>…</think>``, which a call of a tool ends as well."""
+    """Qwen 3's format: ``<think>…</think>``; a tool call ends it, too."""
 
     markers: ClassVar[tuple[str, ...]] = (*ThinkReasoningParser.markers, "<tool_call>")
     call_begins: ClassVar[str | None] = "<tool_call>"

@@ -1,4 +1,4 @@
-"""Reasoning between ``<think>`` and ``</think>``: what most models that reason write."""
+"""Reasoning between ``<think>`` and ``</think>``, the format of most reasoning models."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
 
-#: What stands between the turns of a rendered chat, whichever model it is for.
+#: Texts between the turns of a rendered chat, for all models.
 _BETWEEN_TURNS: Final = re.compile(r"<[|｜]|<(?:role|assistant|start_of_turn)>|\[/?INST\]|</s>")
 
 
 class ThinkReasoningParser:
-    """All is reasoning until ``</think>``, unless the prompt has closed it: so it is also where the text is cut off
-    before. vLLM's parsers of these formats do the same. What continues with a message of the prompt is reasoning only
-    where that has opened it.
+    """Treats all text up to ``</think>`` as reasoning, also if it is cut off, unless the prompt has closed it.
 
-    An opening tag is dropped at the beginning, whether or not the prompt has one already. Later tags are text, since
-    a model may well write about them.
+    vLLM's parsers of these formats do the same. Text that continues a message in the prompt is reasoning only if that
+    message has opened it. An opening tag at the start is dropped, whether or not the prompt contains one. Later tags
+    are text, because models may write about them.
 
     Attributes:
-        call_begins: how a call of a tool begins in this format, where models are known to write one without closing
-            their reasoning; None: they are not.
+        call_begins: start of a tool call, if models of this format sometimes call without closing their reasoning; else
+            None.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_OPEN, _CLOSE)
@@ -35,13 +34,13 @@ class ThinkReasoningParser:
     def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None:
         self.is_reasoning = _is_last(_OPEN, prompt) if continued else not _is_last(_CLOSE, prompt)
         self._text = MarkedText()
-        self._spaces: list[str] = []  # before anything else comes
+        self._spaces: list[str] = []  # white space at the start
         self._has_started = False
         self._call_begins = self.call_begins if calls else None
         self._markers = Markers(*filter(None, (_OPEN, _CLOSE, self._call_begins)))
 
     def feed(self, text: str) -> list[Part]:
-        """`Reasoning` and `Content` in a further piece of the text."""
+        """Return `Reasoning` and `Content` of a further piece of the text."""
         if not self.is_reasoning:
             return [Content(text)]
         self._text.feed(text)
@@ -57,12 +56,12 @@ class ThinkReasoningParser:
                 return [Reasoning(reasoning)]
 
     def end(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, at the end of the text."""
         remainder = ("" if self._has_started else "".join(self._spaces)) + self._text.rest()
         return [Reasoning(remainder)] if self.is_reasoning else [Content(remainder)]
 
     def _reasoning_of(self, text: str, marker: str | None) -> str:
-        """What is reasoning of `text` and the opening tag that may follow it."""
+        """Return the reasoning in `text` and in the opening tag that may follow it."""
         if not self._has_started:
             self._spaces.append(text)
             if marker is None and not text.strip():
@@ -75,6 +74,6 @@ class ThinkReasoningParser:
 
 
 def _is_last(tag: str, prompt: str) -> bool:
-    """Whether of both tags this one comes last in the turn that the prompt leaves open."""
+    """Return whether `tag` is the last of both tags in the turn that the prompt leaves open."""
     at = max(prompt.rfind(_OPEN), prompt.rfind(_CLOSE))
     return at >= 0 and prompt.startswith(tag, at) and _BETWEEN_TURNS.search(prompt, at) is None

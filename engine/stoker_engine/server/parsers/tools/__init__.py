@@ -1,1 +1,1 @@
-"""How models write calls of tools: a format a file."""
+"""Tool call formats of models, one per file."""

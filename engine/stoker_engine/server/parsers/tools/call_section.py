@@ -1,4 +1,4 @@
-"""Calls between markers of their own, in a section of calls that has markers too."""
+"""Calls between markers, in a section between further markers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.server.parsers.markers import Markers
 
 
 class SectionMarkers(NamedTuple):
-    """What sections and calls begin and end with."""
+    """The start and end markers of sections and calls."""
 
     begin: str
     call_begin: str
@@ -20,18 +20,18 @@ class SectionMarkers(NamedTuple):
     end: str
 
     def begins(self) -> Markers:
-        """What a call may begin with; a model may forget the section's."""
+        """Return the markers that may start a call; models sometimes omit the section's."""
         return Markers(self.begin, self.call_begin)
 
 
 class CallSectionParser(CallParser):
-    """Parsers of such calls."""
+    """Base of parsers for such calls."""
 
     section: ClassVar[SectionMarkers]
 
     @abstractmethod
     def call(self) -> Reading[JSONCall]:
-        """Reads what is between the markers of a call."""
+        """Read the text between the markers of a call."""
 
     def calls(self, begin: str) -> Reading[None]:
         text, section = self.text, self.section

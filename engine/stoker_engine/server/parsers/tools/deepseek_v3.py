@@ -39,6 +39,6 @@ class DeepSeekV3ToolParser(CallSectionParser):
 
     @classmethod
     def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Arguments as the tools want them."""
+        """Return the structural tag that constrains arguments to the tools' schemas."""
         begin = f"{MARKERS.call_begin}function{_SEPARATOR}NAME\n```json\n"
         return structural_tag(tools, MARKERS.call_begin, begin, f"\n```{MARKERS.call_end}")

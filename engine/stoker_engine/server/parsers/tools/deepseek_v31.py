@@ -30,6 +30,6 @@ class DeepSeekV31ToolParser(CallSectionParser):
 
     @classmethod
     def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Arguments as the tools want them."""
+        """Return the structural tag that constrains arguments to the tools' schemas."""
         begin = f"{MARKERS.call_begin}NAME{_SEPARATOR}"
         return structural_tag(tools, MARKERS.call_begin, begin, MARKERS.call_end)

@@ -1,4 +1,4 @@
-"""The calls of GLM 4.5 and later: XML-like tags."""
+"""Calls of GLM 4.5 and later: XML-like tags."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _VALUE_END: Final = Markers("</arg_value>")
 
 
 class Glm45ToolParser(CallParser):
-    """A call is ``<tool_call>NAME``, ``<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` for each argument, and
-    ``</tool_call>``; GLM 4.5 writes them on lines of their own, GLM 4.7 without spaces.
+    """Reads ``<tool_call>NAME``, ``<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` per argument, ``</tool_call>``.
 
-    Values are plain text without escapes: one ends at the ``</arg_value>`` after which the next tag comes.
+    GLM 4.5 writes each on a line of its own, GLM 4.7 without white space. Values are plain text without escapes: a
+    value ends at the ``</arg_value>`` that is followed by another tag.
     """
 
     markers: ClassVar[tuple[str, ...]] = (
@@ -55,10 +55,10 @@ class Glm45ToolParser(CallParser):
         self.text.accept(tool_call(name, arguments(self._tools, name, values)))
 
     def content_of_no_call(self) -> int:
-        return self.text.length()  # values may be long; what looks like calls in them is not looked for again
+        return self.text.length()  # values may be long, and are not searched for further calls
 
     def _value(self) -> Reading[tuple[str, str]]:
-        """A value, and the tag that comes after it."""
+        """Read a value and the tag after it."""
         value = ""
         while True:
             text, end = yield from self.text.until(_VALUE_END)

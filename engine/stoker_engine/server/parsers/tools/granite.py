@@ -14,11 +14,11 @@ from stoker_engine.server.parsers.structural_tags import structural_tag
 from stoker_engine.server.parsers.tool_use import Tool
 
 _TOKEN = "<|tool_call|>"  # since 3.0
-_TEXT = "<tool_call>"  # what 3.1 often writes in its place
+_TEXT = "<tool_call>"  # which 3.1 often writes instead
 
 
 class GraniteToolParser(CallParser):
-    """``<|tool_call|>[{"name": "f", "arguments": {…}}, …]``; a call without arguments has none."""
+    """``<|tool_call|>[{"name": "f", "arguments": {…}}, …]``; calls without arguments omit the member."""
 
     markers: ClassVar[tuple[str, ...]] = (_TOKEN,)
     begins = Markers(_TOKEN, _TEXT)
@@ -29,5 +29,5 @@ class GraniteToolParser(CallParser):
 
     @classmethod
     def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Arguments as the tools want them; one call in each array."""
+        """Return the structural tag that constrains arguments to the tools' schemas; one call per array."""
         return structural_tag(tools, _TOKEN, f'{_TOKEN}[{{"name": "NAME", "arguments": ', "}]")

@@ -6,4 +6,4 @@ from stoker_engine.server.parsers.tools.hermes import HermesToolParser
 
 
 class Granite4ToolParser(HermesToolParser):
-    """As Hermes'."""
+    """The format of Hermes."""

@@ -1,4 +1,4 @@
-"""Hermes' calls, and Qwen's: JSON between tags."""
+"""Calls of Hermes and Qwen: JSON between tags."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class HermesToolParser(CallParser):
 
     @classmethod
     def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Arguments as the tools want them."""
+        """Return the structural tag that constrains arguments to the tools' schemas."""
         return structural_tag(tools, _BEGIN, f'{_BEGIN}\n{{"name": "NAME", "arguments": ', f"}}\n{_END}")

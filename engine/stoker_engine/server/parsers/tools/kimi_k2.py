@@ -19,7 +19,7 @@ _ID: Final = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
 class KimiK2ToolParser(CallSectionParser):
     """``<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>``, in a section.
 
-    What stands before the arguments is the call's id as well: the model knows its calls by it.
+    The text before the arguments is also the call's id, by which the model refers to it.
     """
 
     section = _MARKERS
@@ -28,7 +28,7 @@ class KimiK2ToolParser(CallSectionParser):
 
     @staticmethod
     def new_call_id(name: str, call_index: int) -> str:
-        """The id of call `call_index` of a conversation, as the model would give it."""
+        """Return the id that the model would give to the call with index `call_index` of a conversation."""
         return f"functions.{name}:{call_index}"
 
     def call(self) -> Reading[JSONCall]:

@@ -1,4 +1,4 @@
-"""Calls of Llama 3: bare JSON."""
+"""Calls of Llama 3: JSON without markers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PYTHON_TAG = "<|python_tag|>"
 class Llama3JsonToolParser(CallParser):
     """``{"name": "f", "parameters": {…}}``, also with ``arguments``; several are separated by semicolons.
 
-    ``<|python_tag|>`` may come first. Any object with a name and arguments is a call, wherever it stands, as in vLLM;
-    other JSON is content, and arrives once it is known that it is.
+    ``<|python_tag|>`` may precede them. As in vLLM, any object with a name and arguments is a call, wherever it occurs;
+    other JSON is content, emitted once it is known to be no call.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_PYTHON_TAG,)
@@ -35,5 +35,5 @@ class Llama3JsonToolParser(CallParser):
 
     @classmethod
     def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Arguments as the tools want them."""
+        """Return the structural tag that constrains arguments to the tools' schemas."""
         return structural_tag(tools, '{"name":', '{"name": "NAME", "parameters": ', "}")

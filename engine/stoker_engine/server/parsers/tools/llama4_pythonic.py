@@ -1,4 +1,4 @@
-"""Calls of Llama 4, as Python writes them."""
+"""Calls of Llama 4, in Python syntax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 
 
 class Llama4PythonicToolParser(PythonicToolParser):
-    """``[f(a=1, b="x"), …]``, which may stand between ``<|python_start|>`` and ``<|python_end|>``."""
+    """``[f(a=1, b="x"), …]``, optionally between ``<|python_start|>`` and ``<|python_end|>``."""
 
     markers: ClassVar[tuple[str, ...]] = (_BEGIN, _END)
     begins = Markers("[", _BEGIN)

@@ -1,4 +1,4 @@
-"""Mistral's calls, of all versions of its tokenizers."""
+"""Calls of Mistral, for all versions of its tokenizers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ID_CHARACTERS: Final = re.compile("[a-zA-Z0-9]*")
 class MistralToolParser(CallParser):
     """``[TOOL_CALLS][{"name": "f", "arguments": {…}}, …]``, and since v11 ``[TOOL_CALLS]f[ARGS]{…}`` for each call.
 
-    ``[CALL_ID]`` and an id may stand before the arguments (v11), and ``[ARGS]`` may be missing. A call without any
-    arguments has none. Calls get ids of nine letters and digits, for Mistral's chat templates refuse others.
+    ``[CALL_ID]`` and an id may precede the arguments (v11), and ``[ARGS]`` may be missing. In arrays, ``arguments`` may
+    be missing. Call ids have nine letters and digits, because Mistral's chat templates reject others.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_BEGIN, _ID, _ARGUMENTS)
@@ -35,7 +35,7 @@ class MistralToolParser(CallParser):
 
     @staticmethod
     def new_call_id(name: str, call_index: int) -> str:
-        """The id of a call that the model has given none."""
+        """Return an id for a call to which the model gave none."""
         return uuid.uuid4().hex[:9]
 
     def calls(self, begin: str) -> Reading[None]:

@@ -1,4 +1,4 @@
-"""The calls of gpt-oss."""
+"""Calls of gpt-oss."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FUNCTIONS: Final = "functions."
 
 
 class OpenAIToolParser:
-    """Harmony's messages to ``functions.NAME``, on whatever channel; also to the name alone, if a tool is called so.
+    """Harmony's messages to ``functions.NAME`` on any channel, or to the name alone if a tool has that name.
 
-    It gets them from the parser of reasoning called ``openai_gptoss``, or reads all messages itself: then what is
-    neither answer nor call is content as it is written.
+    The reasoning parser ``openai_gptoss`` passes them on. Without it, this parser reads all messages itself: those that
+    are neither answer nor call are content as written.
     """
 
     markers: ClassVar[tuple[str, ...]] = harmony.MARKERS
@@ -29,20 +29,20 @@ class OpenAIToolParser:
         self._reader = harmony.HarmonyReader()
         self._header: harmony.Header | None = None
         self._arguments: list[str] = []
-        self._breaks = False  # whether a line begins with the next text of an answer
+        self._breaks = False  # whether the next text of an answer starts a new line
         self._answered = False
 
     @classmethod
     def forced_call(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Reasoning, if the model wants to, and then a call: a model that is free to choose a channel may call none.
+        """Return the format of optional reasoning and then a call: a free choice of channels could avoid the call.
 
         Raises:
-            RequestError: a name cannot stand in a header.
+            RequestError: a tool name is not allowed in a header.
         """
         for tool in tools:
             if re.search(r"[\s<]", tool.name):
                 raise RequestError(
-                    f"this model cannot be made to call {tool.name[:200]!r}: the name must have no spaces and no <",
+                    f"this model cannot be forced to call {tool.name[:200]!r}: the name must not contain spaces or <",
                     "tools",
                 )
         call = f"{harmony.CHANNEL}commentary to={_FUNCTIONS}NAME {harmony.CONSTRAIN}json{harmony.MESSAGE}"
@@ -66,11 +66,11 @@ class OpenAIToolParser:
         return {"type": "sequence", "elements": [reasoning, {"type": "or", "elements": calls}]}
 
     def feed(self, text: str) -> list[Part]:
-        """`Content` and calls in a further piece of the text."""
+        """Return `Content` and calls of a further piece of the text."""
         return self._parts(self._reader.feed(text))
 
     def end(self) -> list[Part]:
-        """What was held back, when no more text comes; the token that ends a call ends the sequence, too."""
+        """Return the text that was held back, at the end; the token that ends a call also ends the sequence."""
         return self._parts(self._reader.end())
 
     def _parts(self, events: Sequence[harmony.Event]) -> list[Part]:
@@ -114,7 +114,7 @@ class OpenAIToolParser:
         return [Content(header.written + arguments + marker)]
 
     def _name(self) -> str | None:
-        """Of the tool that the message calls; None: it calls none."""
+        """Return the name of the tool that the message calls, or None."""
         if self._header is None or self._header.role != "assistant" or (to := self._header.recipient) is None:
             return None
         if to.startswith(_FUNCTIONS) and to != _FUNCTIONS:

@@ -1,4 +1,4 @@
-"""Calls as Python writes them."""
+"""Calls in Python syntax."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from stoker_engine.server.parsers.python_calls import read_call
 
 
 class PythonicToolParser(CallParser):
-    """``[f(a=1, b="x"), …]``, with which the answer begins: elsewhere it is content, as in vLLM.
+    """``[f(a=1, b="x"), …]`` at the start of the answer; elsewhere it is content, as in vLLM.
 
-    Arguments are Python's literals; their JSON is written again.
+    Arguments are Python literals, which are converted to JSON.
     """
 
     begins = Markers("[")
@@ -22,7 +22,7 @@ class PythonicToolParser(CallParser):
         yield from self.list_of_calls()
 
     def list_of_calls(self) -> Reading[None]:
-        """Reads the calls behind the bracket."""
+        """Read the calls after the bracket."""
         separator = ","
         while separator == ",":
             call = yield from read_call(self.text)

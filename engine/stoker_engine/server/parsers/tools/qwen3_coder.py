@@ -1,4 +1,4 @@
-"""The calls of Qwen3-Coder, Qwen 3.5 and Nemotron 3: XML-like tags."""
+"""Calls of Qwen3-Coder, Qwen 3.5 and Nemotron 3: XML-like tags."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _VALUE_END: Final = Markers("</parameter>")
 
 
 class Qwen3CoderToolParser(CallParser):
-    """A call is ``<tool_call><function=NAME>``, for each argument ``<parameter=KEY>`` and its value, and
-    ``</parameter></function></tool_call>``, all of them on lines of their own.
+    """Reads ``<tool_call><function=NAME>``, per argument ``<parameter=KEY>``, value, ``</parameter>``, and closing
+    tags.
 
-    Values are plain text without escapes: one ends at the ``</parameter>`` after which the next tag comes. The tags
-    around the function are left out by models now and then, and so they may be here, as in vLLM.
+    The closing tags are ``</function></tool_call>``, and all tags are on lines of their own. Values are plain text
+    without escapes: a value ends at the ``</parameter>`` that is followed by another tag. The tags around the function
+    are optional, as in vLLM, because models sometimes omit them.
     """
 
     markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
@@ -49,7 +50,7 @@ class Qwen3CoderToolParser(CallParser):
         self.text.accept([])
 
     def content_of_no_call(self) -> int:
-        return self.text.length()  # values may be long; what looks like calls in them is not looked for again
+        return self.text.length()  # values may be long, and are not searched for further calls
 
     def _name(self) -> Reading[str]:
         name = yield from self.text.run(_NAME)
@@ -59,7 +60,7 @@ class Qwen3CoderToolParser(CallParser):
         return name.strip()
 
     def _value(self) -> Reading[tuple[str, str]]:
-        """A value, and the tag that comes after it."""
+        """Read a value and the tag after it."""
         value = ""
         while True:
             text, end = yield from self.text.until(_VALUE_END)

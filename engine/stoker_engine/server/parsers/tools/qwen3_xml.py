@@ -1,4 +1,4 @@
-"""vLLM's other name for the calls of Qwen3-Coder."""
+"""Calls of Qwen3-Coder under vLLM's other name."""
 
 from __future__ import annotations
 
