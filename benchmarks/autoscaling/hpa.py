@@ -72,23 +72,30 @@ class HorizontalPodAutoscaler:
         if current == 0:
             return wanted
         ratio = metric / (self.target * current)
-        rules = self.behavior["scaleUp" if ratio > 1 else "scaleDown"] if self.behavior else {}
-        return current if abs(ratio - 1) <= rules.get("tolerance", DEFAULT_TOLERANCE) else wanted
+        rules = self.behavior or {"scaleUp": {}, "scaleDown": {}}
+        up, down = (rules[side].get("tolerance", DEFAULT_TOLERANCE) for side in ("scaleUp", "scaleDown"))
+        # Compared as the controller does: `abs(ratio - 1) <= 0.1` is not true of 1.1, by rounding.
+        return current if 1 - down <= ratio <= 1 + up else wanted
 
     def normalize(self, current: int, proposed: int, now: float) -> int:
         """Stabilize, then limit by policies and bounds."""
         if self.behavior is None:
             return self.normalize_without_behavior(current, proposed, now)
-        direction = "scaleUp" if proposed >= current else "scaleDown"
-        cutoff = now - self.behavior[direction]["stabilizationWindowSeconds"]
-        recent = [count for time, count in self.recommendations if time > cutoff]
-        stabilized = (min if direction == "scaleUp" else max)([proposed, *recent])
+        lowest = min([proposed, *self.recent("scaleUp", now)])
+        highest = max([proposed, *self.recent("scaleDown", now)])
+        stabilized = min(max(current, lowest), highest)
         self.recommendations.append((now, proposed))
         if stabilized > current:
             return min(stabilized, self.highest, max(current, self.limit("scaleUp", current, now)))
         if stabilized < current:
             return max(stabilized, self.lowest, min(current, self.limit("scaleDown", current, now)))
         return stabilized
+
+    def recent(self, direction: str, now: float) -> list[int]:
+        """Recommendations of a direction's window."""
+        assert self.behavior is not None
+        cutoff = now - self.behavior[direction]["stabilizationWindowSeconds"]
+        return [count for time, count in self.recommendations if time > cutoff]
 
     def normalize_without_behavior(self, current: int, proposed: int, now: float) -> int:
         """Stabilize, then limit each step to twice the count, or to 4."""

@@ -132,7 +132,7 @@ CASES: Final = {
 class Recorder:
     """The metrics' server, and the targets' controller."""
 
-    def __init__(self, objects: kubernetes.client.CustomObjectsApi) -> None:
+    def __init__(self, objects: Any) -> None:
         self.objects = objects
         self.lock = threading.Lock()
 
@@ -174,8 +174,12 @@ class Recorder:
                 answer: dict[str, Any] = {"kind": "APIResourceList", "apiVersion": "v1", "resources": []}
                 answer["groupVersion"] = f"{METRICS}/v1beta1"
                 if len(path) == 6:
-                    item = {"metricName": path[5], "metricLabels": {}, "value": str(recorder.sync(path[5]))}
-                    item["timestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())  # type: ignore[assignment]
+                    item: dict[str, Any] = {
+                        "metricName": path[5],
+                        "metricLabels": {},
+                        "value": str(recorder.sync(path[5])),
+                    }
+                    item["timestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
                     answer = {"kind": "ExternalMetricValueList", "apiVersion": f"{METRICS}/v1beta1"}
                     answer |= {"metadata": {}, "items": [item]}
                 body = json.dumps(answer).encode()
@@ -213,7 +217,7 @@ def create_definition() -> None:
             },
         },
     }
-    definitions = kubernetes.client.ApiextensionsV1Api()
+    definitions: Any = kubernetes.client.ApiextensionsV1Api()
     name = f"{PLURAL}.{GROUP}"
     names = {"plural": PLURAL, "singular": "target", "kind": "Target"}
     definitions.create_custom_resource_definition(
@@ -233,14 +237,16 @@ def create_definition() -> None:
 
 def register(port: int) -> None:
     """Make the metrics' server an API of the API server; there is no network but loopback, thus ExternalName."""
-    kubernetes.client.CoreV1Api().create_namespaced_service(
+    core: Any = kubernetes.client.CoreV1Api()
+    core.create_namespaced_service(
         NAMESPACE,
         {
             "metadata": {"name": "metrics"},
             "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]},
         },
     )
-    kubernetes.client.ApiregistrationV1Api().create_api_service(
+    registrations: Any = kubernetes.client.ApiregistrationV1Api()
+    registrations.create_api_service(
         {
             "metadata": {"name": f"v1beta1.{METRICS}"},
             "spec": {
@@ -255,7 +261,7 @@ def register(port: int) -> None:
     )
 
 
-def create_autoscaler(objects: kubernetes.client.CustomObjectsApi, name: str, case: Case) -> dict[str, Any] | None:
+def create_autoscaler(objects: Any, name: str, case: Case) -> dict[str, Any] | None:
     """Create an HPA. Returns its behavior with the API server's defaults."""
     spec: dict[str, Any] = {
         "scaleTargetRef": {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Target", "name": name},
@@ -297,15 +303,15 @@ def record(seconds: float) -> dict[str, Any]:
         ],
     }
     with ApiServer(options=options) as server:
-        kubernetes.config.load_kube_config(str(server.kubeconfig))
-        objects = kubernetes.client.CustomObjectsApi()
+        kubernetes.config.load_kube_config(str(server.kubeconfig))  # type: ignore[no-untyped-call]
+        objects: Any = kubernetes.client.CustomObjectsApi()
         recorder = Recorder(objects)
         create_definition()
         register(recorder.serve(server.folder / "pki" / "apiserver.crt", server.folder / "pki" / "apiserver.key"))
         behaviors = {}
         for name, case in CASES.items():
-            target = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Target", "metadata": {"name": name}}
-            target["spec"] = {"replicas": max(1, case.lowest)}  # type: ignore[assignment]
+            target: dict[str, Any] = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Target", "metadata": {"name": name}}
+            target["spec"] = {"replicas": max(1, case.lowest)}
             objects.create_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, target)
         recorder.follow()
         for name, case in CASES.items():
