@@ -68,14 +68,14 @@ class HorizontalPodAutoscaler:
 
     def proposal(self, current: int, metric: float) -> int:
         """The count that the metric alone proposes."""
-        wanted = math.ceil(metric / self.target)
+        needed = math.ceil(metric / self.target)
         if current == 0:
-            return wanted
+            return needed
         ratio = metric / (self.target * current)
         rules = self.behavior or {"scaleUp": {}, "scaleDown": {}}
         up, down = (rules[side].get("tolerance", DEFAULT_TOLERANCE) for side in ("scaleUp", "scaleDown"))
         # Compared as the controller does: `abs(ratio - 1) <= 0.1` is not true of 1.1, by rounding.
-        return current if 1 - down <= ratio <= 1 + up else wanted
+        return current if 1 - down <= ratio <= 1 + up else needed
 
     def normalize(self, current: int, proposed: int, now: float) -> int:
         """Stabilize, then limit by policies and bounds."""

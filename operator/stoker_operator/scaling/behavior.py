@@ -97,7 +97,7 @@ class History:
     def stabilized(self, desired: int, current: int, behavior: Behavior, now: float) -> int:
         """`current`, raised to the lowest recommendation of scaleUp's window, lowered to the highest of scaleDown's.
 
-        `desired` counts in both windows. As in HPA's controller, an earlier recommendation above `desired` can thus keep
+        `desired` counts in both windows. As in HPA's controller, an earlier recommendation above `desired` can keep
         the current number, but does not raise it again.
         """
         lowest = min([desired, *self._recent(behavior.scale_up, now)])
