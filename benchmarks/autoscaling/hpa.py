@@ -2,7 +2,8 @@
 
 Written from the controller's published algorithm, with lists of time stamps, and independently of
 `stoker_operator.scaling.behavior`. External metrics have no pods, so the rule for pods that are not ready does not
-apply to them: the metric's sum is divided by the target.
+apply to them: the metric's sum is divided by the target. A trace of the real controller, which `record_hpa.py` records,
+is what the model is tested against.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import math
 from typing import Any, Final
 
 PERIOD_SECONDS: Final = 15.0
+#: Of an HPA without `behavior`.
+DEFAULT_WINDOW_SECONDS: Final = 300.0
+DEFAULT_TOLERANCE: Final = 0.1
 DEFAULT: Final[dict[str, Any]] = {
     "scaleUp": {
         "stabilizationWindowSeconds": 0,
@@ -31,16 +35,24 @@ DEFAULT: Final[dict[str, Any]] = {
 
 
 class HorizontalPodAutoscaler:
-    """One HPA. `behavior` is as in a manifest, with all fields."""
+    """One HPA. `behavior` is as in a manifest, with all fields; an HPA without one has rules of its own (None)."""
 
-    def __init__(self, lowest: int, highest: int, target: float, behavior: dict[str, Any] = DEFAULT) -> None:
+    def __init__(
+        self,
+        lowest: int,
+        highest: int,
+        target: float,
+        behavior: dict[str, Any] | None = DEFAULT,
+        window_seconds: float = DEFAULT_WINDOW_SECONDS,
+    ) -> None:
         self.lowest, self.highest, self.target, self.behavior = lowest, highest, target, behavior
+        self.window_seconds = window_seconds
         self.recommendations: list[tuple[float, int]] = []
         self.events: dict[str, list[tuple[float, int]]] = {"scaleUp": [], "scaleDown": []}
 
     def reconcile(self, current: int, metric: float, now: float) -> int:
         """The new count, by the sum of the metric."""
-        if current == 0:
+        if current == 0 and self.lowest > 0:
             return 0
         if not self.recommendations:
             self.recommendations.append((now, current))  # a controller that starts keeps the count for one window
@@ -56,16 +68,22 @@ class HorizontalPodAutoscaler:
 
     def proposal(self, current: int, metric: float) -> int:
         """The count that the metric alone proposes."""
+        needed = math.ceil(metric / self.target)
+        if current == 0:
+            return needed
         ratio = metric / (self.target * current)
-        tolerance = self.behavior["scaleUp" if ratio > 1 else "scaleDown"]["tolerance"]
-        return current if abs(ratio - 1) <= tolerance else math.ceil(metric / self.target)
+        rules = self.behavior or {"scaleUp": {}, "scaleDown": {}}
+        up, down = (rules[side].get("tolerance", DEFAULT_TOLERANCE) for side in ("scaleUp", "scaleDown"))
+        # Compared as the controller does: `abs(ratio - 1) <= 0.1` is not true of 1.1, by rounding.
+        return current if 1 - down <= ratio <= 1 + up else needed
 
     def normalize(self, current: int, proposed: int, now: float) -> int:
         """Stabilize, then limit by policies and bounds."""
-        direction = "scaleUp" if proposed >= current else "scaleDown"
-        cutoff = now - self.behavior[direction]["stabilizationWindowSeconds"]
-        recent = [count for time, count in self.recommendations if time > cutoff]
-        stabilized = (min if direction == "scaleUp" else max)([proposed, *recent])
+        if self.behavior is None:
+            return self.normalize_without_behavior(current, proposed, now)
+        lowest = min([proposed, *self.recent("scaleUp", now)])
+        highest = max([proposed, *self.recent("scaleDown", now)])
+        stabilized = min(max(current, lowest), highest)
         self.recommendations.append((now, proposed))
         if stabilized > current:
             return min(stabilized, self.highest, max(current, self.limit("scaleUp", current, now)))
@@ -73,8 +91,21 @@ class HorizontalPodAutoscaler:
             return max(stabilized, self.lowest, min(current, self.limit("scaleDown", current, now)))
         return stabilized
 
+    def recent(self, direction: str, now: float) -> list[int]:
+        """Recommendations of a direction's window."""
+        assert self.behavior is not None
+        cutoff = now - self.behavior[direction]["stabilizationWindowSeconds"]
+        return [count for time, count in self.recommendations if time > cutoff]
+
+    def normalize_without_behavior(self, current: int, proposed: int, now: float) -> int:
+        """Stabilize, then limit each step to twice the count, or to 4."""
+        recent = [count for time, count in self.recommendations if time >= now - self.window_seconds]
+        self.recommendations.append((now, proposed))
+        return max(self.lowest, min(max([proposed, *recent]), self.highest, max(2 * current, 4)))
+
     def limit(self, direction: str, current: int, now: float) -> int:
         """How far the policies permit to go."""
+        assert self.behavior is not None
         rules = self.behavior[direction]
         if rules["selectPolicy"] == "Disabled":
             return current
@@ -91,7 +122,6 @@ class HorizontalPodAutoscaler:
             else:
                 share = start * (1 + sign * policy["value"] / 100)
                 limits.append(math.ceil(share) if is_up else int(share))
-        farthest = (rules["selectPolicy"] == "Max") == is_up
         farthest = (rules["selectPolicy"] == "Max") == is_up
         limit: int = max(limits) if farthest else min(limits)
         return limit

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -55,10 +56,20 @@ def kube_binary() -> Path:
 
 
 class ApiServer:
-    """A context manager, or `start` and `stop`. `kubeconfig` is a cluster administrator's."""
+    """A context manager, or `start` and `stop`. `kubeconfig` is a cluster administrator's.
 
-    def __init__(self, *, controller_manager: bool = True, kube: Path | None = None) -> None:
+    `options` are more options of a component, by its name; of two that are equal, a component takes the last.
+    """
+
+    def __init__(
+        self,
+        *,
+        controller_manager: bool = True,
+        kube: Path | None = None,
+        options: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.controller_manager = controller_manager
+        self.options = options or {}
         self.kube = kube
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -172,6 +183,7 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
         # In a session of its own, so that a Ctrl-C at the terminal reaches only us and `stop` decides the
         # order; with a death signal, so that even `kill -9` of the test run leaves no process behind.
         command = ["setpriv", "--pdeathsig", "KILL", str(self.folder / component), *options]
+        command += self.options.get(component, ())
         with (self.folder / f"{component}.log").open("wb") as log:
             self.processes[component] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -286,8 +286,9 @@ class Autoscaler:
             by_held = signals.held / settings.target if settings.metric != "kvCacheUsage" else 1.0
             desired = max(1, desired, math.ceil(min(by_held, 2.0 * settings.max_replicas + 1)))
         else:
-            rules = settings.behavior.scale_up if ratio > current else settings.behavior.scale_down
-            if abs(ratio / current - 1.0) <= rules.tolerance:
+            up, down = settings.behavior.scale_up.tolerance, settings.behavior.scale_down.tolerance
+            # Compared as HPA does: `abs(ratio / current - 1) <= 0.1` is not true of 1.1, by rounding.
+            if 1.0 - down <= ratio / current <= 1.0 + up:
                 desired = current
         if is_starting and signals.waiting:
             # The demand leaves out what waits for replicas that start, so these must not be removed meanwhile.

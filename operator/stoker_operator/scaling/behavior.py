@@ -95,12 +95,18 @@ class History:
                 changes.popleft()
 
     def stabilized(self, desired: int, current: int, behavior: Behavior, now: float) -> int:
-        """The lowest recommendation of scaleUp's window, or the highest of scaleDown's, with `desired` in it."""
-        is_up = desired >= current
-        rules = behavior.scale_up if is_up else behavior.scale_down
+        """`current`, raised to the lowest recommendation of scaleUp's window, lowered to the highest of scaleDown's.
+
+        `desired` counts in both windows. As in HPA's controller, an earlier recommendation above `desired` can keep
+        the current number, but does not raise it again.
+        """
+        lowest = min([desired, *self._recent(behavior.scale_up, now)])
+        highest = max([desired, *self._recent(behavior.scale_down, now)])
+        return min(max(current, lowest), highest)
+
+    def _recent(self, rules: Rules, now: float) -> list[int]:
         cutoff = now - rules.stabilization_window_seconds
-        values = [run.value for run in self.recommendations if run.last > cutoff]
-        return min([desired, *values]) if is_up else max([desired, *values])
+        return [run.value for run in self.recommendations if run.last > cutoff]
 
     def limit_up(self, current: int, rules: Rules, now: float) -> int:
         """The most replicas that the policies permit now; at least `current`."""

@@ -1,7 +1,8 @@
-"""HPA's behavior against an independent model of its controller."""
+"""HPA's behavior against an independent model of its controller, and both against a trace of the real one."""
 
 from __future__ import annotations
 
+import json
 import random
 import runpy
 from pathlib import Path
@@ -15,6 +16,8 @@ from stoker_operator.scaling.behavior import Behavior, History, Policy, Rules
 
 _MODEL = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks/autoscaling/hpa.py"))
 DEFAULT, HorizontalPodAutoscaler = _MODEL["DEFAULT"], _MODEL["HorizontalPodAutoscaler"]
+
+TRACE = json.loads(Path(__file__).with_name("hpa_trace.json").read_text())
 
 
 def _rules(document: dict[str, Any]) -> Rules:
@@ -63,21 +66,62 @@ def _changes_alike(seed: int) -> int:
         now += generator.choice([0.5, 1, 15, 15, 40])
         proposed = max(0, proposed + generator.choice([0, 0, 1, -1, 7, -9, 60, -60]))
         expected = model.normalize(current, proposed, now)
-        stabilized = history.stabilized(proposed, current, behavior, now)
-        history.recommend(proposed, now)
-        if stabilized > current:
-            count = min(stabilized, 500, history.limit_up(current, behavior.scale_up, now))
-        elif stabilized < current:
-            count = max(stabilized, 1, history.limit_down(current, behavior.scale_down, now))
-        else:
-            count = current
+        count = _step(history, behavior, current, proposed, (1, 500), now)
         assert count == expected
         if count != current:
             changes += 1
             model.events["scaleUp" if count > current else "scaleDown"].append((now, abs(count - current)))
-        history.change(current, count, now)
         current = count
     return changes
+
+
+def _step(
+    history: History, behavior: Behavior, current: int, proposed: int, bounds: tuple[int, int], now: float
+) -> int:
+    """The count that the operator's rules make of a proposal, which the history then holds."""
+    lowest, highest = bounds
+    stabilized = history.stabilized(proposed, current, behavior, now)
+    history.recommend(proposed, now)
+    if stabilized > current:
+        count = min(stabilized, highest, history.limit_up(current, behavior.scale_up, now))
+    elif stabilized < current:
+        count = max(stabilized, lowest, history.limit_down(current, behavior.scale_down, now))
+    else:
+        count = current
+    history.change(current, count, now)
+    return count
+
+
+def _compare(decided: list[int], real: list[int]) -> None:
+    """At most one replica apart at each synchronization, and equal at nearly all."""
+    assert len(set(real)) >= 3, "the trace has changes"
+    apart = [abs(ours - theirs) for ours, theirs in zip(decided, real, strict=True)]
+    assert max(apart) <= 1 and apart.count(0) >= 0.95 * len(apart), list(zip(decided, real, strict=True))
+
+
+@pytest.mark.parametrize("name", TRACE["cases"])
+def test_model_of_hpa_decides_as_the_real_controller_did(name: str) -> None:
+    """The model sees only the metric: its own count goes on from one synchronization to the next."""
+    case = TRACE["cases"][name]
+    window = TRACE["downscale_stabilization_seconds"]
+    model = HorizontalPodAutoscaler(case["lowest"], case["highest"], TRACE["target"], case["behavior"], window)
+    counts = [case["syncs"][0][2]]
+    for now, metric, _, _ in case["syncs"][:-1]:
+        counts.append(model.reconcile(counts[-1], metric, now))
+    _compare(counts, [spec for _, _, spec, _ in case["syncs"]])
+
+
+@pytest.mark.parametrize("name", [name for name, case in TRACE["cases"].items() if case["behavior"]])
+def test_history_decides_as_the_real_controller_did(name: str) -> None:
+    case = TRACE["cases"][name]
+    behavior, history = _behavior(case["behavior"]), History()
+    model = HorizontalPodAutoscaler(case["lowest"], case["highest"], TRACE["target"], case["behavior"])
+    counts = [case["syncs"][0][2]]
+    history.recommend(counts[0], 0.0)  # as a controller that starts does
+    for now, metric, _, _ in case["syncs"][:-1]:
+        proposed = model.proposal(counts[-1], metric)
+        counts.append(_step(history, behavior, counts[-1], proposed, (case["lowest"], case["highest"]), now))
+    _compare(counts, [spec for _, _, spec, _ in case["syncs"]])
 
 
 @pytest.mark.parametrize("seed", range(40))
