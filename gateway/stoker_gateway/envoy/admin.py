@@ -61,7 +61,7 @@ class EnvoyAdmin:
         deadline = loop.time() + deadline_s
         while not await self.is_live():
             if loop.time() > deadline:
-                raise EnvoyError(f"Envoy did not begin to serve within {deadline_s:g} s")
+                raise EnvoyError(f"Envoy did not become ready within {deadline_s:g} s")
             await asyncio.sleep(STEP_S)
 
     async def until_it_reaches_the_picker(self) -> None:
@@ -92,9 +92,9 @@ class EnvoyAdmin:
             ):
                 return await answer.text()
         except TimeoutError as error:
-            raise LateAnswerError(f"Envoy does not answer within {_ANSWER_S} s") from error
+            raise LateAnswerError(f"Envoy's admin interface did not answer within {_ANSWER_S} s") from error
         except (OSError, aiohttp.ClientError) as error:
-            raise EnvoyError(f"Envoy does not answer: {error!r}") from error
+            raise EnvoyError(f"Envoy's admin interface does not answer: {error!r}") from error
 
     async def port(self) -> int:
         """The port that clients reach it at."""
@@ -130,7 +130,7 @@ class EnvoyAdmin:
         answer = await self.ask("GET", "/stats?filter=upstream_rq_(pending_)?active$")
         found = [match for line in answer.split("\n") if (match := _ACTIVE.fullmatch(line.strip())) is not None]
         if not found:  # it has at least the picker's: an answer without any is no count of 0
-            raise EnvoyError("Envoy does not say how many requests are under way")
+            raise EnvoyError("Envoy's statistics have no counts of active requests")
         active: dict[str, int] = {}
         for match in found:
             if match[2] != "0":

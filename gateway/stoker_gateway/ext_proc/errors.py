@@ -128,7 +128,7 @@ class RateLimitError(RequestError):
         elif denial.what == "tokens":
             message += " The input or output tokens must be reduced in order to run successfully."
         else:
-            message += " With this key nothing can run; ask who runs this gateway for another."
+            message += " This key allows no requests; ask the gateway's administrator for another key."
         super().__init__(message, code="rate_limit_exceeded")
         self.type = kind
         self.denial = denial

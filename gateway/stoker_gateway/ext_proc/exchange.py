@@ -123,7 +123,7 @@ class Exchange:
         """
         kind = message.WhichOneof("request")
         if self._complete_at:
-            raise ProtocolError("the request was complete before")
+            raise ProtocolError("a message came after the end of the request")
         if kind == "request_headers" and not self._began:
             return self._receive_headers(message)
         if kind == "request_body" and self._began:
@@ -131,7 +131,7 @@ class Exchange:
         if kind == "request_trailers" and self._began:
             self._complete_at = kind
             return Progress.COMPLETE
-        raise ProtocolError(f"{kind or 'an empty message'} does not come {'here' if self._began else 'first'}")
+        raise ProtocolError(f"{kind or 'an empty message'} is not allowed {'here' if self._began else 'first'}")
 
     def go_on(self) -> ext_proc.ProcessingResponse | None:
         """What makes the proxy send the body, after the headers."""
@@ -168,7 +168,7 @@ class Exchange:
     def _receive_headers(self, message: ext_proc.ProcessingRequest) -> Progress:
         self._began = True
         if message.observability_mode:
-            raise ProtocolError("with observability_mode, nothing that is picked is heard; leave it out")
+            raise ProtocolError("observability_mode makes the proxy ignore the picker's decisions; disable it")
         self._headers = {
             each.key: each.raw_value or each.value.encode() for each in message.request_headers.headers.headers
         }
@@ -179,7 +179,7 @@ class Exchange:
         # A proxy that does not say how it sends bodies is older than the newer of the two ways.
         mode = message.protocol_config.request_body_mode if message.HasField("protocol_config") else _BODY_MODE.BUFFERED
         if mode not in (_BODY_MODE.BUFFERED, _BODY_MODE.FULL_DUPLEX_STREAMED):
-            raise ProtocolError("request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED: a body says the model")
+            raise ProtocolError("request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED: the body names the model")
         self._streamed = mode == _BODY_MODE.FULL_DUPLEX_STREAMED
         declared = self.header("content-length")
         if declared.isascii() and declared.isdecimal() and int(declared[:20]) > self._max_body_bytes:

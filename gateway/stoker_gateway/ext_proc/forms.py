@@ -34,7 +34,7 @@ def text_fields(body: bytes, content_type: str) -> dict[str, str]:
     """
     found = _BOUNDARY.search(content_type)
     if found is None or content_type.lower().count("boundary") != 1:
-        raise RequestError("the form's Content-Type must name one boundary")
+        raise RequestError("the form's Content-Type must have exactly one boundary")
     line = b"--" + found[2].encode()
     if not body.startswith(line):
         raise RequestError("the form does not begin with its boundary")
@@ -45,17 +45,17 @@ def text_fields(body: bytes, content_type: str) -> dict[str, str]:
         start = body.find(b"\r\n\r\n", at, at + _MAX_HEAD)
         end = body.find(b"\r\n" + line, start)
         if start < 0 or end < 0:
-            raise RequestError("the form breaks off, or a part of it has no headers")
+            raise RequestError("the form is truncated, or one of its parts has no headers")
         head = body[at : start + 2]
         at = end + len(line) + 2
         names = _NAME.findall(head)
         if len(names) != 1 or b"*=" in head or head.lower().count(b"content-disposition") != 1:
-            raise RequestError("each part of the form needs one name")
+            raise RequestError("each part of the form must have exactly one name")
         if _FILE.search(head):
             continue
         name = names[0].decode("utf-8", "replace")
         if name in fields and name == "model":
-            raise RequestError("the form names its model twice", "model", "invalid_value")
+            raise RequestError("the form has more than one field 'model'", "model", "invalid_value")
         if end - start > _MAX_TEXT:
             continue
         fields[name] = body[start + 4 : end].decode("utf-8", "replace")

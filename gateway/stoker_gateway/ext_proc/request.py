@@ -165,7 +165,7 @@ def _model(fields: dict[str, Any]) -> str:
     model = fields.get("model")
     if model is None:
         raise RequestError(
-            "the field 'model' is required here, where there are several; GET /v1/models lists them",
+            "the field 'model' is required; GET /v1/models lists the available models",
             "model",
             "missing_required_parameter",
         )

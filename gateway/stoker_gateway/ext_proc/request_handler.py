@@ -282,7 +282,7 @@ class RequestHandler:
             self._first_endpoint(key)
             return None
         if path not in POSTED and response_id(path) is None:
-            raise NotFoundError("there is no such path here")
+            raise NotFoundError("the gateway does not serve this path")
         if head.method != "POST" and path in POSTED:
             raise MethodError("this path does not take this HTTP method")
         if path in POSTED:
@@ -337,7 +337,7 @@ class RequestHandler:
         endpoint = self._model_registry.endpoints.get(model)
         if endpoint is None or (key is not None and not key.may_use(model)):
             raise NotFoundError(
-                f"the model {model[:200]!r} is not served here; GET /v1/models lists what is",
+                f"the model {model[:200]!r} is not served here; GET /v1/models lists the available models",
                 "model",
                 "model_not_found",
             )
@@ -355,7 +355,7 @@ class RequestHandler:
         name = unquote(response_id(head.path) or "")
         holder = self._holders.of(_owner_of(head, key), name)
         if holder is None:
-            raise NotFoundError(f"no response {name[:200]!r} is known here", "response_id")
+            raise NotFoundError(f"the response {name[:200]!r} was not found", "response_id")
         ask = RoutingRequest(held_by=holder.server, subset=head.subset)
         request = ModelRequest(holder.model)
         return holder.model, await self._route(head, self._endpoint(holder.model, key), request, ask, key, wait)
@@ -386,7 +386,7 @@ class RequestHandler:
         wait: _Wait,
     ) -> Route:
         if endpoint.refusal is not None:
-            raise UnavailableError(f"the model {endpoint.name!r} gets no requests: {endpoint.refusal}", _REFUSED_S)
+            raise UnavailableError(f"the model {endpoint.name!r} is not available: {endpoint.refusal}", _REFUSED_S)
         self._active(endpoint)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
@@ -451,11 +451,11 @@ class RequestHandler:
                 failure = "" if endpoint.scaling is None else self._scaling(endpoint).start_failure
                 return StartError(f"{model} cannot start: {failure}", refusal.held_s)
             case "held":
-                held = f"{model} has no server that is ready; the request was held for {refusal.held_s or 0:.0f} s"
+                held = f"{model} has no ready server; the request was held for {refusal.held_s or 0:.0f} s"
                 return HeldError(f"{held}; try again", retry_after_s, refusal.held_s)
             case "not held":
                 room = f"{self._limits.max_held} requests, {self._limits.max_held_bytes} bytes"
-                text = f"{model} has no server that is ready, and no more requests are held for it ({room}); try again"
+                text = f"{model} has no ready server, and no more requests are held for it (limit: {room}); try again"
                 return HeldError(text, retry_after_s, refusal.held_s)
         return UnavailableError(f"no server of {model} can take requests now; try again", retry_after_s)
 
@@ -474,11 +474,11 @@ def _held(pick: Pick) -> dict[str, str]:
 def _check_kind(head: RequestHead) -> None:
     encoding, kind = head.header("content-encoding").strip().lower(), head.header("content-type")
     if encoding not in ("", "identity"):
-        raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, or no encoding")
+        raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not supported; send gzip, or no encoding")
     if head.path in FORMS and not is_form(kind):
-        raise MediaTypeError("this path takes a form, sent as Content-Type: multipart/form-data")
+        raise MediaTypeError("this path requires a form, sent as Content-Type: multipart/form-data")
     if head.path not in FORMS and is_form(kind):
-        raise MediaTypeError("this path takes a JSON object, sent as Content-Type: application/json, and no form")
+        raise MediaTypeError("this path requires a JSON object, sent as Content-Type: application/json, not a form")
 
 
 def _owner_of(head: RequestHead, key: Key | None) -> str:

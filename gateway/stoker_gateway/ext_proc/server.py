@@ -241,15 +241,15 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             await self._decide(exchange, context, outcome)
         except ProtocolError as error:
             outcome.word = "failed"
-            logger.error("the proxy does not speak the endpoint-picker protocol: %s", error)
+            logger.error("the proxy violates the endpoint-picker protocol: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except RequestError as error:
             outcome.word = _word(error)
             await context.write(exchange.answer(error_answer(error, outcome.path, outcome.request_id)))
         except Exception:
             outcome.word = "failed"
-            logger.exception("a request could not be decided")
-            failure = PickerError("internal error; the gateway's log says more")
+            logger.exception("routing a request failed")
+            failure = PickerError("internal error; see the gateway's log")
             await context.write(exchange.answer(error_answer(failure, outcome.path, outcome.request_id)))
         finally:
             self._metrics.requests.labels(outcome.model, outcome.word).inc()
@@ -265,7 +265,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 outcome.path, outcome.request_id = request_head.path, request_head.request_id
                 logs.request_id.set(request_head.request_id)  # a stream has a task of its own
                 if not self.ready:
-                    raise UnavailableError("the gateway does not know yet which models there are; try again")
+                    raise UnavailableError("the gateway has not loaded its list of models yet; try again")
                 if (answer := self._handler.at_once(request_head)) is not None:
                     outcome.word = "answered"
                     await context.write(exchange.answer(answer))

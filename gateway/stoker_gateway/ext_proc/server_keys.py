@@ -41,8 +41,8 @@ class ServerKeys:
             if self._warned.get(server) != current:
                 self._warned[server] = current
                 logger.warning(
-                    "%s, a server of the model %r, wants an earlier key than its Secret has now, and gets it; "
-                    "restart the server if it does not read the key again by itself",
+                    "%s, a server of the model %r, accepts only an earlier key than its Secret has now, so the gateway "
+                    "sends that key; restart the server if it does not reload its key",
                     server,
                     endpoint.name,
                 )

@@ -35,9 +35,9 @@ class UnauthorizedError(RequestError):
 
 def taken(key_id: str) -> ArgumentError:
     """There is a key of this id already."""
-    return ArgumentError("--id", f"there is a key {key_id!r} already; choose another id, or revoke that one first")
+    return ArgumentError("--id", f"the key {key_id!r} already exists; choose another id, or revoke that key first")
 
 
 def absent(key_id: str) -> ArgumentError:
     """There is no key of this id."""
-    return ArgumentError("ID", f"there is no key {key_id!r} here; `stoker keys list` shows those there are")
+    return ArgumentError("ID", f"there is no key {key_id!r}; `stoker keys list` shows the existing keys")

@@ -60,7 +60,7 @@ class KeyFile:
             except KeyManifestError as error:
                 if str(error) != self._complaint:
                     self._complaint = str(error)
-                    logger.error("%s; the keys stay as they were", error)
+                    logger.error("%s; the previous keys stay valid", error)
                 continue
             self._content, self._complaint = content, ""
             self.keyring = self._watch.keyring(found)
@@ -75,15 +75,15 @@ def read_bytes(path: Path) -> bytes:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait
-            raise KeyManifestError(f"{path} is no file; `stoker keys create --file` makes one")
+            raise KeyManifestError(f"{path} is not a regular file; `stoker keys create --file` creates one")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise KeyManifestError(f"{path} does not exist; `stoker keys create --file` makes it") from None
+        raise KeyManifestError(f"{path} does not exist; `stoker keys create --file` creates it") from None
     except (OSError, ValueError) as error:  # a path may have a null byte
         raise KeyManifestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MAX_BYTES:
-        raise KeyManifestError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the most that is read")
+        raise KeyManifestError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the maximum")
     return content
 
 
@@ -103,7 +103,9 @@ def documents(content: bytes, path: Path) -> list[Any]:
         first, *_ = str(error).split("\n")
         raise KeyManifestError(f"{path} is not YAML: {first}") from None
     except Exception:  # a value that is not what its tag says: PyYAML raises whatever it stumbles over
-        raise KeyManifestError(f"{path} has a value that is not what it looks like; put it in quotes") from None
+        raise KeyManifestError(
+            f"{path} has a value that cannot be converted to the type that it looks like; put it in quotes"
+        ) from None
 
 
 def _check_depth(content: bytes) -> None:
@@ -127,5 +129,5 @@ class _Loader(_BASE):  # type: ignore[misc]
         names = [each for each in keys if isinstance(each, Hashable)]
         if len(set(names)) < len(names):
             twice = next(each for number, each in enumerate(names) if each in names[:number])
-            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)

@@ -52,10 +52,10 @@ class Keyring:
         key = self._by_digest.get(digest_of(text))
         if key is None:
             raise UnauthorizedError(
-                "this API key is unknown here, or was revoked; check that it is whole, or ask who runs this gateway for"
-                " another"
+                "this API key is unknown, or was revoked; check that it is complete, or ask the gateway's administrator"
+                " for another"
             )
         if key.expires is not None and now >= key.expires:
             until = values.moment_text(key.expires)
-            raise UnauthorizedError(f"the API key {key.id!r} expired at {until}; ask who runs this gateway for another")
+            raise UnauthorizedError(f"the API key {key.id!r} expired at {until}; ask the administrator for another")
         return key

@@ -76,7 +76,7 @@ def read(manifest: Any) -> Key:
     """
     name = secret_name(manifest)
     if name is None:
-        raise KeyManifestError("a document is no manifest of a Secret with a name")
+        raise KeyManifestError("a document is not a manifest of a Secret with a name")
     try:
         return _read(manifest, name)
     except ValueError as error:
@@ -97,9 +97,9 @@ def read_all(manifests: Iterable[Any]) -> tuple[Keyring, list[str]]:
         if manifest["metadata"].get("deletionTimestamp") is not None:
             continue
         if key.id in keys:
-            faults.append(f"Secret {name_of(key.id)}: there is another one of this name before it; remove one")
+            faults.append(f"Secret {name_of(key.id)}: an earlier document has the same name; remove one of them")
         elif key.digest in digests:
-            faults.append(f"Secret {name_of(key.id)}: sha256: another Secret has this one; revoke one of them")
+            faults.append(f"Secret {name_of(key.id)}: sha256: another Secret has the same value; revoke one of them")
         else:
             keys[key.id] = key
             digests.add(key.digest)
@@ -115,7 +115,7 @@ def secret_name(manifest: Any) -> str | None:
 
 def _read(manifest: Mapping[str, Any], name: str) -> Key:
     if (manifest.get("apiVersion"), manifest.get("kind")) not in (("v1", "Secret"), (None, None)):  # as items of lists
-        raise ValueError("kind: this is no Secret of apiVersion v1")
+        raise ValueError("kind: this is not a Secret of apiVersion v1")
     if manifest.get("type") != TYPE:
         raise ValueError(f"type: it must be {TYPE}")
     labels = manifest["metadata"].get("labels")
@@ -127,9 +127,11 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
     fields = _fields(manifest)
     for field in fields:
         if field not in _FIELDS:
-            raise ValueError(f"{_shown(field)}: there is no such field; there are {', '.join(_FIELDS)}")
+            raise ValueError(f"{_shown(field)}: unknown field; the known fields are {', '.join(_FIELDS)}")
     if not _SHA256.fullmatch(fields.get("sha256", "")):
-        raise ValueError("sha256: it must be the SHA-256 of the key's text, in 64 of 0-9 and a-f")  # it is not repeated
+        raise ValueError(
+            "sha256: it must be the SHA-256 of the key's text, as 64 digits of 0-9 and a-f"
+        )  # it is not repeated
     limits = {
         attribute: _value(field, values.limit, fields[field]) for field, attribute in LIMITS.items() if field in fields
     }
@@ -151,7 +153,7 @@ def _fields(manifest: Mapping[str, Any]) -> dict[str, str]:
         if entries is None:
             continue
         if not isinstance(entries, Mapping):
-            raise ValueError(f"{section}: it must have fields")
+            raise ValueError(f"{section}: it must be a mapping")
         for field, value in entries.items():
             if not isinstance(field, str) or not isinstance(value, str):
                 raise ValueError(f"{section}.{_shown(field)}: it must be a string; put it in quotes")
@@ -163,13 +165,13 @@ def _decoded(field: str, value: str) -> str:
     try:
         return base64.b64decode(value, validate=True).decode()
     except (binascii.Error, ValueError):
-        raise ValueError(f"data.{_shown(field)}: it is no text in base64") from None
+        raise ValueError(f"data.{_shown(field)}: it is not UTF-8 text in base64") from None
 
 
 def _models(text: str) -> tuple[str, ...]:
     models = tuple(dict.fromkeys(values.model(line) for line in text.split("\n") if line))
     if not models:
-        raise ValueError("it names none; leave it out for all models")
+        raise ValueError("it names no model; leave it out to allow all models")
     return models
 
 

@@ -20,7 +20,7 @@ def key_id(text: str) -> str:
     """What a key is called."""
     if not KEY_ID.fullmatch(text):
         raise ValueError(
-            f"{shown(text)} cannot be a key's id; write up to 40 of a-z, 0-9 and -, with no - first or last"
+            f"{shown(text)} is not a valid key id; use up to 40 of a-z, 0-9 and -, and do not begin or end with -"
         )
     return text
 
@@ -28,7 +28,7 @@ def key_id(text: str) -> str:
 def model(text: str) -> str:
     """A served name, in which ``*`` stands for any characters."""
     if not text or not text.isprintable() or text != text.strip():
-        raise ValueError(f"{shown(text)} is no model's name; write it as clients do, with * for any characters")
+        raise ValueError(f"{shown(text)} is not a model name; write it as clients send it, with * for any characters")
     return text
 
 
@@ -36,7 +36,7 @@ def limit(text: str) -> int:
     """A limit."""
     number = _integer(text)
     if number is None or not 1 <= number <= MAX_LIMIT:
-        raise ValueError(f"{shown(text)} is no whole number from 1 to {MAX_LIMIT}; leave it out for no limit")
+        raise ValueError(f"{shown(text)} is not an integer from 1 to {MAX_LIMIT}; leave it out for no limit")
     return number
 
 
@@ -44,7 +44,7 @@ def priority(text: str) -> int:
     """A priority."""
     number = _integer(text)
     if number is None or abs(number) > MAX_PRIORITY:
-        raise ValueError(f"{shown(text)} is no whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        raise ValueError(f"{shown(text)} is not an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}")
     return number
 
 
@@ -55,7 +55,7 @@ def moment(text: str) -> float:
             return datetime.fromisoformat(text).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"{shown(text)} is no moment by RFC 3339; write it like 2030-01-31T12:00:00Z")
+    raise ValueError(f"{shown(text)} is not a time in RFC 3339 format; write it like 2030-01-31T12:00:00Z")
 
 
 def moment_text(seconds: float) -> str:

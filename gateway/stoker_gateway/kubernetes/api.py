@@ -86,7 +86,7 @@ class Api:
             except ValueError:
                 found = None
         if not isinstance(found, dict):
-            raise ApiError(0, f"the API server's answer to GET {path} is no object")
+            raise ApiError(0, f"the API server's answer to GET {path} is not a JSON object")
         return found
 
     @contextlib.contextmanager
@@ -137,7 +137,7 @@ def _objects(answer: urllib3.BaseHTTPResponse) -> Iterator[Object]:
             except ValueError:
                 event = None
             if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-                raise ApiError(0, "the API server sent an event that is none")
+                raise ApiError(0, "the API server sent an invalid watch event")
             yield event
 
 

@@ -12,8 +12,8 @@ from stoker_gateway.kubernetes.watch import Name
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling, cluster_name
 
 #: Why an endpoint's requests are refused, in words for clients: they say nothing of whose it is.
-NO_CREDENTIAL: Final = "the gateway cannot read the key that its servers want; who runs it can see why in the log"
-TLS: Final = "its servers speak TLS, and the gateway does not to servers"
+NO_CREDENTIAL: Final = "the gateway cannot read the API key of its servers; the gateway's log says why"
+TLS: Final = "its servers serve TLS, which the gateway does not support"
 
 
 def make(

@@ -31,7 +31,7 @@ PERIOD_S: Final = 0.2
 _ENDPOINTS: Final = Kind(
     "InferenceEndpoints",
     "/apis/stoker.dev/v1alpha1/inferenceendpoints",
-    remedy="; install Stoker's chart, which has it",
+    remedy="; install Stoker's chart, which contains their definition",
 )
 #: Those of the operator's Services, made by the controller that looks whether pods are ready.
 _SLICES: Final = Kind(
@@ -136,7 +136,7 @@ class ClusterWatch:
         try:
             work()
         except Exception as error:
-            failure = GatewayError(f"the cluster is no longer watched: {error!r}")
+            failure = GatewayError(f"watching the cluster failed: {error!r}")
             failure.__cause__ = error
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._fail, failure)
@@ -150,6 +150,6 @@ def age_gauge(registry: CollectorRegistry) -> Gauge:
     """The metric that says whether the model registry is current."""
     return Gauge(
         "stoker:gateway_directory_age_seconds",
-        "For how long changes of the cluster may have been missed; 0 while it is watched.",
+        "Seconds for which changes in the cluster may have been missed; 0 while it is watched.",
         registry=registry,
     )

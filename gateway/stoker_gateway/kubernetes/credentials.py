@@ -99,7 +99,7 @@ class Credentials:
             try:
                 key, problem = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
                 if key is None:
-                    problem = "it has no usable key: the first line of its entry api-key, or else of its first entry"
+                    problem = "it has no usable key in the first line of its entry api-key, or else of its first entry"
                 self._read(name, key, problem, keep=False)
             except ApiError as error:
                 self._read(name, None, str(error), keep=error.status not in (403, 404))
@@ -134,10 +134,10 @@ class Credentials:
             kept = secret.key is not None
         if problem and problem != previous_complaint:
             consequence = (
-                "its last key stays in force" if kept else "requests of the endpoints that name it are refused"
+                "its last key stays in use" if kept else "requests for the endpoints that name it are rejected"
             )
             logger.error(
-                "the Secret %s/%s, with the key that servers want, cannot be read: %s; %s", *name, problem, consequence
+                "the Secret %s/%s with the API key of servers cannot be read: %s; %s", *name, problem, consequence
             )
         elif previous_complaint and not problem:
             logger.info("the Secret %s/%s can be read again", *name)

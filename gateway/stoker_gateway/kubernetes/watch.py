@@ -187,11 +187,13 @@ class Watch(Generic[Item]):
         if error.status == 404:
             remedy = self._kind.remedy
         elif error.status in (401, 403):
-            remedy = "; let the gateway's service account list and watch them"
+            remedy = "; allow the gateway's service account to list and watch them"
         complaint = f"{error}{remedy}"
         if complaint != self._complaint:
             self._complaint = complaint
-            known = "what is known of them stays in force" if self.listed else "the gateway is not ready until they are"
+            known = (
+                "the gateway keeps those that it knows" if self.listed else "the gateway is not ready until they are"
+            )
             logger.warning("%s cannot be watched: %s; %s", self._kind.plural, complaint, known)
 
 

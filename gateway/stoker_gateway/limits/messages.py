@@ -68,7 +68,7 @@ class Message:
             asks = (LimitRequest(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in fields["asks"])
             return cls(fields["sender"], fields["number"], fields["uses"], tuple(asks))
         except (ValueError, TypeError, KeyError) as error:
-            raise MessageError(f"not a message of a replica: {error!r}") from None
+            raise MessageError(f"invalid message from a replica: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Reply:
             fields = orjson.loads(data)
             return cls(fields["sender"], tuple(_verdict(each) for each in fields["verdicts"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise MessageError(f"not a reply of a replica: {error!r}") from None
+            raise MessageError(f"invalid reply from a replica: {error!r}") from None
 
 
 def _verdict(fields: dict[str, Any]) -> LimitVerdict:

@@ -127,7 +127,7 @@ class Peer:
         try:
             reply = Reply.decode(await self._call(message.encode(), timeout=_LOST_S, metadata=self._metadata))
             if len(reply.verdicts) != len(asks):
-                raise MessageError(f"{len(reply.verdicts)} verdicts for {len(asks)} asks")
+                raise MessageError(f"{len(reply.verdicts)} verdicts for {len(asks)} requests")
         except Exception as error:  # whatever it is, this replica goes on, and tries again
             self._lost(error)
             self._changed_keys |= all_key_ids
@@ -140,7 +140,11 @@ class Peer:
     def _lost(self, error: Exception) -> None:
         if self.reached or not self._missed:
             why = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-            logger.warning("the replica at %s is not reached: %s; limits are kept by parts", self.address, why)
+            logger.warning(
+                "cannot reach the replica at %s: %s; each side enforces its share of the keys' limits",
+                self.address,
+                why,
+            )
         self.reached, self._missed = False, True
         self._changed()
 

@@ -99,7 +99,7 @@ class PeerLimiter:
                 for key_id, report in message.uses.items():
                     self._reports.hear(sender, key_id, report, now)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise MessageError(f"not a statement of use: {error!r}") from None
+                raise MessageError(f"invalid usage statement: {error!r}") from None
             self._heard[sender] = message.number, now
             self._look()
         verdicts = []
@@ -173,7 +173,7 @@ class PeerLimiter:
         if changed:
             self.view = View(self.identity, reached, len(peers) + 1)
             share = self.view.share
-            logger.info("%d of %d replicas reach each other, and share the limits of keys", share.parts, share.of)
+            logger.info("%d of %d replicas reach each other and share the keys' limits", share.parts, share.of)
         if changed or now - self._restated_at > _RESTATE_S:
             self._restated_at = now
             for key_id in self._ledger:

@@ -55,7 +55,9 @@ class PeerServer:
     async def _handle(self, data: bytes, context: Any) -> bytes:
         authorization = str(dict(context.invocation_metadata()).get("authorization", ""))
         if not hmac.compare_digest(authorization.encode(), self._expected):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "replicas of a gateway must have the same peer token")
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "all replicas of a gateway must have the same peer token"
+            )
         try:
             return self._hear(Message.decode(data)).encode()
         except MessageError as error:

@@ -35,8 +35,8 @@ class Peers:
         port = self._server.listen(self._settings.listen)
         await self._server.start()
         await self.limiter.set_peers(self._settings.addresses)
-        addresses = ", ".join(self._settings.addresses) or "nobody yet"
-        logger.info("limits are kept together with %s; other replicas are heard at port %d", addresses, port)
+        addresses = ", ".join(self._settings.addresses) or "no replica yet"
+        logger.info("the keys' limits are shared with %s; listening for other replicas on port %d", addresses, port)
 
     async def watch(self) -> NoReturn:
         """Looks up who the others are, again and again. One that no name stands for is gone; where names are not
@@ -46,7 +46,7 @@ class Peers:
                 try:
                     await self.limiter.set_peers(await _addresses(self._settings.service))
                 except OSError as error:
-                    logger.debug("%s cannot be looked up: %s", self._settings.service, error)
+                    logger.debug("%s cannot be resolved: %s", self._settings.service, error)
             await asyncio.sleep(_LOOK_UP_S)
 
     async def stop(self) -> None:

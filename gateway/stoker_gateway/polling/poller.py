@@ -366,7 +366,7 @@ class PollerThread:
         except asyncio.CancelledError:
             pass
         except Exception as error:
-            failure = GatewayError(f"the servers are no longer asked how they do: {error!r}")
+            failure = GatewayError(f"polling the servers failed: {error!r}")
             failure.__cause__ = error
             self._owner.call_soon_threadsafe(self._failure.set_exception, failure)
         finally:

@@ -57,8 +57,11 @@ class ServerWatch:
             return
         description = f"{heard.server} ({', '.join(self._models[heard.server])})"
         if state == "is not ready" or state == "does not answer":
-            logger.warning("%s %s: it gets no requests until it does", description, state)
+            logger.warning("%s %s: it gets no requests until it is ready again", description, state)
         elif previous == "is not ready" or previous == "does not answer":
             logger.info("%s is back", description)
         if state == "says no load":
-            logger.warning("%s has no metrics with vLLM's names: what it was sent is counted instead", description)
+            logger.warning(
+                "%s has no metrics with vLLM's names: its load is estimated from the requests that it was sent",
+                description,
+            )

@@ -111,7 +111,7 @@ class LiveConfig:
         try:
             self._write()
         except OSError as error:
-            logger.error("what is gone cannot be taken from Envoy: %s", error)
+            logger.error("removed models or servers cannot be deleted from Envoy's configuration: %s", error)
 
     async def _until_read(self) -> None:
         """Until Envoy has read what was written."""
@@ -125,7 +125,7 @@ class LiveConfig:
                 return
             if time.monotonic() > deadline:
                 shown = ", ".join(sorted(waits)[:_MAX_SHOWN])
-                logger.error("Envoy has not taken what is new within %g s; it may refuse requests: %s", _READ_S, shown)
+                logger.error("Envoy has not read its new files within %g s and may reject requests: %s", _READ_S, shown)
                 return
             await asyncio.sleep(_LOOK_S)
 

@@ -72,7 +72,9 @@ class MetricsServer:
 def _answer_with(scaling: Callable[[], bytes | None]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
         if (report := scaling()) is None:
-            return web.Response(status=503, text="it is not known yet what is served\n", headers={"retry-after": "1"})
+            return web.Response(
+                status=503, text="the gateway has no complete report yet; try again\n", headers={"retry-after": "1"}
+            )
         return web.Response(body=report, content_type="application/json")
 
     return answer

@@ -82,7 +82,7 @@ class ScalingWatch:
         try:
             active = await self._envoy.active_by_cluster()
         except GatewayError as error:
-            logger.debug("Envoy does not say how many requests are under way: %s", error)
+            logger.debug("the counts of active requests cannot be read: %s", error)
             return
         self._picker.counted(active, asked_at)
         self._has_counted = self._has_counted or self._is_known()

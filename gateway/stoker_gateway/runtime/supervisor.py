@@ -112,11 +112,11 @@ class _Supervisor:
                 return
             cause = cause_of_death(code, None, killed_for_memory=False, subject="the picker").message
             if not self._stop.is_set():
-                until = "are refused" if self._settings.fail_open is None else "go to any server"
-                logger.error("%s; another begins, and requests %s until it serves", cause, until)
+                until = "are rejected" if self._settings.fail_open is None else "go to any server"
+                logger.error("%s; a new picker is started, and requests %s until it is ready", cause, until)
                 await asyncio.sleep(began + _PAUSE_S - loop.time())
             if self._stop.is_set():
-                logger.warning("%s; requests under way go on to their ends", cause)
+                logger.warning("%s; running requests are completed", cause)
                 with suppress(EnvoyError):  # it may not have started
                     await first_of(self._envoy.drain(self._settings.drain_s), self._stop_now.wait())
                 return

@@ -54,7 +54,7 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
         try:
             ended = CompletedRequest.of(entry)
         except Exception:
-            logger.exception("an entry of Envoy's log cannot be read")
+            logger.exception("an entry of Envoy's access log cannot be parsed")
             return
         if ended is None:
             return
@@ -62,6 +62,4 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
             try:
                 listener(ended)
             except Exception:
-                logger.exception(
-                    "a request that has ended could not be accounted for", extra={"request_id": ended.request_id}
-                )
+                logger.exception("a completed request could not be processed", extra={"request_id": ended.request_id})

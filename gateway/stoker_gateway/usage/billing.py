@@ -60,7 +60,7 @@ class BillingLog:
             return
         if len(self._lines) >= MAX_LINES:
             if not self._lost:
-                logger.error("the billing log cannot be written for too long: lines are lost from now on")
+                logger.error("the billing log could not be written for too long: lines are lost from now on")
             self._lost += 1
             return
         self._lines.append(line(ended))
@@ -72,7 +72,7 @@ class BillingLog:
         self._has_lines.set()
         self._thread.join(_CLOSE_S)
         if num_lost := self._lost + len(self._lines):
-            logger.error("%d lines of the billing log are lost", num_lost)
+            logger.error("%d lines of the billing log were lost", num_lost)
 
     def _write_on(self) -> None:
         while not self._closing.is_set() or self._lines:
@@ -81,7 +81,7 @@ class BillingLog:
             try:
                 self._write_all()
             except OSError as error:
-                logger.error("the billing log cannot be written; trying again: %s", error)
+                logger.error("the billing log cannot be written, and is tried again: %s", error)
                 time.sleep(_AGAIN_S)
                 self._has_lines.set()
 
