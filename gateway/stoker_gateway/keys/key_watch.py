@@ -1,4 +1,4 @@
-"""Log lines about keys that come, change and go, and about Secrets that say none: each is said once."""
+"""Logging of added, changed and removed keys and of invalid manifests; each is logged once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stoker_gateway.keys.keyring import Keyring
 
 logger = logging.getLogger(__name__)
 
-#: How many keys a line names.
+#: Maximum number of keys that a log line names.
 _MAX_SHOWN: Final = 20
 _NOBODY: Final = ", so every request is rejected until there is one"
 
 
 class KeyWatch:
-    """Makes keyrings of manifests, and says what has changed since the last one.
+    """Creates keyrings from manifests, and logs the changes since the last one.
 
     Args:
-        source: where the manifests are.
+        source: description of the manifests' location, for log lines.
     """
 
     def __init__(self, source: str) -> None:
@@ -29,7 +29,7 @@ class KeyWatch:
         self._faults: set[str] = set()
 
     def keyring(self, read: Iterable[Any]) -> Keyring:
-        """The keys of these manifests, which are all there are. Those that say none are left out."""
+        """Return a keyring of all current manifests. Invalid ones are left out."""
         keyring, faults = manifests.read_all(read)
         for fault in dict.fromkeys(faults):
             if fault not in self._faults:
