@@ -44,8 +44,8 @@ TIMEOUT_S: Final = 3.0
 #: Number of consecutive polls without an answer after which a server is lost.
 LOST_AFTER: Final = 3
 
-#: A server is also lost if it has not answered for this many seconds since its first unanswered poll. This is checked once a
-#: period, so a frozen server is lost about five seconds after its last answer.
+#: A server is also lost if it has not answered for this many seconds since its first unanswered poll. This is checked
+#: once a period, so a frozen server is lost about five seconds after its last answer.
 SILENT_S: Final = 3.5
 
 #: Interval of requests for the models of a ready server, and their timeout, in seconds.
