@@ -1,4 +1,4 @@
-"""Envoy's log of ended requests, taken in by gRPC and told to whoever listens."""
+"""gRPC service that receives Envoy's access log of completed requests and passes it to listeners."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from stoker_gateway.usage.completed_request import CompletedRequest
 
 logger = logging.getLogger(__name__)
 
-#: Told of each request that has ended, in the event loop.
+#: Called with each completed request, in the event loop.
 EndedListener = Callable[[CompletedRequest], None]
 
 
 class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
-    """Envoy's service.
+    """Envoy's access log service.
 
     Args:
-        listeners: told in this order. One that fails keeps nothing from the others.
+        listeners: called in this order. If one raises, the others are still called.
     """
 
     def __init__(self, listeners: Sequence[EndedListener]) -> None:
         self._listeners = listeners
         self._closed = asyncio.Event()
-        #: Entries that came.
+        #: Number of received entries.
         self.received = 0
 
     def register(self, server: Any) -> None:
-        """Has a gRPC server serve it."""
+        """Register the service with a gRPC server."""
         als_pb2_grpc.add_AccessLogServiceServicer_to_server(self, server)
 
     async def StreamAccessLogs(self, messages: Any, context: Any) -> Any:  # noqa: N802, gRPC's name
-        """Takes in entries as long as Envoy has any, or until this is closed."""
+        """Receive entries until Envoy ends the stream, or `close` is called."""
         await first_of(self._read(messages), self._closed.wait())
         return als_pb2.StreamAccessLogsResponse()
 
     def close(self) -> None:
-        """Takes in no more."""
+        """Stop receiving entries."""
         self._closed.set()
 
     async def _read(self, messages: Any) -> None:
