@@ -18,22 +18,23 @@ if TYPE_CHECKING:
     from stoker_gateway.limits.peer_settings import PeerSettings
     from stoker_gateway.settings import ExternalScalerSettings
 
-#: What is held for an endpoint at most, unless the flags say otherwise.
+#: Default limits of held requests of an endpoint: number of requests, and bytes of their bodies.
 MAX_HELD: Final = 1000
 MAX_HELD_BYTES: Final = 64 << 20
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-#: Where a process reaches itself that listens at every address.
+#: Listening address for all addresses → address at which the process reaches itself.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-#: Where Kubernetes tells a pod its own.
+#: File in which Kubernetes provides a pod's namespace.
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
-    """Adds the flags.
+    """Add the flags.
 
     Args:
-        source: the group of flags of which one says what is served.
+        parser: parser of the command.
+        source: mutually exclusive group of the flags that determine the models.
     """
     source.add_argument(
         "--kubernetes",
@@ -69,7 +70,7 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends with a message where flags are for another source of what is served."""
+    """Check the combination of flags; exit with a message if flags are for another source of models."""
     if not options.kubernetes:
         if options.namespace is not None:
             parser.error("argument --namespace: it is for --kubernetes only; add --kubernetes, or leave it out")
@@ -108,7 +109,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def external_scaler(
     parser: argparse.ArgumentParser, options: argparse.Namespace, peers: PeerSettings | None
 ) -> ExternalScalerSettings | None:
-    """Where KEDA is answered; None: nowhere. A wrong command line ends the process."""
+    """Return the settings of KEDA's external scaler; None without the flag. An invalid command line exits the
+    process."""
     if options.external_scaler_listen is None:
         return None
     from stoker_gateway.settings import ExternalScalerSettings
@@ -130,14 +132,14 @@ def external_scaler(
 
 
 def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegistry], ClusterWatch]:
-    """The watch of the cluster that this runs in, or that the kubeconfig points at.
+    """Connect to the cluster of the kubeconfig or of this pod; returns a function that creates its watch.
 
     Args:
-        namespace: of clients' keys.
+        namespace: namespace of the clients' keys.
         holds_external: see `ClusterWatch`.
 
     Raises:
-        GatewayError: there is none.
+        GatewayError: no cluster is configured.
     """
     from stoker_gateway.kubernetes.api import Api
     from stoker_gateway.kubernetes.cluster_watch import ClusterWatch

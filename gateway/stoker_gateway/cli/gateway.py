@@ -1,4 +1,4 @@
-"""``stoker gateway``: one address before the servers of many models."""
+"""``stoker gateway``: one address for the servers of many models."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-#: Taken off each request before anyone reads it, or about the connection and not the session.
+#: Headers that cannot identify a session: Envoy removes them from requests, or they describe the connection.
 _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
 
 
 def main(argv: list[str]) -> int:
-    """Runs until SIGTERM or SIGINT; 1: it cannot serve, 2: a wrong command line."""
+    """Run until SIGTERM or SIGINT; returns the exit code: 1 if it cannot serve, 2 for an invalid command line."""
     command = parse_command(argv)
     from stoker_gateway.runtime import supervisor
 
@@ -40,13 +40,14 @@ def main(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """What a command line says.
+    """A parsed command line.
 
     Attributes:
-        model_registry: what is served; None: the cluster says it.
-        keys: of clients.
-        namespace: of clients' keys in the cluster.
-        names: the registry's servers by host; None: none of them is a name.
+        settings: settings of the gateway.
+        model_registry: models to serve; None: they come from the cluster.
+        keys: the clients' keys; None: they come from the cluster, or no key is required.
+        namespace: namespace of the clients' keys in the cluster; None without ``--kubernetes``.
+        names: hosts of the registry's servers; None with ``--kubernetes``.
     """
 
     settings: GatewaySettings
@@ -57,7 +58,7 @@ class Command:
 
 
 def parse_command(argv: list[str]) -> Command:
-    """Reads a command line and configures the log; a wrong one ends the process with a message."""
+    """Parse a command line and configure logging; an invalid one exits the process with a message."""
     parser = parser_of()
     options = parser.parse_args(argv)
     if options.metrics_port is not None and options.metrics_port == options.port != 0:
@@ -107,7 +108,8 @@ def parse_command(argv: list[str]) -> Command:
 def _fail_open(
     parser: argparse.ArgumentParser, options: argparse.Namespace, model_registry: ModelRegistry | None
 ) -> str:
-    """The one cluster there is. Where there may be more, nobody but the picker knows which a request is for."""
+    """Return the only Envoy cluster; exit with a message if there may be several, because only the picker knows to
+    which one a request belongs."""
     why = "--picker-failure-mode fail-open forwards requests unchecked"
     if model_registry is None:
         parser.error(f"{why}, but with --kubernetes requests need keys; leave out one of them")
@@ -121,7 +123,7 @@ def _fail_open(
 
 
 def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` and returns its exit code, or 1 with a message where something cannot serve."""
+    """Run `work` and return its exit code, or 1 with a message if a part of the gateway cannot serve."""
     try:
         return asyncio.run(work)
     except (GatewayError, OSError) as error:
@@ -130,7 +132,7 @@ def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
 
 
 def parser_of() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the command's parser."""
     parser = argparse.ArgumentParser(
         prog="stoker gateway",
         description="One address for the servers of many models: routes requests by prefix and load, through Envoy.",
@@ -309,7 +311,7 @@ def _endpoint(text: str) -> tuple[str, str]:
 
 
 def _address(host: str, port: int | None) -> str:
-    """The first IP address of a host, IPv4 if it has both kinds."""
+    """Return the first IP address of a host, IPv4 if it has both kinds."""
     try:
         addresses = addresses_of(host, port)
     except (OSError, UnicodeError) as error:

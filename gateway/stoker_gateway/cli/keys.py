@@ -1,4 +1,4 @@
-"""``stoker keys``: makes, shows and revokes the keys of a gateway's clients."""
+"""``stoker keys``: creates, lists and revokes the API keys of a gateway's clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS: Final = ("id", "models", *manifests.LIMITS, "priority", "expires", "cr
 
 
 def main(argv: list[str]) -> int:
-    """1: the file or the cluster cannot be used, 2: a wrong command line."""
+    """Return the exit code: 1 if the file or the cluster cannot be used, 2 for an invalid command line."""
     options = parser_of().parse_args(argv)
     try:
         result: int = options.run(options)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def parser_of() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the command's parser."""
     parser = argparse.ArgumentParser(prog="stoker keys", description="Manage the API keys of a gateway's clients.")
     commands = parser.add_subparsers(required=True, metavar="create|list|revoke")
 
@@ -149,9 +149,9 @@ def _revoke(options: argparse.Namespace) -> int:
 
 
 def _shown(key: Key, manifest: Any = None) -> dict[str, Any]:
-    """What may be seen of a key: all but its digest."""
+    """Return the fields of a key to show: all but its digest."""
     created = None if manifest is None else manifest["metadata"].get("creationTimestamp")
-    if isinstance(created, datetime):  # as YAML has it without quotes
+    if isinstance(created, datetime):  # YAML converts a time without quotes
         created = values.moment_text(created.replace(tzinfo=created.tzinfo or UTC).timestamp())
     return {
         "id": key.id,
@@ -193,7 +193,7 @@ def _store_name(options: argparse.Namespace) -> str:
 
 
 def _flag_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
-    """A flag's type whose errors say what `read` says."""
+    """Return a type for `add_argument` whose errors have the message of `read`."""
 
     def parse(text: str) -> Value:
         try:

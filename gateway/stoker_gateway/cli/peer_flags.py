@@ -1,4 +1,4 @@
-"""Flags by which replicas of the gateway know each other."""
+"""Flags of ``stoker gateway`` for other replicas."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from stoker_gateway.limits.peer_settings import PeerSettings
 
-#: A token is as hard to guess as this many characters can be.
+#: Minimum number of characters of a token.
 _LEAST_TOKEN: Final = 16
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     peers = parser.add_argument_group("other replicas, which share the keys' limits")
     peers.add_argument(
         "--peer",
@@ -39,7 +39,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> PeerSettings | None:
-    """What the flags say; None without them. A wrong command line ends the process."""
+    """Return the settings of the flags; None without them. An invalid command line exits the process."""
     flags: dict[str, object] = {
         "--peer": options.peer,
         "--peer-service": options.peer_service,

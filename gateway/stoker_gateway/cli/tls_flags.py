@@ -1,4 +1,4 @@
-"""Flags by which clients' connections are encrypted."""
+"""Flags of ``stoker gateway`` for TLS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     tls = parser.add_argument_group("TLS; without it, connections are not encrypted")
     tls.add_argument(
         "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM, with its intermediate certificates"
@@ -23,7 +23,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def files_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> TLSFiles | None:
-    """What the flags say; None without them. A wrong command line ends the process."""
+    """Return the files of the flags; None without them. An invalid command line exits the process."""
     if options.tls_cert is None and options.tls_key is None:
         return None
     for flag, path in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
