@@ -31,7 +31,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="name that resolves to the addresses of all replicas, such as a headless Service; resolved every second",
     )
     peers.add_argument(
-        "--peer-listen", type=address, metavar="HOST:PORT", help="address where this replica listens for the others"
+        "--peer-listen", type=address, metavar="HOST:PORT", help="address where this replica listens (default: none)"
     )
     peers.add_argument(
         "--peer-token-file", type=Path, metavar="FILE", help="file with a secret, the same for all replicas"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-#: For the option ``--log-format``. `%l` is the level in lower case, `%n` the part of Envoy that logs; `%_` and `%j` are
-#: the message, with its line breaks escaped or as JSON writes it.
+#: Values of the flag ``--log-format``. `%l` is the level in lower case, `%n` the name of the logger, `%_` the message
+#: with escaped line breaks, `%j` the message escaped for JSON.
 _TEXT: Final = "%Y-%m-%dT%T.%eZ %l envoy.%n: %_"
 _JSON: Final = '{"timestamp":"%Y-%m-%dT%T.%eZ","level":"%l","logger":"envoy.%n","message":"%j"}'
 

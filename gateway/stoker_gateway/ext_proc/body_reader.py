@@ -64,7 +64,7 @@ class BodyReader:
 
     def __init__(self, at_once: int = AT_ONCE, longest_s: float = LONGEST_S, wait_s: float = WAIT_S) -> None:
         self._at_once = at_once
-        #: As given.
+        #: Maximum time that the subprocess may take for one body, in seconds.
         self.longest_s = longest_s
         self._wait_s = wait_s
         self._process: Process | None = None

@@ -263,7 +263,7 @@ def _header(name: str, value: str) -> Any:
 
 def _subset(message: ext_proc.ProcessingRequest) -> frozenset[str] | None:
     spaces = message.metadata_context.filter_metadata
-    if SUBSET_METADATA not in spaces:  # indexing would add it
+    if SUBSET_METADATA not in spaces:  # indexing a protobuf map would add the key
         return None
     fields = spaces[SUBSET_METADATA].fields
     if _SUBSET not in fields:

@@ -209,7 +209,7 @@ class PickerServer:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether Envoy's counts of requests under way are needed."""
+        """Whether Envoy's counts of active requests are needed."""
         return self._handler.needs_counts
 
     def counted(self, active: Mapping[str, int], asked_at: float) -> None:
@@ -265,7 +265,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             if request_head is None:
                 request_head = RequestHead.of(exchange)
                 outcome.path, outcome.request_id = request_head.path, request_head.request_id
-                logs.request_id.set(request_head.request_id)  # a stream has a task of its own
+                logs.request_id.set(request_head.request_id)  # each stream has its own task, hence its own context
                 if not self.ready:
                     raise UnavailableError("the gateway has not loaded its list of models yet; try again")
                 if (answer := self._handler.at_once(request_head)) is not None:

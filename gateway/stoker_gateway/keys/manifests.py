@@ -114,7 +114,10 @@ def secret_name(manifest: Any) -> str | None:
 
 
 def _read(manifest: Mapping[str, Any], name: str) -> Key:
-    if (manifest.get("apiVersion"), manifest.get("kind")) not in (("v1", "Secret"), (None, None)):  # as items of lists
+    if (manifest.get("apiVersion"), manifest.get("kind")) not in (
+        ("v1", "Secret"),
+        (None, None),
+    ):  # items of lists have neither
         raise ValueError("kind: this is not a Secret of apiVersion v1")
     if manifest.get("type") != TYPE:
         raise ValueError(f"type: it must be {TYPE}")
@@ -131,7 +134,7 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
     if not _SHA256.fullmatch(fields.get("sha256", "")):
         raise ValueError(
             "sha256: it must be the SHA-256 of the key's text, as 64 digits of 0-9 and a-f"
-        )  # it is not repeated
+        )  # without the value
     limits = {
         attribute: _value(field, values.limit, fields[field]) for field, attribute in LIMITS.items() if field in fields
     }

@@ -5,8 +5,8 @@ so, for its load (``/metrics``, with vLLM's names). Polls are spread evenly over
 of servers so that polling takes at most a tenth of a core. Polling has its own thread so that the thread's CPU time is
 the cost of polling.
 
-A server is *lost* after several polls in a row without an answer, or after some seconds of silence, such as a frozen
-process. It then counts as not ready until it answers.
+A server is *lost* after several polls in a row without an answer, or after some seconds of silence, for example if its
+process is frozen. It then counts as not ready until it answers.
 """
 
 from __future__ import annotations

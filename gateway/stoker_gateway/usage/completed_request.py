@@ -100,7 +100,7 @@ class CompletedRequest:
 
 def _fields(spaces: Any, name: str) -> dict[str, Any]:
     """Return the fields of a metadata namespace that are numbers or text."""
-    if name not in spaces:  # indexing would add it
+    if name not in spaces:  # indexing a protobuf map would add the key
         return {}
     fields = spaces[name].fields
     kinds = {key: value.WhichOneof("kind") for key, value in fields.items()}
