@@ -438,8 +438,8 @@ class RequestHandler:
         return choice
 
     def _held(self, model: str, outcome: str, held_s: float) -> None:
-        """A request that was held waits no longer."""
-        if model in self._queues:  # the series of a model that is gone do not come back
+        """Record the outcome of a held request, and the seconds that it waited."""
+        if model in self._queues:  # the series of a removed model must not be created again
             self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 
     def _refused(self, endpoint: Endpoint, refusal: Refusal) -> RequestError:
