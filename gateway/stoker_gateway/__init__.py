@@ -1,1 +1,1 @@
-"""One address before the servers of many models: Envoy moves the bytes, a picker decides where they go."""
+"""One address for the servers of many models: Envoy forwards the requests, and a picker chooses the servers."""

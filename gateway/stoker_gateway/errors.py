@@ -1,4 +1,4 @@
-"""Why a gateway ends."""
+"""Fatal errors of the gateway."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from stoker_common.errors import StokerError
 
 
 class GatewayError(StokerError):
-    """A part of the gateway cannot serve, or has ended."""
+    """A part of the gateway cannot serve, or has exited."""

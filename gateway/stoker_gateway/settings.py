@@ -1,4 +1,4 @@
-"""What can be chosen about the gateway."""
+"""Settings of the gateway."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stoker_gateway.limits.peer_settings import PeerSettings
 
 @dataclass(frozen=True)
 class ExternalScalerSettings:
-    """Where KEDA is answered.
+    """Settings of KEDA's external scaler.
 
     Attributes:
-        listen: the address for KEDA, ``HOST:PORT``.
-        reports: a name whose addresses are all replicas', this one's own too, and their metrics' port: ``HOST:PORT``.
+        listen: address to listen on, ``HOST:PORT``.
+        reports: name that resolves to all replicas, including this one, and their metrics port: ``HOST:PORT``.
     """
 
     listen: str
@@ -26,26 +26,25 @@ class ExternalScalerSettings:
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """What can be chosen about the gateway.
+    """Settings of the gateway.
 
     Attributes:
-        host, port: where clients are served; an IP address, and port 0 is one that is free.
-        max_body_bytes: of a request.
-        tls: what proves to clients who the gateway is; None: connections are not encrypted.
-        drain_delay_s: how long connections are still taken in the end, while ``/ready`` says no.
-        drain_s: how long requests under way may take then.
-        peers: the other replicas, with which the keys' limits are shared; None: there are none.
-        metrics_port: of /metrics, on the same host; None: nowhere.
-        access_log: whether each request is told on standard output.
-        billing_log: the file for lines about the tokens of requests; ``-``: standard output; None: nowhere.
+        host, port: address for clients: an IP address; port 0 chooses a free one.
+        max_body_bytes: maximum size of a request body.
+        tls: certificate; None: connections are not encrypted.
+        drain_delay_s: seconds for which connections are still accepted at shutdown, while ``/ready`` fails.
+        drain_s: maximum time that active requests may take after that, in seconds.
+        peers: other replicas that share the keys' limits; None: there are none.
+        metrics_port: port of /metrics, on the same host; None: no metrics.
+        access_log: whether to log each request to standard output.
+        billing_log: file for lines about the tokens of requests; ``-``: standard output; None: no such log.
         json_log: whether Envoy's log is JSON.
-        max_held: requests of an endpoint with scaling that are held while none of its servers is ready, at most.
-        max_held_bytes: of their bodies.
-        holds: whether there may be such endpoints.
-        external_scaler: where KEDA is answered; None: nowhere.
-        allowed_origins: pages of which may use it, as browsers say them; ``*``: of any.
-        fail_open: the cluster whose servers Envoy chooses among while the picker fails; None: requests are then
-            refused.
+        max_held: maximum number of held requests of an endpoint with scaling while none of its servers is ready.
+        max_held_bytes: maximum size of their bodies together.
+        holds: whether there may be endpoints with scaling.
+        external_scaler: KEDA's external scaler; None: it is not served.
+        allowed_origins: origins whose pages may use the gateway (CORS), as browsers send them; ``*``: any.
+        fail_open: cluster among whose servers Envoy chooses while the picker fails; None: requests are rejected.
     """
 
     host: str
@@ -68,14 +67,14 @@ class GatewaySettings:
 
     @property
     def limits(self) -> RequestLimits:
-        """What the picker takes in."""
+        """Limits of the requests that the picker accepts."""
         limits = RequestLimits(
             max_body_bytes=self.max_body_bytes, max_held=self.max_held, max_held_bytes=self.max_held_bytes
         )
         return replace(limits, upload_s=UPLOAD_S) if self.holds else limits
 
     def envoy(self, folder: Path) -> EnvoySettings:
-        """Envoy's, with this folder for its sockets and files."""
+        """Return Envoy's settings, with this folder for its sockets and files."""
         return EnvoySettings(
             self.host,
             self.port,

@@ -1,4 +1,4 @@
-"""Works that go on at once."""
+"""Helpers for concurrent tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Waits for the first that ends, ends the others, and raises what it raised."""
+    """Run coroutines concurrently until the first one ends; cancel the others and raise its exception, if any."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -64,7 +64,7 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         ([SERVER, "--picker-failure-mode", "FailOpen"], "--picker-failure-mode"),
         ([SERVER, "--endpoint=b=http://127.0.0.1:2", "--picker-failure-mode=fail-open"], "for one model, not for a, b"),
         (["--kubernetes", "--namespace=x", "--picker-failure-mode=fail-open"], "--kubernetes"),
-        ([SERVER, "--keys=/nonexistent", "--picker-failure-mode=fail-open"], "lets nobody in"),
+        ([SERVER, "--keys=/nonexistent", "--picker-failure-mode=fail-open"], "with --keys requests need keys"),
         ([SERVER, "--api-key", "secret"], "--api-key"),
         ([SERVER, "--max-held", "5"], "--max-held"),
         ([SERVER, "--max-held-bytes", "100000000"], "--max-held-bytes"),

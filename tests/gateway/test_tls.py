@@ -104,8 +104,8 @@ def test_a_renewed_certificate_is_taken_while_streams_go_on(tmp_path: Path) -> N
         (["--tls-key", "tls.key"], "--tls-cert is missing"),
         (["--tls-cert", "none", "--tls-key", "tls.key"], "--tls-cert: none cannot be read"),
         (["--tls-cert", "tls.crt", "--tls-key", "other.key"], "KEY_VALUES_MISMATCH"),
-        (["--tls-cert", "tls.key", "--tls-key", "tls.crt"], "no certificate and its key"),
-        (["--tls-cert", "/dev/null", "--tls-key", "/dev/null"], "no certificate and its key"),
+        (["--tls-cert", "tls.key", "--tls-key", "tls.crt"], "not a certificate and its key"),
+        (["--tls-cert", "/dev/null", "--tls-key", "/dev/null"], "not a certificate and its key"),
         (["--drain-delay", "-1"], "--drain-delay"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The gateway's commands."""
+"""The commands ``stoker gateway`` and ``stoker keys``."""

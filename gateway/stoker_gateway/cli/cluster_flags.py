@@ -18,45 +18,46 @@ if TYPE_CHECKING:
     from stoker_gateway.limits.peer_settings import PeerSettings
     from stoker_gateway.settings import ExternalScalerSettings
 
-#: What is held for an endpoint at most, unless the flags say otherwise.
+#: Default limits of held requests of an endpoint: number of requests, and bytes of their bodies.
 MAX_HELD: Final = 1000
 MAX_HELD_BYTES: Final = 64 << 20
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-#: Where a process reaches itself that listens at every address.
+#: Listening address for all addresses → address at which the process reaches itself.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-#: Where Kubernetes tells a pod its own.
+#: File in which Kubernetes provides a pod's namespace.
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
-    """Adds the flags.
+    """Add the flags.
 
     Args:
-        source: the group of flags of which one says what is served.
+        parser: parser of the command.
+        source: mutually exclusive group of the flags that determine the models.
     """
     source.add_argument(
         "--kubernetes",
         action="store_true",
-        help="serve the cluster's InferenceEndpoints that the operator admits, to clients with keys of the namespace",
+        help="serve the cluster's InferenceEndpoints that the operator admits, to clients with keys in the namespace",
     )
     parser.add_argument(
         "--namespace",
         metavar="NAME",
-        help="with --kubernetes: the namespace of clients' keys (default: the one that this runs in)",
+        help="with --kubernetes: the namespace of the clients' keys (default: the gateway's own)",
     )
     parser.add_argument(
         "--max-held",
         type=_count,
         metavar="REQUESTS",
-        help="with --kubernetes: requests of an endpoint that is scaled to zero that are held while none of its pods "
-        f"is ready; more are refused (default: {MAX_HELD})",
+        help="with --kubernetes: maximum number of requests held for an endpoint scaled to zero until one of its pods "
+        f"is ready; more are rejected (default: {MAX_HELD})",
     )
     parser.add_argument(
         "--max-held-bytes",
         type=_count,
         metavar="BYTES",
-        help="with --kubernetes: bytes of the bodies of these; at least --max-body-size "
+        help="with --kubernetes: maximum size of the bodies of these requests together; at least --max-body-size "
         f"(default: {MAX_HELD_BYTES}, or --max-body-size if that is more)",
     )
     parser.add_argument(
@@ -64,59 +65,66 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
         type=peer_flags.address,
         metavar="HOST:PORT",
         help="with --kubernetes: serve KEDA's external push scaler at this address; needs --metrics-port "
-        "(default: nowhere)",
+        "(default: it is not served)",
     )
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends with a message where flags are for another source of what is served."""
+    """Check the combination of flags; exit with a message if flags are for another source of models."""
     if not options.kubernetes:
         if options.namespace is not None:
-            parser.error("argument --namespace: it is for --kubernetes only")
+            parser.error("argument --namespace: it is for --kubernetes only; add --kubernetes, or leave it out")
         for flag, value in (("--max-held", options.max_held), ("--max-held-bytes", options.max_held_bytes)):
             if value is not None:
-                parser.error(f"argument {flag}: it is for --kubernetes only; no other endpoint's requests are held")
+                parser.error(f"argument {flag}: it is for --kubernetes only; without it, no requests are held")
         if options.external_scaler_listen is not None:
-            parser.error("argument --external-scaler-listen: it is for --kubernetes only; nothing else can be scaled")
+            parser.error(
+                "argument --external-scaler-listen: it is for --kubernetes only; without it, nothing can be scaled"
+            )
         return
     if options.max_held_bytes is not None and options.max_held_bytes < options.max_body_size:
         parser.error(
-            f"argument --max-held-bytes: one body may have {options.max_body_size} bytes by --max-body-size; write as "
-            "many or more, or lower --max-body-size"
+            f"argument --max-held-bytes: it is less than --max-body-size, {options.max_body_size}; raise it, or lower "
+            "--max-body-size"
         )
     if options.keys is not None:
-        parser.error("argument --keys: with --kubernetes, keys are Secrets; make them by stoker keys --namespace")
+        parser.error(
+            "argument --keys: with --kubernetes, keys are Secrets; make them with `stoker keys create --namespace`"
+        )
     if options.session_header is not None:
         parser.error(
-            "argument --session-header: with --kubernetes, each endpoint says it in spec.routing.sessionHeader"
+            "argument --session-header: with --kubernetes, set it for each endpoint in spec.routing.sessionHeader"
         )
     if options.namespace is None:
         try:
             options.namespace = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
-            parser.error("argument --namespace: this runs in no pod; name the namespace of clients' keys")
+            parser.error(
+                "argument --namespace: it is required outside of a pod; name the namespace of the clients' keys"
+            )
     if not _NAMESPACE.fullmatch(options.namespace):
-        parser.error(f"argument --namespace: {options.namespace!r} is no name of a namespace")
+        parser.error(f"argument --namespace: {options.namespace!r} is not a valid namespace name")
 
 
 def external_scaler(
     parser: argparse.ArgumentParser, options: argparse.Namespace, peers: PeerSettings | None
 ) -> ExternalScalerSettings | None:
-    """Where KEDA is answered; None: nowhere. A wrong command line ends the process."""
+    """Return the settings of KEDA's external scaler; None without the flag. An invalid command line exits the
+    process."""
     if options.external_scaler_listen is None:
         return None
     from stoker_gateway.settings import ExternalScalerSettings
 
     if not options.metrics_port:
         parser.error(
-            "argument --external-scaler-listen: replicas read each other's reports from their metrics ports; add "
-            "--metrics-port with the same port for each"
+            "argument --external-scaler-listen: replicas read each other's reports on their metrics ports; add "
+            "--metrics-port, with the same port for all replicas"
         )
     if peers is None:
         host = netloc(_LOOPBACK.get(options.host, options.host), 0).rpartition(":")[0]
     elif peers.service is None:
         parser.error(
-            "argument --external-scaler-listen: replicas are found by --peer-service; use it instead of --peer"
+            "argument --external-scaler-listen: it finds replicas by --peer-service; use that instead of --peer"
         )
     else:
         host = peers.service.rpartition(":")[0]
@@ -124,14 +132,14 @@ def external_scaler(
 
 
 def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegistry], ClusterWatch]:
-    """The watch of the cluster that this runs in, or that the kubeconfig points at.
+    """Connect to the cluster of the kubeconfig or of this pod; returns a function that creates its watch.
 
     Args:
-        namespace: of clients' keys.
+        namespace: namespace of the clients' keys.
         holds_external: see `ClusterWatch`.
 
     Raises:
-        GatewayError: there is none.
+        GatewayError: no cluster is configured.
     """
     from stoker_gateway.kubernetes.api import Api
     from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
@@ -142,5 +150,5 @@ def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegis
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 12 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)

@@ -1,4 +1,4 @@
-"""``stoker gateway``: one address before the servers of many models."""
+"""``stoker gateway``: one address for the servers of many models."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-#: Taken off each request before anyone reads it, or about the connection and not the session.
+#: Headers that cannot identify a session: Envoy removes them from requests, or they describe the connection.
 _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
 
 
 def main(argv: list[str]) -> int:
-    """Runs until SIGTERM or SIGINT; 1: it cannot serve, 2: a wrong command line."""
+    """Run until SIGTERM or SIGINT; returns the exit code: 1 if it cannot serve, 2 for an invalid command line."""
     command = parse_command(argv)
     from stoker_gateway.runtime import supervisor
 
@@ -40,13 +40,14 @@ def main(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """What a command line says.
+    """A parsed command line.
 
     Attributes:
-        model_registry: what is served; None: the cluster says it.
-        keys: of clients.
-        namespace: of clients' keys in the cluster.
-        names: the registry's servers by host; None: none of them is a name.
+        settings: settings of the gateway.
+        model_registry: models to serve; None: they come from the cluster.
+        keys: the clients' keys; None: they come from the cluster, or no key is required.
+        namespace: namespace of the clients' keys in the cluster; None without ``--kubernetes``.
+        names: hosts of the registry's servers; None with ``--kubernetes``.
     """
 
     settings: GatewaySettings
@@ -57,13 +58,13 @@ class Command:
 
 
 def parse_command(argv: list[str]) -> Command:
-    """Reads a command line and configures the log; a wrong one ends the process with a message."""
+    """Parse a command line and configure logging; an invalid one exits the process with a message."""
     parser = parser_of()
     options = parser.parse_args(argv)
     if options.metrics_port is not None and options.metrics_port == options.port != 0:
-        parser.error(f"--metrics-port and --port are both {options.port}; choose another for one of them")
+        parser.error(f"--metrics-port and --port are both {options.port}; choose different ports")
     if options.access_log and options.billing_log == "-":
-        parser.error("--access-log and --billing-log are both on standard output; give --billing-log a file")
+        parser.error("--access-log and --billing-log both write to standard output; give --billing-log a file")
     if options.billing_log == "":
         parser.error("--billing-log is empty; give it a file, or - for standard output")
     cluster_flags.check(parser, options)
@@ -81,7 +82,7 @@ def parse_command(argv: list[str]) -> Command:
         parser.error(f"argument --keys: {error}")
     peers = peer_flags.settings_of(parser, options)
     if peers is not None and keys is None and not options.kubernetes:
-        parser.error("--peer-listen and the like share the limits of keys; add --keys")
+        parser.error("the flags --peer-… share the limits of keys; add --keys")
     settings = GatewaySettings(
         options.host,
         options.port,
@@ -107,21 +108,22 @@ def parse_command(argv: list[str]) -> Command:
 def _fail_open(
     parser: argparse.ArgumentParser, options: argparse.Namespace, model_registry: ModelRegistry | None
 ) -> str:
-    """The one cluster there is. Where there may be more, nobody but the picker knows which a request is for."""
-    why = "--picker-failure-mode fail-open lets requests through unread"
+    """Return the only Envoy cluster; exit with a message if there may be several, because only the picker knows to
+    which one a request belongs."""
+    why = "--picker-failure-mode fail-open forwards requests unchecked"
     if model_registry is None:
-        parser.error(f"{why}, but a cluster's need keys; leave it out with --kubernetes")
+        parser.error(f"{why}, but with --kubernetes requests need keys; leave out one of them")
     if options.keys is not None:
-        parser.error(f"{why}, but --keys lets nobody in without a key; leave out one of them")
+        parser.error(f"{why}, but with --keys requests need keys; leave out one of them")
     clusters = {endpoint.cluster for endpoint in model_registry.endpoints.values()}
     if len(clusters) > 1:
         names = ", ".join(sorted(model_registry.endpoints))
-        parser.error(f"{why}, so they must all be for one model, not for {names}; serve one --endpoint NAME")
+        parser.error(f"{why}, so all must be for one model, not for {names}; serve one --endpoint NAME")
     return clusters.pop()
 
 
 def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` and returns its exit code, or 1 with a message where something cannot serve."""
+    """Run `work` and return its exit code, or 1 with a message if a part of the gateway cannot serve."""
     try:
         return asyncio.run(work)
     except (GatewayError, OSError) as error:
@@ -130,10 +132,10 @@ def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
 
 
 def parser_of() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the command's parser."""
     parser = argparse.ArgumentParser(
         prog="stoker gateway",
-        description="One address before the servers of many models. Requests go by prefix and load; Envoy moves them.",
+        description="One address for the servers of many models: routes requests by prefix and load, through Envoy.",
         epilog="example: stoker gateway --endpoint gemma=http://10.0.0.5:8000 --endpoint gemma=http://10.0.0.6:8000",
     )
     source = parser.add_mutually_exclusive_group(required=True)
@@ -142,82 +144,84 @@ def parser_of() -> argparse.ArgumentParser:
         action="append",
         type=_endpoint,
         metavar=_ENDPOINT,
-        help="a server of the model that requests call NAME; repeatable, with the same name for further servers",
+        help="a server of the model with the served name NAME; repeatable, with the same NAME for further servers",
     )
     cluster_flags.add_to(parser, source)
     parser.add_argument(
-        "--host", type=_host, default="127.0.0.1", help="address to listen on, :: for all (default: %(default)s)"
+        "--host", type=_host, default="127.0.0.1", help="address to listen on; :: for all (default: %(default)s)"
     )
-    parser.add_argument("--port", type=_port, default=8080, help="port; 0: a free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=_port, default=8080, help="port to listen on; 0: a free one (default: %(default)s)"
+    )
     parser.add_argument(
         "--keys",
         type=Path,
         metavar="FILE",
-        help="keys that requests need, made by `stoker keys`; read again when it changes (default: no key is needed)",
+        help="file of the clients' keys, made by `stoker keys`; reloaded when it changes (default: no key needed)",
     )
     parser.add_argument(
         "--session-header",
         type=_header,
         metavar="NAME",
-        help="request header whose value keeps a session with one server (default: none)",
+        help="request header whose value identifies a session, which stays with one server (default: none)",
     )
     parser.add_argument(
         "--max-body-size",
         type=_size,
         default=32 << 20,
         metavar="BYTES",
-        help="longest body of a request; longer ones are refused (default: %(default)s)",
+        help="maximum size of a request body; larger ones are rejected (default: %(default)s)",
     )
     parser.add_argument(
         "--allowed-origins",
         type=_origins,
         default=[],
         metavar="JSON",
-        help='origins whose pages may use this from a browser, as ["https://chat.example"] or ["*"] (default: none)',
+        help='origins whose pages may use the gateway (CORS), as ["https://chat.example"] or ["*"] (default: none)',
     )
     parser.add_argument(
         "--drain-delay",
         type=_seconds,
         default=0,
         metavar="SECONDS",
-        help="how long connections are still taken after SIGTERM, while /ready says no (default: %(default)s)",
+        help="how long connections are still accepted after SIGTERM, while /ready answers 503 (default: %(default)s)",
     )
     parser.add_argument(
         "--drain-timeout",
         type=_seconds,
         default=600,
         metavar="SECONDS",
-        help="how long requests under way may take after SIGTERM (default: %(default)s)",
+        help="how long running requests may take after SIGTERM (default: %(default)s)",
     )
     parser.add_argument(
         "--picker-failure-mode",
         choices=("fail-close", "fail-open"),
         default="fail-close",
-        help="what requests meet while the picker fails: a 503 that may be tried again, or, with one model and no "
-        "keys, its server with the fewest requests (default: %(default)s)",
+        help="while the picker fails, answer requests with 503, or send them to any server, which needs a single model "
+        "and no keys (default: %(default)s)",
     )
     tls_flags.add_to(parser)
     peer_flags.add_to(parser)
-    output = parser.add_argument_group("what it tells")
+    output = parser.add_argument_group("metrics and logs")
     output.add_argument(
         "--metrics-port",
         type=_port,
         metavar="PORT",
-        help="where /metrics answers, on the same host; 0: a free one (default: nowhere)",
+        help="port of /metrics, on the same host; 0: a free one (default: no metrics)",
     )
     output.add_argument(
-        "--access-log", action="store_true", help="a line of JSON on standard output for each request that has ended"
+        "--access-log", action="store_true", help="write a line of JSON to standard output for each completed request"
     )
     output.add_argument(
         "--billing-log",
         metavar="FILE|-",
-        help="where a line of JSON is added for each request that used tokens; -: standard output (default: nowhere)",
+        help="file for a line of JSON for each request that used tokens; -: standard output (default: none)",
     )
     output.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="how log lines are written, on standard error (default: %(default)s)",
+        help="format of the log on standard error (default: %(default)s)",
     )
     return parser
 
@@ -241,7 +245,7 @@ def _model_registry(servers: dict[str, tuple[str, ...]], session_header: str | N
 
 def _number(text: str, minimum: int, maximum: int) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 18 or not minimum <= int(text) <= maximum:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {minimum} to {maximum}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {minimum} to {maximum}")
     return int(text)
 
 
@@ -251,10 +255,12 @@ def _origins(text: str) -> list[str]:
     except ValueError:
         origins = None
     if not isinstance(origins, list) or not all(isinstance(each, str) and each for each in origins):
-        raise argparse.ArgumentTypeError(f'{text!r} is no list of origins in JSON, such as ["https://chat.example"]')
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON list of origins, such as ["https://chat.example"]')
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
-            raise argparse.ArgumentTypeError(f"{origin!r} is no origin: write scheme and host, as https://chat.example")
+            raise argparse.ArgumentTypeError(
+                f"{origin!r} is not an origin: write scheme and host, as https://chat.example"
+            )
     return origins
 
 
@@ -273,9 +279,11 @@ def _seconds(text: str) -> int:
 def _header(text: str) -> str:
     name = text.lower()
     if not _HEADER_NAME.fullmatch(name):
-        raise argparse.ArgumentTypeError(f"{text!r} is no header's name")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid header name")
     if _NO_SESSION.fullmatch(name):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot name a session; choose another one, as X-Session-Id")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot identify a session; use another header, such as X-Session-Id"
+        )
     return name
 
 
@@ -293,21 +301,23 @@ def _endpoint(text: str) -> tuple[str, str]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not {_ENDPOINT}") from None
     if parts.scheme == "https":
-        raise argparse.ArgumentTypeError(f"{text!r}: servers are spoken to without TLS; write http://")
+        raise argparse.ArgumentTypeError(f"{text!r}: TLS to servers is not supported; write http://")
     if parts.scheme != "http" or not parts.hostname or not port or "@" in parts.netloc:
         raise argparse.ArgumentTypeError(f"{text!r} is not {_ENDPOINT}")
     if url.rstrip("/") != f"http://{parts.netloc}":
-        raise argparse.ArgumentTypeError(f"{text!r}: leave out what follows the port; clients say the path")
+        raise argparse.ArgumentTypeError(f"{text!r}: leave out what follows the port; the client sends the path")
     _address(parts.hostname, port)
     return name, netloc(parts.hostname, port)
 
 
 def _address(host: str, port: int | None) -> str:
-    """The first IP address of a host, IPv4 if it has both kinds."""
+    """Return the first IP address of a host, IPv4 if it has both kinds."""
     try:
         addresses = addresses_of(host, port)
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(f"{host!r} has no address: {error}") from None
     if of_link := [each for each in addresses if "%" in each]:
-        raise argparse.ArgumentTypeError(f"{host!r} has an address of one link only, {of_link[0]}; give another")
+        raise argparse.ArgumentTypeError(
+            f"{host!r} has an address that is valid on one link only, {of_link[0]}; use another"
+        )
     return addresses[0]

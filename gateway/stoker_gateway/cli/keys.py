@@ -1,4 +1,4 @@
-"""``stoker keys``: makes, shows and revokes the keys of a gateway's clients."""
+"""``stoker keys``: creates, lists and revokes the API keys of a gateway's clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS: Final = ("id", "models", *manifests.LIMITS, "priority", "expires", "cr
 
 
 def main(argv: list[str]) -> int:
-    """1: the file or the cluster cannot be used, 2: a wrong command line."""
+    """Return the exit code: 1 if the file or the cluster cannot be used, 2 for an invalid command line."""
     options = parser_of().parse_args(argv)
     try:
         result: int = options.run(options)
@@ -43,26 +43,26 @@ def main(argv: list[str]) -> int:
 
 
 def parser_of() -> argparse.ArgumentParser:
-    """The command's flags."""
-    parser = argparse.ArgumentParser(prog="stoker keys", description="The keys of a gateway's clients.")
+    """Return the command's parser."""
+    parser = argparse.ArgumentParser(prog="stoker keys", description="Manage the API keys of a gateway's clients.")
     commands = parser.add_subparsers(required=True, metavar="create|list|revoke")
 
-    create = commands.add_parser("create", help="make a key, and print its text: the only time that it is shown")
+    create = commands.add_parser("create", help="create a key and print its text, which is shown only this once")
     create.set_defaults(run=_create)
     _add_store_flags(create)
-    create.add_argument("--id", type=_flag_type(values.key_id), help="what it is called (default: a random id)")
+    create.add_argument("--id", type=_flag_type(values.key_id), help="id of the key (default: a random id)")
     create.add_argument(
         "--model",
         action="append",
         default=[],
         type=_flag_type(values.model),
         metavar="NAME",
-        help="a model it is for; repeatable, and * stands for any characters (default: all models)",
+        help="a model that the key may use; repeatable, * stands for any characters (default: all models)",
     )
     for flag, meaning in (
-        ("--requests-per-minute", "requests that may begin in a minute"),
-        ("--tokens-per-minute", "tokens of prompts and answers in a minute"),
-        ("--concurrency", "requests at once"),
+        ("--requests-per-minute", "requests that may start in a minute"),
+        ("--tokens-per-minute", "tokens of prompts and outputs in a minute"),
+        ("--concurrency", "concurrent requests"),
     ):
         create.add_argument(flag, type=_flag_type(values.limit), metavar="N", help=f"{meaning} (default: no limit)")
     create.add_argument(
@@ -70,30 +70,36 @@ def parser_of() -> argparse.ArgumentParser:
         type=_flag_type(values.priority),
         default=0,
         metavar="N",
-        help="the higher, the earlier its turn when servers are full (default: %(default)s)",
+        help="priority of its requests when all servers are full; higher ones go first (default: %(default)s)",
     )
     expiry = create.add_mutually_exclusive_group()
     expiry.add_argument(
-        "--expires-in", type=_flag_type(_moment_after), dest="expires", metavar="30d", help="in s, m, h, d or w"
+        "--expires-in",
+        type=_flag_type(_moment_after),
+        dest="expires",
+        metavar="30d",
+        help="lifetime, in s, m, h, d or w",
     )
     expiry.add_argument(
         "--expires-at",
         type=_flag_type(_future_moment),
         dest="expires",
         metavar="2030-01-31T12:00:00Z",
-        help="by RFC 3339",
+        help="time at which the key expires, in RFC 3339 format",
     )
-    create.add_argument("--output", choices=("text", "json"), default="text", help="(default: %(default)s)")
+    create.add_argument("--output", choices=("text", "json"), default="text", help="format (default: %(default)s)")
 
-    listing = commands.add_parser("list", help="show the keys there are, but not their text, which nobody has")
+    listing = commands.add_parser("list", help="list the keys, without their text, which is not stored")
     listing.set_defaults(run=_list)
     _add_store_flags(listing)
-    listing.add_argument("--output", choices=("text", "json"), default="text", help="(default: %(default)s)")
+    listing.add_argument("--output", choices=("text", "json"), default="text", help="format (default: %(default)s)")
 
-    revoke = commands.add_parser("revoke", help="take a key out of force")
+    revoke = commands.add_parser("revoke", help="revoke a key")
     revoke.set_defaults(run=_revoke)
     _add_store_flags(revoke)
-    revoke.add_argument("id", type=_flag_type(values.key_id), metavar="ID", help="as `stoker keys list` shows it")
+    revoke.add_argument(
+        "id", type=_flag_type(values.key_id), metavar="ID", help="id of the key, as shown by `stoker keys list`"
+    )
     return parser
 
 
@@ -110,9 +116,10 @@ def _create(options: argparse.Namespace) -> int:
         print(text if options.output == "text" else json.dumps(shown, ensure_ascii=False), flush=True)
     except OSError as error:
         store.delete(key_id)
-        raise KeyStoreError(f"standard output is closed ({error.strerror}); no key was made") from None
+        raise KeyStoreError(f"standard output is closed ({error.strerror}); no key was created") from None
     print(
-        f"stoker keys: made the key {key_id!r} in {_store_name(options)}; its text is not shown again", file=sys.stderr
+        f"stoker keys: created the key {key_id!r} in {_store_name(options)}; its text is not shown again",
+        file=sys.stderr,
     )
     return 0
 
@@ -123,7 +130,7 @@ def _list(options: argparse.Namespace) -> int:
         try:
             rows.append(_shown(manifests.read(manifest), manifest))
         except KeyManifestError as error:
-            print(f"stoker keys: not in force: {error}", file=sys.stderr)
+            print(f"stoker keys: invalid key: {error}", file=sys.stderr)
     if options.output == "json":
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return 0
@@ -142,9 +149,9 @@ def _revoke(options: argparse.Namespace) -> int:
 
 
 def _shown(key: Key, manifest: Any = None) -> dict[str, Any]:
-    """What may be seen of a key: all but its digest."""
+    """Return the fields of a key to show: all but its digest."""
     created = None if manifest is None else manifest["metadata"].get("creationTimestamp")
-    if isinstance(created, datetime):  # as YAML has it without quotes
+    if isinstance(created, datetime):  # YAML converts a time without quotes
         created = values.moment_text(created.replace(tzinfo=created.tzinfo or UTC).timestamp())
     return {
         "id": key.id,
@@ -164,9 +171,12 @@ def _cell(value: Any) -> str:
 
 def _add_store_flags(parser: argparse.ArgumentParser) -> None:
     store = parser.add_mutually_exclusive_group(required=True)
-    store.add_argument("--file", type=Path, metavar="FILE", help="keys in a file, for `stoker gateway --keys FILE`")
+    store.add_argument("--file", type=Path, metavar="FILE", help="file of keys, for `stoker gateway --keys FILE`")
     store.add_argument(
-        "--namespace", type=_flag_type(_namespace), metavar="NS", help="keys in a cluster: the gateway's namespace"
+        "--namespace",
+        type=_flag_type(_namespace),
+        metavar="NS",
+        help="namespace of the gateway in the cluster, whose Secrets are the keys",
     )
 
 
@@ -183,7 +193,7 @@ def _store_name(options: argparse.Namespace) -> str:
 
 
 def _flag_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
-    """A flag's type whose errors say what `read` says."""
+    """Return a type for `add_argument` whose errors have the message of `read`."""
 
     def parse(text: str) -> Value:
         try:
@@ -196,23 +206,23 @@ def _flag_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
 
 def _namespace(text: str) -> str:
     if not _NAMESPACE.fullmatch(text):
-        raise ValueError(f"{values.shown(text)} is no namespace's name")
+        raise ValueError(f"{values.shown(text)} is not a valid namespace name")
     return text
 
 
 def _moment_after(text: str) -> float:
     if (match := _DURATION.fullmatch(text)) is None:
-        raise ValueError(f"{values.shown(text)} is no duration; write it like 30d, with s, m, h, d or w")
+        raise ValueError(f"{values.shown(text)} is not a duration; write it like 30d, with s, m, h, d or w")
     moment = time.time() + int(match[1]) * _UNITS[match[2]]
     try:
         values.moment_text(moment)
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} ends after the year 9999; leave it out for a key that holds for ever") from None
+        raise ValueError(f"{text!r} ends after the year 9999; leave it out for a key that does not expire") from None
     return moment
 
 
 def _future_moment(text: str) -> float:
     moment = values.moment(text)
     if moment <= time.time():
-        raise ValueError(f"{text!r} is past; choose a later moment")
+        raise ValueError(f"{text!r} is in the past; choose a later time")
     return moment

@@ -1,4 +1,4 @@
-"""Flags by which replicas of the gateway know each other."""
+"""Flags of ``stoker gateway`` for other replicas."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from stoker_gateway.limits.peer_settings import PeerSettings
 
-#: A token is as hard to guess as this many characters can be.
+#: Minimum number of characters of a token.
 _LEAST_TOKEN: Final = 16
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
-    peers = parser.add_argument_group("other replicas, with which the keys' limits are shared")
+    """Add the flags."""
+    peers = parser.add_argument_group("other replicas, which share the keys' limits")
     peers.add_argument(
         "--peer",
         action="append",
         default=[],
         type=address,
         metavar="HOST:PORT",
-        help="where another replica listens for replicas; repeatable (default: there is none)",
+        help="address where another replica listens for replicas; repeatable (default: none)",
     )
     peers.add_argument(
         "--peer-service",
         type=address,
         metavar="HOST:PORT",
-        help="a name whose addresses are all replicas', as that of a headless Service; looked up every second",
+        help="name that resolves to the addresses of all replicas, such as a headless Service; resolved every second",
     )
     peers.add_argument(
-        "--peer-listen", type=address, metavar="HOST:PORT", help="where this one listens for them (default: nowhere)"
+        "--peer-listen", type=address, metavar="HOST:PORT", help="address where this replica listens (default: none)"
     )
     peers.add_argument(
-        "--peer-token-file", type=Path, metavar="FILE", help="a secret in a file, the same for all replicas"
+        "--peer-token-file", type=Path, metavar="FILE", help="file with a secret, the same for all replicas"
     )
 
 
 def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> PeerSettings | None:
-    """What the flags say; None without them. A wrong command line ends the process."""
+    """Return the settings of the flags; None without them. An invalid command line exits the process."""
     flags: dict[str, object] = {
         "--peer": options.peer,
         "--peer-service": options.peer_service,
@@ -50,9 +50,9 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         return None
     for flag in ("--peer-listen", "--peer-token-file"):
         if not flags[flag]:
-            parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file, beside --peer")
+            parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file beside --peer")
     if options.peer and options.peer_service:
-        parser.error("argument --peer-service: it finds all replicas; leave out --peer")
+        parser.error("argument --peer-service: it already finds all replicas; leave out --peer")
     from stoker_gateway.limits.peer_settings import PeerSettings
 
     token = _token(parser, options.peer_token_file)
@@ -67,7 +67,7 @@ def _token(parser: argparse.ArgumentParser, path: Path) -> str:
     if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         parser.error(
             f"argument --peer-token-file: {path} must have one word of at least {_LEAST_TOKEN} ASCII characters, "
-            "as `openssl rand -hex 32` writes it"
+            "such as the output of `openssl rand -hex 32`"
         )
     return token
 

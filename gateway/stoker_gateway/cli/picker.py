@@ -1,6 +1,7 @@
-"""``python -m stoker_gateway.cli.picker FOLDER PARENT NUMBER …``: the picker of the command ``stoker gateway …``.
+"""``python -m stoker_gateway.cli.picker FOLDER PARENT NUMBER …``: the picker's process of ``stoker gateway …``.
 
-FOLDER is Envoy's, PARENT the process that this one ends with, and NUMBER how many pickers there were before.
+FOLDER is Envoy's folder, PARENT the id of the parent process, with which this one dies, and NUMBER the number of
+earlier pickers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ async def _run(folder: Path, is_restart: bool, command: gateway.Command) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Runs until SIGTERM or SIGINT; 1: it cannot serve."""
+    """Run until SIGTERM or SIGINT; returns the exit code, 1 if the picker cannot serve."""
     folder, parent, number, *arguments = argv
     die_with(int(parent))
     return gateway.exit_code_of(_run(Path(folder), number != "0", gateway.parse_command(arguments)))

@@ -1,4 +1,4 @@
-"""Flags by which clients' connections are encrypted."""
+"""Flags of ``stoker gateway`` for TLS."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     tls = parser.add_argument_group("TLS; without it, connections are not encrypted")
     tls.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM, with those between it and the authority's"
+        "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM, with its intermediate certificates"
     )
     tls.add_argument(
-        "--tls-key", type=Path, metavar="FILE", help="its key in PEM; both are read again when they are replaced"
+        "--tls-key", type=Path, metavar="FILE", help="its private key in PEM; both are reloaded when they are replaced"
     )
 
 
 def files_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> TLSFiles | None:
-    """What the flags say; None without them. A wrong command line ends the process."""
+    """Return the files of the flags; None without them. An invalid command line exits the process."""
     if options.tls_cert is None and options.tls_key is None:
         return None
     for flag, path in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
@@ -38,7 +38,7 @@ def files_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> TL
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         parser.error(
-            f"argument --tls-key: {options.tls_cert} and {options.tls_key} are no certificate and its key, in PEM and "
+            f"argument --tls-key: {options.tls_cert} and {options.tls_key} are not a certificate and its key in PEM, "
             f"without a password: {reason}"
         )
     from stoker_gateway.envoy.settings import TLSFiles

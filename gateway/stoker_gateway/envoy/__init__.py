@@ -1,1 +1,1 @@
-"""Envoy, which moves the bytes: what it is told to do, and its process."""
+"""Envoy, the data plane of the gateway: its configuration and its process."""

@@ -1,4 +1,4 @@
-"""The access log: a line of JSON on standard output for each request that has ended. No prompts, no credentials."""
+"""The access log: a JSON line on standard output for each completed request, without prompts and credentials."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final
 
 from stoker_gateway.envoy.values import Config
 
-#: Where a cluster says which model its servers have.
+#: Namespace and key of the cluster metadata with the model's name.
 METADATA: Final = "stoker"
 MODEL: Final = "model"
 
-#: Field → Envoy's word for it; the first ones as in every log (`stoker_common.logs`). Times are in milliseconds; what
-#: is unknown is null, as the model and the server of a request that the gateway answered itself. A path's question mark
-#: is left out, with what follows.
+#: Field → Envoy's format string. The first fields are those of all logs (`stoker_common.logs`). Durations are in
+#: milliseconds. Unknown values are null, such as model and server of a request that the gateway answered itself. The
+#: path has no query.
 FIELDS: Final = {
     "timestamp": "%START_TIME(%Y-%m-%dT%H:%M:%S.%3fZ)%",
     "level": "info",
@@ -35,7 +35,7 @@ FIELDS: Final = {
 
 
 def config() -> Config:
-    """Envoy's access log."""
+    """Return the configuration of Envoy's access log."""
     kind = "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
     return {
         "name": "envoy.access_loggers.stdout",

@@ -1,4 +1,4 @@
-"""A client of Envoy's administration interface: its state, its statistics, and how it is drained."""
+"""Client of Envoy's admin interface: state, statistics and draining."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from stoker_gateway.errors import GatewayError
 
 _T = TypeVar("_T")
 
-#: Seconds between looks while something is awaited.
+#: Interval of polls while waiting, in seconds.
 STEP_S: Final = 0.1
-#: Seconds that it may take to answer.
+#: Timeout of a request, in seconds.
 _ANSWER_S: Final = 5
-#: Seconds between checks whether Envoy does its work, and how many may fail in a row.
+#: Interval of health checks in seconds, and the number of consecutive failures that are an error.
 _LOOK_S: Final = 3
 _LOOKS: Final = 5
-#: The statistic that counts the pickers that Envoy reaches and that serve.
+#: Statistic with the number of healthy pickers.
 _REACHED: Final = f"cluster.{PICKER}.membership_healthy"
-#: The statistics that count requests that a cluster's servers have, or that wait for a connection to one.
+#: Statistics of requests that a cluster's servers process, or that wait for a connection to one.
 _ACTIVE: Final = re.compile(r"cluster\.(.+)\.upstream_rq_(?:pending_)?active: (\d+)")
 
 
 class EnvoyError(GatewayError):
-    """Envoy cannot be started, does not do its work, or has ended."""
+    """Envoy cannot be started, does not work, or has exited."""
 
 
 class LateAnswerError(EnvoyError):
-    """Envoy is there, and did not answer in time."""
+    """Envoy is running but did not answer in time."""
 
 
 class EnvoyAdmin:
-    """A running Envoy, by its administration interface."""
+    """Admin interface of a running Envoy."""
 
     def __init__(self, settings: EnvoySettings) -> None:
         self._settings = settings
 
     async def is_live(self) -> bool:
-        """Whether it serves."""
+        """Return whether Envoy serves requests."""
         try:
             return (await self.ask("GET", "/ready")).strip() == "LIVE"
         except EnvoyError:
             return False
 
     async def until_live(self, deadline_s: float = 60) -> None:
-        """Waits until it serves.
+        """Wait until Envoy serves requests.
 
         Raises:
-            EnvoyError: it does not.
+            EnvoyError: it does not within `deadline_s` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
         while not await self.is_live():
             if loop.time() > deadline:
-                raise EnvoyError(f"Envoy did not begin to serve within {deadline_s:g} s")
+                raise EnvoyError(f"Envoy did not become ready within {deadline_s:g} s")
             await asyncio.sleep(STEP_S)
 
     async def until_it_reaches_the_picker(self) -> None:
-        """Waits until requests are decided.
+        """Wait until Envoy has a healthy picker.
 
         Raises:
-            EnvoyError: it does not answer.
+            EnvoyError: Envoy does not answer.
         """
         while True:
             with suppress(LateAnswerError):
@@ -77,11 +77,11 @@ class EnvoyAdmin:
             await asyncio.sleep(STEP_S)
 
     async def ask(self, method: str, path: str) -> str:
-        """Envoy's administration's answer.
+        """Send a request and return the response's body.
 
         Raises:
-            LateAnswerError: it takes more than `_ANSWER_S`.
-            EnvoyError: it does not answer.
+            LateAnswerError: the response takes longer than `_ANSWER_S`.
+            EnvoyError: Envoy does not answer.
         """
         connector = aiohttp.UnixConnector(path=str(self._settings.admin_socket))
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
@@ -92,45 +92,45 @@ class EnvoyAdmin:
             ):
                 return await answer.text()
         except TimeoutError as error:
-            raise LateAnswerError(f"Envoy does not answer within {_ANSWER_S} s") from error
+            raise LateAnswerError(f"Envoy's admin interface did not answer within {_ANSWER_S} s") from error
         except (OSError, aiohttp.ClientError) as error:
-            raise EnvoyError(f"Envoy does not answer: {error!r}") from error
+            raise EnvoyError(f"Envoy's admin interface does not answer: {error!r}") from error
 
     async def port(self) -> int:
-        """The port that clients reach it at."""
+        """Return the port of the clients' listener."""
         listeners = json.loads(await self.ask("GET", "/listeners?format=json"))
         return int(listeners["listener_statuses"][0]["local_address"]["socket_address"]["port_value"])
 
     async def prometheus(self) -> str:
-        """Its metrics, as Prometheus reads them.
+        """Return Envoy's metrics in Prometheus' format.
 
         Raises:
-            EnvoyError: it does not answer.
+            EnvoyError: Envoy does not answer.
         """
         return await self.ask("GET", "/stats/prometheus")
 
     async def active_requests(self) -> int:
-        """How many requests of clients are under way."""
+        """Return the number of active requests of clients."""
         return await self.statistic(f"http.{LISTENER}.downstream_rq_active")
 
     async def statistic(self, name: str) -> int:
-        """What it counts under this name; 0 where there is no such thing.
+        """Return the value of a statistic; 0 if it does not exist.
 
         Raises:
-            EnvoyError: it does not answer.
+            EnvoyError: Envoy does not answer.
         """
         return int((await self.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
 
     async def active_by_cluster(self) -> dict[str, int]:
-        """How many requests are under way to the servers of each cluster that has any.
+        """Return the number of active requests of each cluster that has any.
 
         Raises:
-            EnvoyError: it does not answer.
+            EnvoyError: Envoy does not answer, or without these statistics.
         """
         answer = await self.ask("GET", "/stats?filter=upstream_rq_(pending_)?active$")
         found = [match for line in answer.split("\n") if (match := _ACTIVE.fullmatch(line.strip())) is not None]
-        if not found:  # it has at least the picker's: an answer without any is no count of 0
-            raise EnvoyError("Envoy does not say how many requests are under way")
+        if not found:  # the picker's cluster always has them, so an empty response does not mean 0
+            raise EnvoyError("Envoy's statistics have no counts of active requests")
         active: dict[str, int] = {}
         for match in found:
             if match[2] != "0":
@@ -138,10 +138,10 @@ class EnvoyAdmin:
         return active
 
     async def watch(self) -> NoReturn:
-        """Checks, once Envoy serves, that it does its work.
+        """Check periodically that Envoy answers and reaches the picker. Envoy must be serving already.
 
         Raises:
-            EnvoyError: it does not.
+            EnvoyError: several consecutive checks failed.
         """
         num_failures, problem = 0, ""
         while num_failures < _LOOKS:
@@ -155,21 +155,21 @@ class EnvoyAdmin:
         raise EnvoyError(problem)
 
     async def withdraw(self, timeout_s: float) -> None:
-        """Has ``/ready`` fail, and each connection closed with its next answer. New connections are still accepted.
+        """Make ``/ready`` fail and Envoy close each connection after its next response. It still accepts new ones.
 
         Raises:
-            EnvoyError: it does not answer.
+            EnvoyError: Envoy does not answer.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.retry_while_late(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
-        """Takes no new connections, and waits for requests under way; returns how many have not ended.
+        """Stop accepting connections and wait for active requests; returns how many have not ended.
 
-        An answer that is late (the machine is busy) breaks off no request: it is asked again.
+        If Envoy answers late, because the machine is busy, the request to it is repeated.
 
         Raises:
-            EnvoyError: it is not there.
+            EnvoyError: Envoy is not running.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.withdraw(timeout_s)
@@ -182,14 +182,14 @@ class EnvoyAdmin:
 
     @staticmethod
     async def retry_while_late(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
-        """Repeats a request to Envoy while its answers are late.
+        """Repeat a request to Envoy while it times out.
 
         Args:
             ask: sends the request.
-            deadline: until when, in the running loop's time.
+            deadline: time of the last attempt, in the running loop's time.
 
         Raises:
-            EnvoyError: Envoy is not there, or its answers are late at the deadline.
+            EnvoyError: Envoy is not running, or the request still times out at the deadline.
         """
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What browsers ask before a page of another origin may use the gateway (CORS): Envoy answers it by itself."""
+"""CORS: Envoy answers the preflight requests of browsers for pages of other origins."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from stoker_gateway.envoy.values import Config
 from stoker_gateway.limits import ratelimit_headers
 from stoker_gateway.protocol.envoy_headers import HELD_HEADER
 
-#: The filter's name, in the list of filters and of what is said of hosts.
+#: Name of the filter, in the list of filters and in the host's configuration.
 NAME: Final = "cors"
-#: Headers of answers that pages may read.
+#: Response headers that pages may read.
 _EXPOSED: Final = (
     *("x-request-id", "request-id", "retry-after", "x-should-retry", HELD_HEADER),
     *ratelimit_headers.HEADERS,
 )
 _METHODS: Final = "GET, POST, DELETE, OPTIONS"
-#: For how many seconds a browser need not ask again.
+#: Seconds for which a browser may cache a preflight response.
 _MAX_AGE_S: Final = 600
 _TYPE: Final = "type.googleapis.com/envoy.extensions.filters.http.cors.v3."
 
 
 def filter_config() -> Config:
-    """The filter."""
+    """Return the filter's configuration."""
     return {"name": NAME, "typed_config": {"@type": f"{_TYPE}Cors"}}
 
 
 def policy(origins: Iterable[str]) -> Config:
-    """Which pages may use the gateway.
+    """Return the CORS policy.
 
     Args:
-        origins: as browsers say them; ``*``: any. Credentials are in headers that pages set themselves, not in cookies.
+        origins: allowed origins, as browsers send them; ``*``: any. Credentials are in headers that pages set
+            themselves, not in cookies.
     """
     matches = [{"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in origins]
     return {

@@ -1,4 +1,4 @@
-"""``python -m stoker_gateway.envoy.child PARENT PROGRAM …``: becomes a program that ends when process PARENT does."""
+"""``python -m stoker_gateway.envoy.child PARENT PROGRAM …``: executes a program that ends when process PARENT does."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import sys
 from stoker_common.subprocesses.lifeline import die_with
 
 if __name__ == "__main__":
-    die_with(int(sys.argv[1]))  # what is asked of the kernel here outlives exec
+    die_with(int(sys.argv[1]))  # the parent-death signal stays set across exec
     os.execv(sys.argv[2], sys.argv[2:])

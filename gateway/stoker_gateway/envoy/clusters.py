@@ -1,7 +1,7 @@
-"""Envoy's clusters: one for each endpoint, with the servers that the picker names, and the picker's own.
+"""Envoy's clusters: one for each endpoint, whose server the picker chooses, and one for the picker.
 
-Nothing is ever sent where the picker did not say, unless the settings say `fail_open`: then Envoy itself chooses among
-the servers of that one cluster while the picker fails.
+Envoy sends requests only to servers that the picker chose, unless `fail_open` is set: then Envoy itself chooses among
+the servers of that cluster while the picker fails.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from stoker_gateway.envoy.values import PICKER, TYPE, Config, pipe, resources, s
 from stoker_gateway.protocol.envoy_headers import DESTINATION, DESTINATION_METADATA
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
-#: Servers close idle connections too (ours after 75 s, uvicorn after 5): Envoy must be first, since a request that
-#: meets a close costs a retry.
+#: Idle timeout of connections to servers, in seconds. It must be shorter than the servers' own (Stoker's engine: 75 s,
+#: uvicorn: 5 s), because a request on a connection that is being closed costs a retry.
 _UPSTREAM_IDLE_S: Final = 4
 _CONNECT_TIMEOUT_S: Final = 2
-#: No limit of Envoy's own: how much a server gets is the picker's to say.
+#: Disables Envoy's circuit breakers, because the picker limits the requests of each server.
 _UNLIMITED: Final = 1 << 30
 
 
 def clusters(model_registry: ModelRegistry, settings: EnvoySettings) -> Config:
-    """The clusters' file: one for each endpoint."""
+    """Return the content of the clusters' file, one cluster for each endpoint."""
     return resources(_cluster(endpoint, settings) for endpoint in model_registry.endpoints.values())
 
 
 def servers(endpoint: Endpoint) -> Config:
-    """The file of a cluster's servers.
+    """Return the content of the file of a cluster's servers.
 
     Raises:
         ValueError: an address is not ``IP:PORT``.
@@ -75,17 +75,18 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
                     "max_connections": _UNLIMITED,
                     "max_pending_requests": _UNLIMITED,
                     "max_requests": _UNLIMITED,
-                    # All that a server of two had when it died comes at once. No request is repeated twice.
+                    # If one of two servers dies, half of the requests are retried at once, each only once.
                     "retry_budget": {"budget_percent": {"value": 50}, "min_retry_concurrency": 100},
                 }
             ]
         },
-        # No outlier detection: a policy that obeys the picker sends to ejected servers too (tested). The picker ejects.
-        # A connection that died without a word is found out by a request. A client has its own, one for each request at
-        # once, so that the retry does not meet the next dead one.
+        # No outlier detection: the override-host policy sends requests to ejected servers too (tested). The picker
+        # avoids failing servers instead.
+        # Envoy notices a silently broken connection only by a request that fails. Each client connection has its own
+        # upstream connections, so that the retry does not use another broken one.
         "connection_pool_per_downstream_connection": True,
         "upstream_connection_options": {
-            # A machine that vanished does not say so.
+            # Detects machines that disappeared without closing their connections.
             "tcp_keepalive": {"keepalive_time": 15, "keepalive_interval": 5, "keepalive_probes": 3}
         },
         "typed_extension_protocol_options": _protocol(
@@ -103,7 +104,8 @@ def _protocol(options: Config) -> Config:
 
 
 def _picked_server(settings: EnvoySettings) -> Config:
-    """The server that the picker named; at the retry its next one. Where it named none that is here: none, or any."""
+    """Return the policy that uses the picker's first server, and the next one for the retry. If the picker named no
+    known server, no server is used, or with `fail_open` any."""
     return {
         "name": "envoy.load_balancing_policies.override_host",
         "typed_config": {
@@ -120,7 +122,7 @@ def _picked_server(settings: EnvoySettings) -> Config:
 
 
 def _any_server() -> Config:
-    """A policy that finds the server with the fewest requests of two."""
+    """Return a policy that draws two servers and uses the one with fewer requests."""
     return {
         "name": "envoy.load_balancing_policies.least_request",
         "typed_config": {
@@ -131,7 +133,7 @@ def _any_server() -> Config:
 
 
 def _no_server() -> Config:
-    """A policy that never finds a server: it looks for a label that none has."""
+    """Return a policy that never finds a server, because it selects by a label that no server has."""
     kind = f"{TYPE}extensions.load_balancing_policies"
     return {
         "name": "envoy.load_balancing_policies.subset",
@@ -154,7 +156,7 @@ def _no_server() -> Config:
 
 
 def picker_cluster(settings: EnvoySettings) -> Config:
-    """The picker, with its health."""
+    """Return the picker's cluster, with health checks."""
     return {
         "name": PICKER,
         "type": "STATIC",
@@ -168,7 +170,7 @@ def picker_cluster(settings: EnvoySettings) -> Config:
                 {"max_connections": _UNLIMITED, "max_pending_requests": _UNLIMITED, "max_requests": _UNLIMITED}
             ]
         },
-        # Without `fail_open` only ``/ready`` goes by it: requests are sent to the picker as long as it is reached.
+        # Without `fail_open` only ``/ready`` depends on health: requests go to the picker while it can be reached.
         "health_checks": [
             {
                 "timeout": "2s",

@@ -1,5 +1,5 @@
-"""What Envoy is started with, as plain values. The rest is in files that it watches: clusters and servers (`clusters`),
-the certificate (`listener`).
+"""Envoy's bootstrap configuration, as plain values. The rest is in files that Envoy watches: clusters and servers
+(`clusters`), and the certificate (`listener`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from stoker_gateway.envoy.values import LISTENER, TYPE, Config, pipe
 
 
 def bootstrap(settings: EnvoySettings) -> Config:
-    """What Envoy is started with."""
+    """Return Envoy's bootstrap configuration."""
     return {
         "node": {"id": "stoker-gateway", "cluster": "stoker-gateway"},
         "admin": {"address": pipe(settings.admin_socket)},
@@ -39,7 +39,7 @@ def bootstrap(settings: EnvoySettings) -> Config:
 
 
 def _statistics() -> list[Config]:
-    """Of Envoy's hundreds of numbers for each cluster, those that say something here."""
+    """Return the patterns of the statistics to keep, out of the hundreds that Envoy has for each cluster."""
     patterns = (
         r"server\.(live|state|uptime|memory_allocated|total_connections|concurrency)",
         r"listener_manager\.(workers_started|total_listeners_active)",

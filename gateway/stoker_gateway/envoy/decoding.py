@@ -1,7 +1,7 @@
-"""Compressed bodies of requests: decoded on their way, so that the picker and servers read what was meant.
+"""Decompression of request bodies in Envoy, so that the picker and the servers get plain bodies.
 
-The decoded body is what ``max_body_bytes`` limits. Other encodings than gzip come to the picker as they are, which
-refuses them.
+``max_body_bytes`` limits the decompressed body. Bodies with another encoding than gzip reach the picker unchanged, and
+it rejects them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _TYPE = "type.googleapis.com/envoy.extensions."
 
 
 def gzip() -> Config:
-    """The filter."""
+    """Return the filter's configuration."""
     return {
         "name": "gzip",
         "typed_config": {

@@ -1,4 +1,4 @@
-"""The log of ended requests: Envoy reports to the picker how each request ended that it routed."""
+"""The access log of completed requests, by which Envoy reports to the picker how each routed request ended."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Final
 from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import METADATA, PICK
 
-#: The longest that an entry waits for others, and bytes of entries that are sent together.
+#: Maximum time that an entry is buffered, in seconds, and size of the buffer.
 FLUSH_S: Final = 0.05
 BUFFER_BYTES: Final = 16384
-#: The statistic in which Envoy counts entries, those included that wait to be sent.
+#: Envoy's statistic of entries, including those still buffered.
 LOGS_WRITTEN_STAT: Final = "access_logs.grpc_access_log.logs_written"
-#: Response headers that an entry has.
+#: Response headers in an entry.
 HEADERS: Final = ("content-type", "content-encoding")
 
 _TYPE: Final = "type.googleapis.com/envoy.extensions."
 
 
 def config(cluster: str) -> Config:
-    """Envoy's access log of these, sent to a cluster."""
+    """Return the configuration of the access log that is sent to a cluster."""
     return {
         "name": "envoy.access_loggers.http_grpc",
         "filter": {

@@ -1,7 +1,8 @@
-"""The files that Envoy watches, always whole: it sees a file that was moved into its place.
+"""The configuration files that Envoy watches. They are replaced atomically by renaming.
 
-Clusters come after the file of their servers, and go before it: at any time each cluster that Envoy knows has one. Each
-file has a version, a digest of what it says, and Envoy says which versions it has read.
+A cluster's file of servers is written before the cluster is added, and deleted after the cluster is removed, so each
+cluster that Envoy knows always has one. Each file has a version, a digest of its content, and Envoy's statistics report
+the versions that it has read.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _CLUSTERS: Final = "cluster_manager.cds.version_text"
 
 
 class EnvoyFiles:
-    """Writes what changes."""
+    """Writes the files that have changed."""
 
-    #: What Envoy's administration is asked, to learn which versions it has read.
+    #: Path of Envoy's admin interface that reports the versions that Envoy has read.
     question: Final = "/stats?type=TextReadouts&filter=version_text$"
 
     def __init__(self, settings: EnvoySettings) -> None:
@@ -34,13 +35,13 @@ class EnvoyFiles:
             _replace(settings.certificate_file, listener.certificate(settings.tls))
 
     def write(self, model_registry: ModelRegistry, *earlier: ModelRegistry) -> None:
-        """Has Envoy know this model registry, and nothing else.
+        """Write the files for this model registry, and delete those of other clusters.
 
         Args:
-            earlier: but for these, whose clusters and servers it is to know as well.
+            earlier: registries whose clusters and servers are kept in addition.
 
         Raises:
-            OSError: a file cannot be written; what Envoy knows is between what it knew and this.
+            OSError: a file cannot be written; some files may have been updated.
         """
         settings = self._settings
         known = _all(model_registry, *earlier)
@@ -59,10 +60,10 @@ class EnvoyFiles:
             self._versions.pop(_servers_version(path.stem), None)
 
     def unread(self, answer: str) -> set[str]:
-        """What was written and Envoy has not read yet, by the names of its statistics.
+        """Return the statistics' names of the files that Envoy has not read yet.
 
         Args:
-            answer: its administration's, to `question`.
+            answer: response of Envoy's admin interface to `question`.
         """
         lines = (line.partition(": ") for line in answer.split("\n"))
         read = {name: version.strip().strip('"') for name, _, version in lines}
@@ -70,7 +71,7 @@ class EnvoyFiles:
 
 
 def _all(model_registry: ModelRegistry, *earlier: ModelRegistry) -> ModelRegistry:
-    """All models and servers of several registries."""
+    """Return a registry with the models and servers of all given ones."""
     known = dict(model_registry.endpoints)
     for each in earlier:
         for name, endpoint in each.endpoints.items():
@@ -85,10 +86,12 @@ def _servers_version(cluster: str) -> str:
 
 
 def _replace(path: Path, content: Any) -> str:
-    """Puts a file in its place; returns its version."""
+    """Write a file atomically; returns its version."""
     text = json.dumps(content)
     version = hashlib.sha256(text.encode()).hexdigest()[:16]
     beside = path.with_name(f"{path.name}.new")
-    beside.write_text(f'{{"version_info": "{version}", {text[1:]}', encoding="utf-8")  # a large one is written out once
+    beside.write_text(
+        f'{{"version_info": "{version}", {text[1:]}', encoding="utf-8"
+    )  # avoids encoding a large file twice
     beside.replace(path)
     return version

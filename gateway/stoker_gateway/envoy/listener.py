@@ -1,8 +1,8 @@
-"""Envoy's listener: how clients' connections are read, and what requests pass through.
+"""Envoy's listener: the clients' connections, and the filters that requests pass through.
 
-    client ─► what is internal is stripped ─► the path is allowed ─► the picker names cluster and servers ─► router
+    client ─► internal headers removed ─► path allowed ─► picker chooses cluster and servers ─► router
 
-A request without a cluster of the picker's, or with a server that is not of that cluster, is answered 503.
+A request without a cluster from the picker, or with a server outside of that cluster, is answered with 503.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from stoker_gateway.envoy.values import LISTENER, PICKER, TYPE, Config, resource
 from stoker_gateway.protocol.envoy_headers import DESTINATION_METADATA, METADATA, SUBSET_METADATA
 from stoker_gateway.registry.addresses import EVERY
 
-#: What clients must not say, since the picker, Envoy or servers would believe it.
+#: Prefixes of headers that clients must not set, because the picker, Envoy or servers trust them.
 INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
 
-#: As Envoy calls its own.
+#: Name of the certificate in Envoy's configuration.
 CERTIFICATE: Final = "gateway"
-#: What is on its way to a client that does not read. Bodies of requests have a limit of their own.
+#: Buffer for data to a client that does not read, in bytes. Request bodies have a limit of their own.
 _CONNECTION_BUFFER_BYTES: Final = 1 << 20
-#: Seconds that an extended timeout may be longer than the hold. Envoy takes an hour in all.
+#: Maximum time by which an extended timeout may exceed the hold, in seconds. Envoy allows an hour in total.
 _EXTENSION_S: Final = 30
 
 
 def listener(settings: EnvoySettings) -> Config:
-    """Where clients connect."""
+    """Return the listener for clients."""
     return {
         "name": LISTENER,
         "address": _listening_address(settings.host, settings.port),
@@ -55,8 +55,8 @@ def _transport(settings: EnvoySettings) -> Config:
 
 
 def certificate(tls: TLSFiles) -> Config:
-    """The file that says where the certificate is. Envoy reads it again when the files' folder gets others: Kubernetes
-    replaces all files of a Secret at once, by a link.
+    """Return the content of the file that names the certificate. Envoy reloads the certificate when its folder changes:
+    Kubernetes replaces all files of a Secret at once, by a symbolic link.
     """
     return resources(
         [
@@ -74,7 +74,7 @@ def certificate(tls: TLSFiles) -> Config:
 
 
 def _connections(settings: EnvoySettings) -> Config:
-    """How clients' connections are read: strictly."""
+    """Return the HTTP connection manager, with strict parsing of requests."""
     return {
         "@type": f"{TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": LISTENER,
@@ -93,7 +93,8 @@ def _connections(settings: EnvoySettings) -> Config:
         ],
         "normalize_path": True,
         "merge_slashes": True,
-        # Clients write slashes in models' names so. It comes first: what is allowed is judged by what is sent on.
+        # Clients escape slashes in model names. Unescaping precedes routing, so the path that is checked is the path
+        # that is forwarded.
         "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
         "use_remote_address": True,
         "generate_request_id": True,
@@ -105,10 +106,10 @@ def _connections(settings: EnvoySettings) -> Config:
         },
         "max_request_headers_kb": 32,
         "request_headers_timeout": seconds(settings.headers_s),
-        # It goes on while the picker holds a request.
+        # The timeout also runs while the picker holds a request.
         "request_timeout": seconds(settings.upload_s + settings.max_held_s),
         "stream_idle_timeout": seconds(settings.idle_s + settings.max_held_s),
-        # Proxies such as nginx speak it by default; whom they speak to they always say.
+        # Proxies such as nginx use HTTP/1.0 by default, and always send a Host header.
         "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": LISTENER},
         "http2_protocol_options": {"max_concurrent_streams": 2048},
         "local_reply_config": local_replies.config(),
@@ -144,8 +145,8 @@ def _filters(settings: EnvoySettings) -> list[Config]:
             "typed_config": {
                 "@type": f"{TYPE}{filters}.ext_proc.v3.ExternalProcessor",
                 "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
-                # Where the picker fails, Envoy goes on: a request without a decision finds no cluster, and an answer
-                # that is under way goes on even if the picker dies before the end of its stream is read.
+                # If the picker fails, Envoy continues: a request without a decision finds no cluster, and a response in
+                # progress continues even if the picker dies before the end of its stream.
                 "failure_mode_allow": True,
                 "message_timeout": seconds(settings.hold_s + 5),
                 # The picker extends it for a request that it holds.

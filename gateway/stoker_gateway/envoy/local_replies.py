@@ -1,6 +1,6 @@
-"""What Envoy answers by itself, in the shape of the API that was asked: OpenAI's, or Anthropic's below /v1/messages.
+"""Envoy's own error responses, in the format of the requested API: OpenAI's, or Anthropic's below /v1/messages.
 
-The picker's own answers pass through here too. They say what they are (`PICKER_DETAILS`), and stay as they are.
+Responses of the picker pass through the same configuration. They are marked by `PICKER_DETAILS` and stay unchanged.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from typing import Final
 from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import PICKER_DETAILS
 
-#: After how many seconds it is worth trying again.
+#: Retry-After in seconds.
 RETRY_AFTER_S: Final = 1
 
 _UNAVAILABLE: Final = "service_unavailable_error"
 _INVALID: Final = "invalid_request_error"
 
-#: HTTP status → what is said, and OpenAI's and Anthropic's type.
+#: HTTP status → message, and OpenAI's and Anthropic's error type.
 _ERRORS: Final = {
-    400: ("the request is not valid HTTP, or its path is not", _INVALID, _INVALID),
-    403: ("a connection cannot be upgraded here; send plain HTTP requests", _INVALID, _INVALID),
-    404: ("there is no such path here", "not_found_error", "not_found_error"),
-    408: ("the request took too long to arrive, or nothing happened for too long", _INVALID, _INVALID),
-    413: ("the request's body is too large", _INVALID, "request_too_large"),
-    426: ("this version of HTTP is not served", _INVALID, _INVALID),
-    431: ("the request's headers are too large", _INVALID, _INVALID),
+    400: ("the request is not valid HTTP, or its path is invalid", _INVALID, _INVALID),
+    403: ("the connection cannot be upgraded; send plain HTTP requests", _INVALID, _INVALID),
+    404: ("the gateway does not serve this path", "not_found_error", "not_found_error"),
+    408: ("the request was not received in time, or the stream was idle for too long", _INVALID, _INVALID),
+    413: ("the request body is too large", _INVALID, "request_too_large"),
+    426: ("this version of HTTP is not supported", _INVALID, _INVALID),
+    431: ("the request headers are too large", _INVALID, _INVALID),
     500: ("the gateway could not handle the request", "api_error", "api_error"),
-    502: ("the server's answer is not valid HTTP", "api_error", "api_error"),
+    502: ("the server's response is not valid HTTP", "api_error", "api_error"),
     503: ("no server could answer; please try again", _UNAVAILABLE, "overloaded_error"),
     504: ("the server did not answer in time", _UNAVAILABLE, "overloaded_error"),
 }
 
-#: Those that are worth another try.
+#: Statuses that clients should retry.
 _AGAIN: Final = (503, 504)
 
 
 def openai_error(status: int) -> Config:
-    """What an error is in OpenAI's shape."""
+    """Return an error in OpenAI's format."""
     message, kind, _ = _ERRORS[status]
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 def anthropic_error(status: int) -> Config:
-    """What an error is in Anthropic's shape."""
+    """Return an error in Anthropic's format."""
     message, _, kind = _ERRORS[status]
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "%REQ(X-REQUEST-ID)%"}
 
 
 def config() -> Config:
-    """Envoy's ``local_reply_config``. The first that fits is taken."""
-    # A picker that says nothing is one that is not there.
+    """Return Envoy's ``local_reply_config``. The first mapper that matches applies."""
+    # A picker that does not answer in time is reported as unavailable.
     silent = [_says("response.code_details.startsWith('ext_proc')"), _has(504)]
     mappers = [
         _mapper(503, anthropic_error(503), *silent, _is_anthropic()) | {"status_code": 503},
         _mapper(503, openai_error(503), *silent) | {"status_code": 503},
-        # Of a transfer coding that there is not.
+        # Envoy answers an unknown transfer coding with 501.
         _mapper(400, anthropic_error(400), _has(501), _is_anthropic()) | {"status_code": 400},
         _mapper(400, openai_error(400), _has(501)) | {"status_code": 400},
     ]
-    # A WebSocket, or another upgrade: by this status clients that try it first know to go on without.
+    # A WebSocket or another upgrade: clients that try it first fall back to plain HTTP after status 426.
     for shape, *of in ((anthropic_error, _is_anthropic()), (openai_error,)):
         mappers.append(_mapper(403, shape(403), _has(403), *of) | {"status_code": 426})
     for status in sorted(_ERRORS.keys() - {403}):
@@ -69,7 +69,7 @@ def config() -> Config:
 
 
 def _mapper(status: int, body: Config, *of: Config) -> Config:
-    # A format that is JSON leaves out what is null; this one is text with JSON in it.
+    # Envoy's JSON format omits null fields, so the format is text that contains JSON.
     text = json.dumps(body) + "\n"
     mapper: Config = {
         "filter": {"and_filter": {"filters": [_not_the_pickers(), *of]}},
@@ -91,7 +91,7 @@ def _not_the_pickers() -> Config:
 
 
 def _says(expression: str) -> Config:
-    """By Envoy's expression language."""
+    """Return a filter by a CEL expression."""
     return {
         "extension_filter": {
             "name": "envoy.access_loggers.extension_filters.cel",

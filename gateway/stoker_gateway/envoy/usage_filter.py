@@ -1,8 +1,9 @@
-"""What an answer says of its tokens, read by Envoy on the way, into dynamic metadata. No answer waits for it, is in
-memory for it, or ends otherwise for what is in it.
+"""Filter that copies the token usage in responses to dynamic metadata while they stream through Envoy. It neither
+delays, buffers nor changes a response.
 
-A script does it, not Envoy's own filters (1.40): that for JSON holds whole answers, and makes an error of one that is
-larger than its buffer; that for events ends Envoy at an event that is a number, as ``data: 1``.
+It is a Lua script because Envoy's own filters (1.40) are not usable: the one for JSON buffers whole responses and turns
+a response that exceeds its buffer into an error; the one for events crashes Envoy if an event is a number, such as
+``data: 1``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SCRIPT: Final = Path(__file__).with_name("usage.lua")
 
 
 def config() -> Config:
-    """The filter."""
+    """Return the filter's configuration."""
     return {
         "name": "usage",
         "typed_config": {

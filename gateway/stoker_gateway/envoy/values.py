@@ -1,4 +1,4 @@
-"""What all parts of Envoy's configuration are made of: plain values, as its API has them in JSON."""
+"""Building blocks of Envoy's configuration: plain values, in the JSON form of its API."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ Config = dict[str, Any]
 
 TYPE: Final = "type.googleapis.com/envoy."
 
-#: As metrics call them.
+#: Names of the listener and of the picker's cluster, in the configuration and in metrics.
 LISTENER: Final = "gateway"
 PICKER: Final = "picker"
 
 
 def resources(each: Iterable[Config]) -> Config:
-    """A file of resources that Envoy watches."""
+    """Return the content of a file of resources that Envoy watches."""
     return {"resources": list(each)}
 
 
 def socket_address(host: str, port: int) -> Config:
-    """Where TCP connections go to, or come from."""
+    """Return a TCP address."""
     return {"socket_address": {"address": host, "port_value": port}}
 
 
 def pipe(path: object) -> Config:
-    """A socket in the file system."""
+    """Return the address of a Unix socket."""
     return {"pipe": {"path": str(path)}}
 
 
 def seconds(seconds: float) -> str:
-    """A duration."""
+    """Return a duration in Envoy's format."""
     return f"{seconds:.3f}s"

@@ -1,1 +1,1 @@
-"""The endpoint picker: a gRPC server that Envoy asks where a request goes."""
+"""The endpoint picker: a gRPC server that tells Envoy where to send each request."""

@@ -1,4 +1,4 @@
-"""What the picker answers itself: errors, in the shape of the API that was asked, and which models there are."""
+"""HTTP responses of the picker itself: errors, in the format of the requested API, and the list of models."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.protocol.envoy_headers import HELD_HEADER
 from stoker_gateway.registry.model_registry import Endpoint
 
-#: What an engine takes as a request's id.
+#: Request ids that engines accept.
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
-#: Anthropic's names of what went wrong, by HTTP status.
+#: HTTP status → Anthropic's error type.
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     404: "not_found_error",
@@ -33,7 +33,7 @@ class LocalReply:
     """An HTTP response.
 
     Attributes:
-        headers: without its length, which the proxy adds.
+        headers: names and values, without Content-Length, which the proxy adds.
     """
 
     status: int
@@ -42,10 +42,10 @@ class LocalReply:
 
 
 def error_answer(error: RequestError, path: str, request_id: str | None = None) -> LocalReply:
-    """The answer that reports `error` to whoever asked for `path`.
+    """Return the response that reports `error`, in the format of the API at `path`.
 
     Args:
-        request_id: what the request's header says; something else than an id is left out.
+        request_id: value of the request's X-Request-Id header; ignored unless it is a valid id.
     """
     request_id = request_id if request_id is not None and REQUEST_ID.fullmatch(request_id) else None
     headers = [] if request_id is None else [("x-request-id", request_id)]
@@ -57,7 +57,7 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
         headers.append((HELD_HEADER, f"{error.held_s:.3f}"))
     if isinstance(error, RateLimitError):
         retry_after_s = error.denial.retry_after_s
-        # OpenAI's clients heed it.
+        # OpenAI's clients obey x-should-retry.
         headers.append(("x-should-retry", "false") if retry_after_s is None else _retry_after(retry_after_s))
         headers.extend(error.denial.standing.headers().items())
     if isinstance(error, MethodError):
@@ -73,12 +73,12 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
 
 
 def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> LocalReply:
-    """The answer of ``/v1/models``, in OpenAI's shape."""
+    """Return the response of ``/v1/models``, in OpenAI's format."""
     return _json(200, {"object": "list", "data": [_card(each, cards) for each in endpoints]})
 
 
 def model_answer(endpoint: Endpoint, cards: ModelCards) -> LocalReply:
-    """The answer of ``/v1/models/{name}``."""
+    """Return the response of ``/v1/models/{name}``."""
     return _json(200, _card(endpoint, cards))
 
 
@@ -96,7 +96,7 @@ def _is_anthropic(path: str) -> bool:
 
 
 def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
-    """https://docs.anthropic.com/en/api/errors. There is no field for what is wrong, so the message names it."""
+    """Format of https://docs.anthropic.com/en/api/errors. It has no field for `param`, so the message includes it."""
     message = error.message
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
@@ -105,5 +105,5 @@ def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
 
 
 def _json(status: int, body: dict[str, Any], headers: Iterable[tuple[str, str]] = ()) -> LocalReply:
-    """ASCII, because a message may quote anything."""
+    """Encode the body as ASCII, because messages may quote any text of the client's."""
     return LocalReply(status, (("content-type", "application/json"), *headers), json.dumps(body).encode())

@@ -1,13 +1,13 @@
-"""Reading bodies without stopping for them: small ones at once, large ones in a process of their own, one by one.
+"""Parsing of bodies without blocking the event loop: small ones directly, large ones in a subprocess, one at a time.
 
-A parser holds Python's lock, so a thread would not do: 30 MB of JSON take from a tenth of a second to two, by what
-somebody wrote there. Clients take turns, so that one with many large bodies delays another's by one of them. What a
-body may take is bounded in processor time, since no later attempt would take less: it is refused for good. A client
-that leaves takes its body along: if it is being read, the process is ended and the next body gets another, as it does
-if the process dies of a body. The process ends when its input does, hence with the picker, however that ends.
+The JSON parser holds the GIL, so a thread does not help: 30 MB of JSON take 0.1 to 2 seconds, depending on their
+content. Owners take turns, so one with many large bodies delays another by a single body. The CPU time of a body is
+limited, and a body that exceeds it is rejected permanently, because a retry would take as long. If the client
+disconnects while its body is parsed, or if the process dies, the process is replaced for the next body. The process
+exits when its standard input is closed, hence also when the picker is killed.
 
-    to it:    bytes of the head, bytes of the body (each 8 bytes), path and Content-Type as JSON, body
-    from it:  bytes of the result (8 bytes), result as JSON
+    request:   size of the head, size of the body (8 bytes each), head (path and Content-Type as JSON), body
+    response:  size of the result (8 bytes), result as JSON
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from stoker_gateway.scheduling.fair_queue import FairQueue
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of the largest body that is read at once, and what it may have at most of objects and lists, and of commas:
-#: some 10 ms.
+#: Limits of a body that is parsed in the event loop: its bytes, its opening braces and brackets, and its commas. Such a
+#: body takes up to about 10 ms.
 AT_ONCE: Final = 128 * 1024
 _AT_ONCE_PARTS: Final = 2048
 _AT_ONCE_COMMAS: Final = 16_384
-#: Seconds of the processor that a body may take.
+#: Maximum CPU time of a body, in seconds.
 MAX_CPU_S: Final = 5.0
-#: For how many seconds a body may wait for its turn, and then be read. Together they are less than the proxy waits.
+#: Maximum time that a body waits for its turn, and that parsing takes, in seconds. The sum is less than the proxy's
+#: timeout.
 WAIT_S: Final = 6.0
 LONGEST_S: Final = 8.0
-#: Bodies that may wait; then whoever has most of them gives one up.
+#: Maximum number of waiting bodies. Beyond it, the owner with the most of them loses its newest one.
 _MAX_WAITING: Final = 1024
 
 _SIZES: Final = struct.Struct("!QQ")
@@ -53,17 +54,17 @@ _PIECE: Final = 256 * 1024
 
 
 class BodyReader:
-    """Reads bodies, from one event loop.
+    """Parses bodies. Used from one event loop.
 
     Args:
-        at_once: bytes of the largest body for which no other process is asked.
-        longest_s: for how many seconds that process may read one.
-        wait_s: for how many seconds a body may wait for others.
+        at_once: maximum size of a body that is parsed in the event loop, in bytes.
+        longest_s: maximum time that the subprocess may take for one body, in seconds.
+        wait_s: maximum time that a body waits for its turn, in seconds.
     """
 
     def __init__(self, at_once: int = AT_ONCE, longest_s: float = LONGEST_S, wait_s: float = WAIT_S) -> None:
         self._at_once = at_once
-        #: As given.
+        #: Maximum time that the subprocess may take for one body, in seconds.
         self.longest_s = longest_s
         self._wait_s = wait_s
         self._process: Process | None = None
@@ -71,13 +72,13 @@ class BodyReader:
         self._current: asyncio.Future[None] | None = None
 
     async def read(self, path: str, body: bytes, content_type: str = "", owner: str = "") -> ModelRequest:
-        """What `read_request` says.
+        """Return the result of `read_request`.
 
         Args:
-            owner: whose it is; owners take turns.
+            owner: owner of the request; owners take turns.
 
         Raises:
-            RequestError: for the same reason, or the body could not be read here.
+            RequestError: the body is invalid, or could not be parsed in time.
         """
         if self._is_small(body):
             return read_request(path, body, content_type)
@@ -89,16 +90,16 @@ class BodyReader:
 
     @property
     def pid(self) -> int | None:
-        """The process, if there is one."""
+        """Process id of the subprocess, if it runs."""
         return None if self._process is None else self._process.pid
 
     @property
     def num_waiting(self) -> int:
-        """How many bodies wait."""
+        """Number of waiting bodies."""
         return len(self._waiting)
 
     async def close(self) -> None:
-        """Ends the process, if there is one."""
+        """End the subprocess, if it runs."""
         process = self._kill()
         if process is not None:
             await process.wait()
@@ -112,10 +113,10 @@ class BodyReader:
 
     @contextlib.asynccontextmanager
     async def _process_for(self, owner: str) -> AsyncIterator[None]:
-        """Has the process for one body.
+        """Reserve the subprocess for one body.
 
         Raises:
-            UnavailableError: others took too long.
+            UnavailableError: the turn did not come within the maximum waiting time.
         """
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
@@ -146,10 +147,12 @@ class BodyReader:
             async with asyncio.timeout(self.longest_s):
                 return await self._exchange(head, body)
         except (OSError, EOFError, TimeoutError) as error:
-            logger.warning("a body of %d bytes could not be read: %s", len(body), error or type(error).__name__)
+            logger.warning(
+                "a request body of %d bytes could not be parsed: %s", len(body), error or type(error).__name__
+            )
             self._kill()
-            raise UnavailableError("the request body could not be read at this time; try again") from error
-        except BaseException:  # its client has left: what the process says next would be taken for another's
+            raise UnavailableError("the gateway failed to parse the request body; try again") from error
+        except BaseException:  # the client has disconnected: the pending result must not be read as the next body's
             self._kill()
             raise
 
@@ -162,7 +165,7 @@ class BodyReader:
 
     async def _exchange(self, head: bytes, body: bytes) -> dict[str, Any]:
         if self._process is None or self._process.returncode is not None:
-            # -P: nothing is imported from wherever the gateway was started.
+            # -P: imports nothing from the working directory.
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", __name__, stdin=PIPE, stdout=PIPE
             )
@@ -178,7 +181,7 @@ class BodyReader:
 
 
 def read_on(requests: BinaryIO, results: BinaryIO) -> None:
-    """Reads bodies until there are no more."""
+    """Parse bodies until the input ends."""
     while len(sizes := requests.read(_SIZES.size)) == _SIZES.size:
         head_size, body_size = _SIZES.unpack(sizes)
         head, body = requests.read(head_size), requests.read(body_size)
@@ -204,11 +207,11 @@ def _read(path: str, body: bytes, content_type: str = "") -> dict[str, Any]:
 
 
 def _too_long(*_: object) -> NoReturn:
-    raise TooLargeError("the request body takes too long to read; send one with fewer objects and lists, or less")
+    raise TooLargeError("the request body takes too long to parse; send a smaller one, or fewer objects and lists")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the picker too, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the picker too, which ends this process
     signal.signal(signal.SIGPROF, _too_long)
-    gc.disable()  # what is read has no cycles, and looking for them would take most of the time
+    gc.disable()  # parsed JSON has no cycles, and looking for them would take most of the time
     read_on(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,4 +1,4 @@
-"""By which headers clients say who they are, and servers are told who asks."""
+"""Headers that carry credentials: the clients' keys, and the servers' own."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
 
 AUTHORIZATION: Final = "authorization"
-#: Anthropic's.
+#: Header of Anthropic's API.
 API_KEY: Final = "x-api-key"
 
 
 def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
-    """The key that came with a request; where two came, one that holds is enough, as servers have it.
+    """Return the key of a request. If both headers have a key, one valid key is enough, as in the engine.
 
     Args:
-        header: a header's value by its name; empty without one.
+        header: returns a header's value by its name; empty if it is absent.
         now: seconds since 1970.
 
     Raises:
-        UnauthorizedError: none came that holds.
+        UnauthorizedError: the request has no valid key.
     """
     scheme, _, bearer = header(AUTHORIZATION).strip().partition(" ")
     sent = [bearer.strip() if scheme.lower() == "bearer" else "", header(API_KEY).strip()]
@@ -37,16 +37,16 @@ def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
 
 
 def digest_of(header: Callable[[str], str]) -> str:
-    """Who asks, where there are no keys: who sends the same credentials is one. They are not kept."""
+    """Return the owner of a request if there are no keys: a digest of its credentials, which are not stored."""
     credentials = "\n".join((header(AUTHORIZATION), header(API_KEY)))
     return blake2b(credentials.encode(), digest_size=16).hexdigest()
 
 
 def swapped(authorization: str | None) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """What hides a client's key from servers: headers that are set, and headers that are removed.
+    """Return the request headers to set and the ones to remove, so that servers do not see the client's key.
 
     Args:
-        authorization: what servers are told instead, if anything.
+        authorization: the servers' own ``Authorization``; None: they get none.
     """
     if authorization is None:
         return (), (AUTHORIZATION, API_KEY)

@@ -1,18 +1,18 @@
-"""Why a request is not passed on, beside the errors of the contract (`common/stoker_common/errors.py`).
+"""Errors with which the picker rejects a request, beside those of `common/stoker_common/errors.py`.
 
 RequestError
-├── NotFoundError, OverloadedError      HTTP 404, 429: the contract's
-├── UnauthorizedError   no key that holds: in `keys/errors.py`              HTTP 401
-├── MethodError         this path is asked otherwise                        HTTP 405
-├── MediaTypeError      the body is encoded, or no JSON, or no form         HTTP 415
-├── TooLargeError       the body is larger than the gateway takes           HTTP 413
-├── UnavailableError    no server can take it now                           HTTP 503
-│   └── HeldError       it was held, or could not be                        HTTP 503
-├── StartError          no server can be started                            HTTP 503
-├── UploadError         the rest of it does not come                        HTTP 408
-├── SaturatedError      all servers are busy, and it has waited             HTTP 429
-├── RateLimitError      its key has no room for it                          HTTP 429
-└── PickerError         our mistake, or the proxy's configuration           HTTP 500
+├── NotFoundError, OverloadedError      HTTP 404, 429: in `stoker_common`
+├── UnauthorizedError   no valid key, in `keys/errors.py`                   HTTP 401
+├── MethodError         wrong HTTP method for this path                     HTTP 405
+├── MediaTypeError      wrong Content-Type or Content-Encoding              HTTP 415
+├── TooLargeError       the body exceeds a limit                            HTTP 413
+├── UnavailableError    no server can take the request now                  HTTP 503
+│   └── HeldError       holding the request failed, or was not possible     HTTP 503
+├── StartError          no server of the model can be started               HTTP 503
+├── UploadError         the body did not arrive in time                     HTTP 408
+├── SaturatedError      all servers stayed busy while the request waited    HTTP 429
+├── RateLimitError      the request would exceed a limit of its key         HTTP 429
+└── PickerError         internal error, or wrong proxy configuration        HTTP 500
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ class MethodError(RequestError):
 
 
 class MediaTypeError(RequestError):
-    """The request's body is of a kind that is not read here."""
+    """The picker does not support the body's Content-Type or Content-Encoding."""
 
     status = 415
 
 
 class TooLargeError(RequestError):
-    """The request's body is larger than the gateway takes."""
+    """The request's body exceeds one of the gateway's limits."""
 
     status = 413
 
 
 class PickerError(RequestError):
-    """The picker failed at this request, by no fault of the request's."""
+    """The picker failed, and the request is not the cause."""
 
     status = 500
     type = "internal_error"
 
 
 class RetryableError(RequestError):
-    """At another time this request would be fine.
+    """The request may succeed if it is sent again later.
 
     Args:
-        retry_after_s: when to try again.
+        retry_after_s: seconds until the client should retry (``Retry-After``).
     """
 
     def __init__(self, message: str, retry_after_s: float = 1) -> None:
@@ -68,10 +68,10 @@ class UnavailableError(RetryableError):
 
 
 class HeldError(UnavailableError):
-    """No server of the model was ready while the request was held, or too much was held.
+    """No server of the model became ready while the request was held, or the limit of held requests was reached.
 
     Args:
-        held_s: for how many seconds it was held; None: it was not.
+        held_s: seconds for which the request was held; None if it was not.
     """
 
     def __init__(self, message: str, retry_after_s: float, held_s: float | None) -> None:
@@ -80,10 +80,10 @@ class HeldError(UnavailableError):
 
 
 class StartError(RequestError):
-    """No server of the model can be started. Another try soon ends alike, so clients are asked not to make one.
+    """No server of the model can be started. A retry would fail too, so the response asks clients not to retry.
 
     Args:
-        held_s: for how many seconds the request was held; None: it was not.
+        held_s: seconds for which the request was held; None if it was not.
     """
 
     status = 503
@@ -95,24 +95,24 @@ class StartError(RequestError):
 
 
 class UploadError(RequestError):
-    """The rest of a request did not come in time."""
+    """The client did not send the whole request in time."""
 
     status = 408
 
 
 class SaturatedError(RetryableError):
-    """All servers of the model are busy, and stayed so while the request waited."""
+    """All servers of the model stayed busy while the request waited."""
 
     status = 429
     type = "rate_limit_error"
 
 
 class RateLimitError(RequestError):
-    """A request would exceed a limit of its key. In OpenAI's words, which clients know.
+    """The request would exceed a limit of its key. The message has OpenAI's wording, which clients know.
 
     Args:
-        key_id: the key's.
-        denial: why.
+        key_id: id of the key.
+        denial: the limit and its usage.
     """
 
     status = 429
@@ -128,13 +128,13 @@ class RateLimitError(RequestError):
         elif denial.what == "tokens":
             message += " The input or output tokens must be reduced in order to run successfully."
         else:
-            message += " With this key nothing can run; ask who runs this gateway for another."
+            message += " This key allows no requests; ask the gateway's administrator for another key."
         super().__init__(message, code="rate_limit_exceeded")
         self.type = kind
         self.denial = denial
 
 
-#: A limit → the error's type, and what is counted.
+#: Limit → type of the error, and what the limit counts.
 _LIMITS: Final = {
     "requests": ("requests", "requests per min (RPM)"),
     "tokens": ("tokens", "tokens per min (TPM)"),

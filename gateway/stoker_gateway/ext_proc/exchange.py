@@ -1,15 +1,16 @@
-"""The endpoint-picker protocol 1.0, for one HTTP request: what the proxy says, and what it is answered.
+"""The endpoint-picker protocol 1.0 for one HTTP request: decodes the proxy's messages and encodes the responses.
 
     https://github.com/kubernetes-sigs/gateway-api-inference-extension, proposal 004
 
-It rides on Envoy's external processing. A proxy sends a request's body in one of two ways, and says which at first:
+The protocol is based on Envoy's external processing. A proxy sends the body in one of two modes, and names the mode in
+its first message:
 
     BUFFERED               headers ──►             FULL_DUPLEX_STREAMED   headers ──►
-                           ◄── go on                                      chunk ──►  …  last chunk, or trailers ──►
-                           whole body ──►                                 ◄── headers, and where to
-                           ◄── where to                                   ◄── chunk …, which is the body again
+                           ◄── continue                                   chunk ──►  …  last chunk, or trailers ──►
+                           whole body ──►                                 ◄── headers and destination
+                           ◄── destination                                ◄── chunk …: the same body
 
-Where to is said twice, by a header and by metadata, in the same words. Nothing here waits or knows a socket.
+The destination is sent twice with the same value, as a header and as metadata. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from stoker_gateway.protocol.envoy_headers import (
 
 _SUBSET: Final = "x-gateway-destination-endpoint-subset"
 
-#: Bytes of a chunk of a body that is sent back: a message of it is less than 64 KiB.
+#: Size in bytes of a body chunk that is sent back, so that its message is less than 64 KiB.
 CHUNK_BYTES: Final = 63 * 1024
 
 _BODY_MODE = processing_mode_pb2.ProcessingMode
@@ -48,34 +49,34 @@ _GO_ON_TRAILERS: Final = ext_proc.ProcessingResponse(request_trailers=ext_proc.T
 
 
 class ProtocolError(Exception):
-    """The proxy says what the protocol does not have here, or is set up to say too little."""
+    """The proxy violates the protocol, or its configuration leaves out what the picker needs."""
 
 
 class Progress(enum.Enum):
-    """What came of a message."""
+    """State of the request after a message."""
 
     MORE = "more"
-    """There is more to come."""
+    """More of the body follows."""
     HEADERS = "headers"
-    """The headers are there; if they do not settle it, there is more to come."""
+    """The headers have arrived, and a body follows."""
     COMPLETE = "complete"
-    """All of the request is there."""
+    """The whole request has arrived."""
     TOO_LARGE = "too large"
-    """The body is larger than what is taken."""
+    """The body exceeds the maximum size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes.
+    """Destination of a request.
 
     Attributes:
-        cluster: the proxy's name for the servers of its model.
-        servers: ``IP:PORT``, best first; the others are for another try.
-        headers: of the request that are set, by name in lower case, in place of the client's. They may be secret.
-        without: headers that are removed.
-        metadata: what the proxy's log of ended requests says of it, and headers of the answer
+        cluster: Envoy cluster of the model's servers.
+        servers: ``IP:PORT``, best first; the others are for the retry.
+        headers: request headers to set in place of the client's, names in lower case. They may be secret.
+        without: request headers to remove.
+        metadata: dynamic metadata: fields for the access log of completed requests, and response headers
             (`limits/ratelimit_headers.py`).
-        response_id: what the server is to call the response that it makes and keeps; None: it keeps none.
+        response_id: id under which the server stores its response; None: it stores none.
     """
 
     cluster: str
@@ -87,10 +88,10 @@ class Route:
 
 
 class Exchange:
-    """What is said about one request.
+    """Message exchange about one request.
 
     Args:
-        max_body_bytes: of a body.
+        max_body_bytes: maximum size of a body.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -101,29 +102,30 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._size = 0
         self._headers: dict[str, bytes] = {}
-        #: The only servers that it may go to; None stands for all.
+        #: Servers to which the request may be sent; None: all.
         self.subset: frozenset[str] | None = None
 
     def header(self, name: str) -> str:
-        """What the request's header `name`, in lower case, says: the last, if there are several; empty without one."""
+        """Return the value of a request header by its name in lower case: the last one if it occurs several times,
+        empty if it is absent."""
         return self._headers.get(name, b"").decode("utf-8", "replace")
 
     @property
     def body(self) -> bytes:
-        """What there is of the request's body."""
+        """The part of the request's body that has arrived."""
         if len(self._chunks) > 1:
             self._chunks = [b"".join(self._chunks)]
         return self._chunks[0] if self._chunks else b""
 
     def receive(self, message: ext_proc.ProcessingRequest) -> Progress:
-        """Takes in what the proxy says next.
+        """Process the proxy's next message.
 
         Raises:
-            ProtocolError: it cannot say that here.
+            ProtocolError: the message is not allowed at this point.
         """
         kind = message.WhichOneof("request")
         if self._complete_at:
-            raise ProtocolError("the request was complete before")
+            raise ProtocolError("a message came after the end of the request")
         if kind == "request_headers" and not self._began:
             return self._receive_headers(message)
         if kind == "request_body" and self._began:
@@ -131,14 +133,14 @@ class Exchange:
         if kind == "request_trailers" and self._began:
             self._complete_at = kind
             return Progress.COMPLETE
-        raise ProtocolError(f"{kind or 'an empty message'} does not come {'here' if self._began else 'first'}")
+        raise ProtocolError(f"{kind or 'an empty message'} is not allowed {'here' if self._began else 'first'}")
 
     def go_on(self) -> ext_proc.ProcessingResponse | None:
-        """What makes the proxy send the body, after the headers."""
+        """Return the message that makes the proxy send the body; None if it sends it anyway."""
         return None if self._streamed else _GO_ON
 
     def route(self, route: Route) -> Iterator[ext_proc.ProcessingResponse]:
-        """What sends the request, once complete, where it goes."""
+        """Yield the messages that send the complete request to its destination."""
         if self._complete_at == "request_headers" or self._streamed:
             yield _routed("request_headers", route)
             if self._complete_at != "request_headers":
@@ -149,13 +151,14 @@ class Exchange:
             raise ProtocolError("trailers came without a body")
 
     def extend(self, seconds: float) -> ext_proc.ProcessingResponse:
-        """What makes the proxy wait for so long, from now on, for what `route` or `answer` says. It obeys once."""
+        """Return the message that sets the proxy's timeout for the decision to `seconds` from now. The proxy accepts
+        it only once for a request."""
         response = ext_proc.ProcessingResponse()
         response.override_message_timeout.FromMilliseconds(round(seconds * 1000))
         return response
 
     def answer(self, answer: LocalReply) -> ext_proc.ProcessingResponse:
-        """What answers the request in the servers' stead."""
+        """Return the message that makes the proxy send a local reply."""
         return ext_proc.ProcessingResponse(
             immediate_response=ext_proc.ImmediateResponse(
                 details=PICKER_DETAILS,
@@ -168,7 +171,7 @@ class Exchange:
     def _receive_headers(self, message: ext_proc.ProcessingRequest) -> Progress:
         self._began = True
         if message.observability_mode:
-            raise ProtocolError("with observability_mode, nothing that is picked is heard; leave it out")
+            raise ProtocolError("observability_mode makes the proxy ignore the picker's decisions; disable it")
         self._headers = {
             each.key: each.raw_value or each.value.encode() for each in message.request_headers.headers.headers
         }
@@ -176,10 +179,10 @@ class Exchange:
         if message.request_headers.end_of_stream:
             self._complete_at = "request_headers"
             return Progress.COMPLETE
-        # A proxy that does not say how it sends bodies is older than the newer of the two ways.
+        # A proxy that does not name the mode is older than FULL_DUPLEX_STREAMED.
         mode = message.protocol_config.request_body_mode if message.HasField("protocol_config") else _BODY_MODE.BUFFERED
         if mode not in (_BODY_MODE.BUFFERED, _BODY_MODE.FULL_DUPLEX_STREAMED):
-            raise ProtocolError("request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED: a body says the model")
+            raise ProtocolError("request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED: the body names the model")
         self._streamed = mode == _BODY_MODE.FULL_DUPLEX_STREAMED
         declared = self.header("content-length")
         if declared.isascii() and declared.isdecimal() and int(declared[:20]) > self._max_body_bytes:
@@ -193,7 +196,7 @@ class Exchange:
             return Progress.TOO_LARGE
         if chunk:
             self._chunks.append(chunk)
-        # A buffered body is whole, also where trailers follow it.
+        # A buffered body is complete even if trailers follow.
         if body.end_of_stream or body.end_of_stream_without_message or not self._streamed:
             self._complete_at = "request_body"
             return Progress.COMPLETE
@@ -217,7 +220,7 @@ class Exchange:
 def _routed(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
     response = ext_proc.ProcessingResponse()
     response.CopyFrom(_sent_on(part, route.cluster, route.servers, route.headers, route.without))
-    if route.response_id is not None:  # it is another one each time, so it is not in what is kept
+    if route.response_id is not None:  # unique for each request, so it is not part of the cached message
         mutation = getattr(response, part).response.header_mutation
         mutation.set_headers.append(_header(RESPONSE_ID_HEADER, route.response_id))
     if route.metadata:
@@ -233,7 +236,7 @@ def _sent_on(
     headers: tuple[tuple[str, str], ...],
     without: tuple[str, ...],
 ) -> ext_proc.ProcessingResponse:
-    # The only one is tried again, by another connection: the first may have died while it was idle.
+    # A single server is named twice: the retry uses another connection, since the first may have died while idle.
     destination = ",".join(servers if len(servers) > 1 else servers * 2)
     common = ext_proc.CommonResponse(
         header_mutation=ext_proc.HeaderMutation(
@@ -260,10 +263,10 @@ def _header(name: str, value: str) -> Any:
 
 def _subset(message: ext_proc.ProcessingRequest) -> frozenset[str] | None:
     spaces = message.metadata_context.filter_metadata
-    if SUBSET_METADATA not in spaces:  # indexing would add it
+    if SUBSET_METADATA not in spaces:  # indexing a protobuf map would add the key
         return None
     fields = spaces[SUBSET_METADATA].fields
     if _SUBSET not in fields:
         return None
-    # What is no list of addresses allows none.
+    # A value that is not a list of addresses allows no server.
     return frozenset(each.string_value for each in fields[_SUBSET].list_value.values if each.string_value)

@@ -1,7 +1,6 @@
-"""The text fields of a form (``multipart/form-data``), found without reading its files.
+"""Parser of the text fields of a form (``multipart/form-data``), which skips its files.
 
-Strict where servers differ: a form that two of them may read otherwise is refused, as who may use a model depends on
-what the form says it is.
+The parser rejects forms that two servers might read differently, because authorization depends on the form's model.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Final
 
 from stoker_common.errors import RequestError
 
-#: Parts of a form, bytes of a part's headers, and of a text field, at most.
+#: Maximum number of parts in a form, of bytes in a part's headers, and of bytes in a text field that is read.
 _MAX_PARTS: Final = 64
 _MAX_HEAD: Final = 4096
 _MAX_TEXT: Final = 64 * 1024
@@ -22,19 +21,19 @@ _FILE: Final = re.compile(rb"[\s;]filename=", re.I)
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body of this type is a form."""
+    """Whether a body with this Content-Type is a form."""
     return content_type.strip().lower().startswith("multipart/form-data")
 
 
 def text_fields(body: bytes, content_type: str) -> dict[str, str]:
-    """The fields of a form that are no files.
+    """Return the text fields of a form.
 
     Raises:
-        RequestError: it is no form, or an odd one.
+        RequestError: the form is malformed or ambiguous.
     """
     found = _BOUNDARY.search(content_type)
     if found is None or content_type.lower().count("boundary") != 1:
-        raise RequestError("the form's Content-Type must name one boundary")
+        raise RequestError("the form's Content-Type must have exactly one boundary")
     line = b"--" + found[2].encode()
     if not body.startswith(line):
         raise RequestError("the form does not begin with its boundary")
@@ -45,17 +44,17 @@ def text_fields(body: bytes, content_type: str) -> dict[str, str]:
         start = body.find(b"\r\n\r\n", at, at + _MAX_HEAD)
         end = body.find(b"\r\n" + line, start)
         if start < 0 or end < 0:
-            raise RequestError("the form breaks off, or a part of it has no headers")
+            raise RequestError("the form is truncated, or one of its parts has no headers")
         head = body[at : start + 2]
         at = end + len(line) + 2
         names = _NAME.findall(head)
         if len(names) != 1 or b"*=" in head or head.lower().count(b"content-disposition") != 1:
-            raise RequestError("each part of the form needs one name")
+            raise RequestError("each part of the form must have exactly one name")
         if _FILE.search(head):
             continue
         name = names[0].decode("utf-8", "replace")
         if name in fields and name == "model":
-            raise RequestError("the form names its model twice", "model", "invalid_value")
+            raise RequestError("the form has more than one field 'model'", "model", "invalid_value")
         if end - start > _MAX_TEXT:
             continue
         fields[name] = body[start + 4 : end].decode("utf-8", "replace")

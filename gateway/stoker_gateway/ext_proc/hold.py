@@ -1,6 +1,7 @@
-"""What an endpoint with ``spec.scaling`` holds: requests that wait until one of its servers is ready.
+"""Holding of requests for an endpoint with ``spec.scaling`` until one of its servers is ready.
 
-An InferenceEndpoint may have several served names, each with a queue of its own; what they hold is bounded together.
+An InferenceEndpoint may have several served names, each with its own queue. The limits of held requests apply to all of
+them together.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from stoker_gateway.scheduling.drain import Drain
 
 
 class EndpointHold:
-    """The requests that one InferenceEndpoint holds, and whether it holds them. Used from one event loop.
+    """Held requests of one InferenceEndpoint, and whether requests must be held. Used from one event loop.
 
     Args:
-        scaling: how the operator scales it.
-        max_held, max_bytes: how many requests it holds at most, and bytes of their bodies.
-        now: seconds.
+        scaling: how the endpoint is scaled.
+        max_held, max_bytes: maximum number of held requests, and maximum size of their bodies together.
+        now: current time, in seconds.
 
     Attributes:
-        num_held: requests that were held and still wait.
-        held_bytes: of their bodies.
-        active_at: when a request for it last came or ended; None: none has.
+        num_held: number of requests that were held and still wait.
+        held_bytes: size of their bodies.
+        active_at: time at which a request last arrived or ended; None: none has.
     """
 
     def __init__(self, scaling: Scaling, max_held: int, max_bytes: int, now: float) -> None:
@@ -35,28 +36,30 @@ class EndpointHold:
         self.update(scaling, now)
 
     def update(self, scaling: Scaling, now: float) -> None:
-        """The operator says this now."""
+        """Adopt the scaling that the operator announces now."""
         if scaling.start_failure != self.scaling.start_failure:
             self._failed_at = now
         self.scaling = scaling
         self._drain.update(scaling, now)
 
     def stops(self, now: float) -> bool:
-        """Whether none of its requests may be sent, whatever its servers report."""
+        """Whether the endpoint's requests must not be sent, whatever its servers report."""
         return self._drain.stops(now)
 
     @property
     def stopped_at(self) -> float:
-        """Since when none of its requests may be sent, while none may."""
+        """Time since which no request may be sent; meaningful only while that is so."""
         return self._drain.stopped_at
 
     def announcement(self, now: float) -> str:
-        """The operator's word for which none of its requests is sent; empty: there is none."""
+        """Return the operator's drain id because of which no request is sent; empty if there is none."""
         return self._drain.word(now)
 
     def start_failed(self, since: float) -> bool:
-        """Whether a request that came then is refused where no server is ready, since none starts. A failure that is
-        known in another phase than `Phase.ACTIVE` is of an earlier start: it says nothing of requests that come later,
-        for which the operator starts servers again."""
+        """Whether a request that arrived at `since` is rejected if no server is ready, because servers fail to start.
+
+        In another phase than `Phase.ACTIVE`, the known failure is of an earlier start. It does not apply to requests
+        that arrived later, because the operator starts servers for them again.
+        """
         scaling = self.scaling
         return bool(scaling.start_failure) and (scaling.phase is Phase.ACTIVE or since <= self._failed_at)

@@ -1,6 +1,6 @@
-"""What servers say of their models in ``/v1/models``, for clients that read it there: above all the longest context.
+"""Fields of the servers' ``/v1/models`` that the gateway passes on, such as the maximum context length.
 
-Servers are others', so only known fields are taken, of the kinds and sizes that they have.
+Servers are not trusted: only known fields are used, after a check of their types and sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-#: Fields that are passed on as the first server says them.
+#: Fields that are passed on with the first server's value.
 _TEXTS: Final = ("root", "parent")
 _LONGEST_TEXT: Final = 1024
 _MAX_PERMISSIONS_BYTES: Final = 4096
@@ -18,13 +18,13 @@ _MAX_TOKENS: Final = 2**53
 
 
 class ModelCards:
-    """By server, the cards of its models."""
+    """Model cards by server."""
 
     def __init__(self) -> None:
         self._cards: dict[str, dict[str, dict[str, Any]]] = {}
 
     def update(self, server: str, answer: bytes) -> None:
-        """A server's answer to ``GET /v1/models``; one that makes no sense changes nothing."""
+        """Record a server's response to ``GET /v1/models``; an invalid one is ignored."""
         try:
             listed = orjson.loads(answer)["data"]
         except (ValueError, TypeError, KeyError):
@@ -33,12 +33,13 @@ class ModelCards:
         self._cards[server] = {each["id"]: _read(each) for each in cards if isinstance(each.get("id"), str)}
 
     def keep(self, servers: Iterable[str]) -> None:
-        """These are all servers there are."""
+        """Drop the cards of all other servers."""
         for server in self._cards.keys() - set(servers):
             del self._cards[server]
 
     def of(self, model: str, servers: Iterable[str]) -> dict[str, Any]:
-        """What is known of a model: what its servers say, and the least of their longest contexts."""
+        """Return the known fields of a model: ``max_model_len`` is the minimum over its servers, other fields are the
+        first server's."""
         cards = [card for server in servers if (card := self._cards.get(server, {}).get(model)) is not None]
         known: dict[str, Any] = {}
         for card in cards:

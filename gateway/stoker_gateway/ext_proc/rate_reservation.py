@@ -1,4 +1,4 @@
-"""A request's part of its key's limits, before it is sent anywhere."""
+"""Reservation of a request's tokens against its key's limits, before the request is sent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 async def reserved(
     limiter: Limiter, key: Key, request: ModelRequest, clock: Callable[[], float]
 ) -> AsyncIterator[Grant]:
-    """Reserves what a request may use. If it is not sent in the end, for whichever reason, its tokens are given back.
+    """Reserve the tokens that a request may use, and release them if the request is not sent.
 
     Raises:
-        RateLimitError: the key has no room for it.
+        RateLimitError: the request would exceed a limit of the key.
     """
     verdict = await limiter.reserve(key, _tokens(key, request), clock())
     if isinstance(verdict, Denial):
@@ -32,7 +32,8 @@ async def reserved(
 
 
 def _tokens(key: Key, request: ModelRequest) -> int:
-    """What is reserved: a default that the client did not choose never makes a request too large by itself."""
+    """Return the tokens to reserve. A default that the client did not choose never makes the request exceed the limit
+    by itself."""
     limit, tokens = key.limits.tokens_per_minute, request.prompt_tokens + request.answer_tokens
     if request.says_answer_tokens or limit is None:
         return tokens

@@ -1,10 +1,10 @@
-"""What a pick needs to know of a request's body: its model, and its prompt as text that grows at its end.
+"""Parsing of request bodies: the model, and a canonical text of the prompt for prefix matching.
 
-The text is no prompt that a model reads, for templates are the engine's business. It is cheap, and canonical in what
-matters: who sends a conversation again with more at its end sends a text that begins with the earlier one. Tools and
-instructions come first, as templates have them; hints to other caches, which wander from block to block, are left out.
+The text is not the prompt that the model reads, because only the engine applies the chat template. It is cheap to
+compute, and the text of a continued conversation begins with the text of the earlier request. Tools and instructions
+come first, as in templates. Cache-control hints are left out, because clients move them from block to block.
 
-Bodies are hostile until an engine has checked them: nothing here recurses, or takes more than linear time.
+Bodies are untrusted: the code does not recurse and takes linear time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from stoker_gateway.ext_proc.token_estimate import (
 )
 from stoker_gateway.protocol.paths import FORMS, GENERATING
 
-#: Where a session is named in a body that has no header for it, the most telling name first.
+#: Body fields that identify a session if no header does, in order of preference.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
-#: What Claude Code tells Anthropic's accountants in a system block, another one with each request; engines drop it.
+#: Prefix of Claude Code's billing header in a system block. It differs in each request, and engines drop it.
 _BILLING: Final = "x-anthropic-billing-header:"
-#: Messages, items, and parts of them in one body, at most. No model reads as many.
+#: Maximum number of messages, items and their parts in one body, beyond any model's context.
 MAX_ITEMS: Final = 262_144
-#: What an item of a conversation says beside its content.
+#: Fields of a conversation item that belong to the prompt, beside its content.
 _CALLS: Final = ("name", "arguments", "output", "tool_calls")
 
 
@@ -46,16 +46,16 @@ class ModelRequest:
     """A request for a model.
 
     Attributes:
-        model: its served name.
-        chain: hashes of the blocks of its prompt's text; none where nothing is generated, or where only the server that
-            holds a response knows the beginning.
-        size: bytes of that text.
-        session: what the body says that keeps requests together.
-        previous_response_id: the answer that is continued, which one server has.
-        request_id: what the answer is to be called.
-        prompt_tokens: of the prompt, estimated.
-        answer_tokens: that the answers may have.
-        says_answer_tokens: whether the body says how many these are; else they are a default.
+        model: served name.
+        chain: hashes of the blocks of the prompt's text; empty if the path generates nothing, or if the request
+            continues a stored response, since only the server that holds it knows the beginning of the prompt.
+        size: size of the prompt's text in bytes.
+        session: session id in the body, if any.
+        previous_response_id: id of the stored response that the request continues.
+        request_id: id for the response, chosen by the client.
+        prompt_tokens: estimated number of prompt tokens.
+        answer_tokens: maximum number of output tokens.
+        says_answer_tokens: whether the body sets that maximum; else it is a default.
     """
 
     model: str
@@ -70,10 +70,10 @@ class ModelRequest:
 
 
 def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest:
-    """Reads the body of a request to `path`.
+    """Parse the body of a request to `path`.
 
     Raises:
-        RequestError: it is no JSON object, or names no model.
+        RequestError: the body is not a JSON object, or names no model.
     """
     if path in FORMS:
         return _read_form(body, content_type)
@@ -105,7 +105,7 @@ def _read_form(body: bytes, content_type: str) -> ModelRequest:
 
 
 def prompt_text(fields: dict[str, Any]) -> bytes:
-    """The prompt of a body, in whichever API's words."""
+    """Return the canonical text of a body's prompt, for all supported APIs."""
     if fields.get("prompt") is not None:
         return _completion(fields["prompt"])
     pieces: list[str] = []
@@ -127,7 +127,7 @@ def prompt_text(fields: dict[str, Any]) -> bytes:
 
 
 def _check_number(fields: dict[str, Any]) -> None:
-    """Refuses what would take long to go through."""
+    """Reject bodies with too many items to process quickly."""
     number = 0
     for name in ("messages", "input"):
         items = fields.get(name)
@@ -145,7 +145,7 @@ def _check_number(fields: dict[str, Any]) -> None:
 
 
 def _contents(items: list[Any]) -> Iterator[list[Any]]:
-    """The items' contents that are lists."""
+    """Yield the contents of items that are lists."""
     for item in items:
         if isinstance(item, dict) and isinstance(content := item.get("content"), list):
             yield content
@@ -165,7 +165,7 @@ def _model(fields: dict[str, Any]) -> str:
     model = fields.get("model")
     if model is None:
         raise RequestError(
-            "the field 'model' is required here, where there are several; GET /v1/models lists them",
+            "the field 'model' is required; GET /v1/models lists the available models",
             "model",
             "missing_required_parameter",
         )
@@ -183,12 +183,12 @@ def _session(fields: dict[str, Any]) -> str | None:
     for name in _SESSION_FIELDS:
         if (session := _string(fields, name)) is not None:
             return session
-    metadata = fields.get("metadata")  # Anthropic's name for it
+    metadata = fields.get("metadata")  # Anthropic's API
     return _string(metadata, "user_id") if isinstance(metadata, dict) else None
 
 
 def _completion(prompt: Any) -> bytes:
-    """A text, tokens, or several of either."""
+    """Return the bytes of a completion prompt: a text, a list of token ids, or a list of either."""
     if isinstance(prompt, str):
         return prompt.encode()
     if not isinstance(prompt, list) or not prompt:
@@ -202,13 +202,13 @@ def _completion(prompt: Any) -> bytes:
 
 def _tokens(token_ids: list[Any]) -> bytes:
     try:
-        return array("i", token_ids).tobytes()  # four bytes, about as many as a token's text has
+        return array("i", token_ids).tobytes()  # 4 bytes for each token, about the average length of a token's text
     except (TypeError, OverflowError):
         return _dump(token_ids).encode()
 
 
 def _add_item(item: Any, pieces: list[str]) -> None:
-    """A message, or another item of a conversation."""
+    """Append the text of a message or another conversation item."""
     if not isinstance(item, dict):
         pieces += ("\x1e", _dump(item))
         return
@@ -223,7 +223,7 @@ def _add_item(item: Any, pieces: list[str]) -> None:
 
 
 def _add_content(content: Any, pieces: list[str]) -> None:
-    """A text, or its parts."""
+    """Append the text of a content: a string, or a list of parts."""
     if isinstance(content, str):
         pieces.append(content)
         return

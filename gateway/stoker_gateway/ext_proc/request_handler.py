@@ -1,12 +1,12 @@
-"""What becomes of a request: it is answered here, sent to a server, or refused.
+"""Handling of a request: the picker answers it, sends it to a server, or rejects it.
 
-key ─► path and method ─► /v1/models?              answered from the model registry
-                       ─► /v1/responses/ID …?      to the server that holds it
-                       ─► /openapi.json?           to any server
-                       ─► body: model, prompt ─► its key's limits ─► its endpoint's line ─► servers
+key ─► path and method ─► /v1/models               answered from the model registry
+                       ─► /v1/responses/ID …       to the server that holds the response
+                       ─► /openapi.json            to any server
+                       ─► body: model, prompt ─► limits of the key ─► queue of the endpoint ─► servers
 
-Where there are keys, a request without one is refused before its body is read, and models that its key is not for are
-as if they were not there.
+If there are keys, a request without one is rejected before its body is read, and models that its key may not use are
+hidden from it.
 """
 
 from __future__ import annotations
@@ -53,24 +53,25 @@ from stoker_gateway.scheduling.in_flight import InFlight
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: Retry-After, in seconds, for errors that an administrator must fix.
+#: Retry-After in seconds, for errors that an administrator must fix.
 _REFUSED_S: Final = 5.0
-#: Seconds of reading a body from which on they count as waiting: the proxy waits only so long for both.
+#: Reading a body for longer than this, in seconds, counts against the time that the request may wait in the queue,
+#: because the proxy's timeout covers both.
 _READ_S: Final = 0.5
-#: How many seconds longer than a hold the proxy waits for it.
+#: Seconds added to the hold's duration for the proxy's timeout.
 _EXTENSION_S: Final = 30.0
 
-#: Has the proxy wait for so many seconds more for the decision.
+#: Extends the proxy's timeout for the decision, to this many seconds from now.
 Extend = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """What it takes to let a request wait.
+    """Data needed to queue a request.
 
     Attributes:
-        began: when what can be decided at once began to be.
-        num_bytes: of its body.
+        began: time at which the picker began to handle the complete request, in seconds.
+        num_bytes: size of the request's body.
         extend: see `Extend`.
     """
 
@@ -81,12 +82,12 @@ class _Wait:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request's head.
+    """Head of a request.
 
     Attributes:
-        path: without what follows a question mark.
-        header: a header's value by its name in lower case; empty without one.
-        subset: the only servers it may go to; None stands for all.
+        path: path without the query.
+        header: returns a header's value by its name in lower case; empty if it is absent.
+        subset: servers to which the request may be sent; None: all.
     """
 
     method: str
@@ -96,28 +97,28 @@ class RequestHead:
 
     @classmethod
     def of(cls, exchange: Exchange) -> RequestHead:
-        """The head that a proxy sent."""
+        """Return the head that a proxy sent."""
         path = exchange.header(":path").partition("?")[0]
         return cls(exchange.header(":method"), path, exchange.header, exchange.subset)
 
     @property
     def request_id(self) -> str | None:
-        """Its id, as servers take it."""
+        """Value of X-Request-Id, if servers accept it as an id."""
         value = self.header("x-request-id")
         return value if REQUEST_ID.fullmatch(value) else None
 
 
 class RequestHandler:
-    """Decides about requests. Used from one event loop.
+    """Routes, answers or rejects requests. Used from one event loop.
 
     Args:
-        model_registry: which models there are.
-        pickers: of their servers, by served name; whoever has them keeps them informed, and calls `wake`.
-        clock: seconds.
-        keyring: the keys there are; None: anyone may use all models, and credentials pass through.
-        wall: the clock that keys expire by: seconds since 1970.
-        limiter: keeps keys to their limits.
-        reports_all: whether `scaling_report` has endpoints that are not scaled, too.
+        model_registry: all models.
+        pickers: picker of each endpoint, by served name. The caller keeps them up to date and calls `wake`.
+        clock: monotonic clock, in seconds.
+        keyring: valid keys; None: requests need no key, may use all models, and keep their credentials.
+        wall: clock for the expiry of keys: seconds since 1970.
+        limiter: enforces the keys' limits; None: a `LocalLimiter`.
+        reports_all: whether `scaling_report` also has endpoints that are not scaled.
     """
 
     def __init__(
@@ -146,14 +147,14 @@ class RequestHandler:
         self._model_registry = ModelRegistry()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._queues: dict[str, RequestQueue] = {}
-        #: By InferenceEndpoint that is scaled, or for the second one reported, and by its served names.
+        #: Both by InferenceEndpoint: those with scaling; and those that are reported, then by served name.
         self._holds: dict[EndpointKey, EndpointHold] = {}
         self._served_names: dict[EndpointKey, dict[str, ServedName]] = {}
         self._in_flight: dict[str, InFlight] = {}
         self.update(model_registry, pickers)
 
     def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
-        """These are all models there are, from now on. Who waits for one that is gone is refused."""
+        """Replace the model registry and the pickers. Requests that wait for a removed model are rejected."""
         previous, self._queues = self._queues, {}
         for name in model_registry.endpoints:
             if name in previous and self._pickers[name] is pickers[name]:
@@ -173,7 +174,7 @@ class RequestHandler:
         self._server_keys.keep(servers)
 
     def _update_holds(self) -> None:
-        """Has queues hold requests where endpoints have scaling. What is known of those that had it before is kept."""
+        """Make the queues of endpoints with scaling hold requests. Existing holds and counts are kept."""
         now, previous, self._holds, self._served_names = self._clock(), self._holds, {}, {}
         in_flight, self._in_flight = self._in_flight, {}
         for name, endpoint in self._model_registry.endpoints.items():
@@ -195,21 +196,21 @@ class RequestHandler:
                 self._served_names.setdefault(key, {})[name] = served
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
-        """A server's answer to ``GET /v1/models``, and the ``Authorization`` that it answered to."""
+        """Record a server's response to ``GET /v1/models``, and the ``Authorization`` that the server accepted."""
         self._cards.update(server, answer)
         self._server_keys.accepted(server, authorization, self._model_registry.endpoints.values())
 
     def set_keyring(self, keyring: Keyring | None) -> None:
-        """These are all keys there are, for all requests from now on."""
+        """Replace the valid keys; None: requests need no key."""
         self._keyring = keyring
 
     def wake(self, model: str) -> None:
-        """There is news of a model's servers: some may have room."""
+        """Retry a model's queued requests, because its servers may have room now."""
         if (queue := self._queues.get(model)) is not None:
             queue.wake()
 
     def awaited(self) -> set[str]:
-        """Servers that requests wait for: those of endpoints with scaling where any does."""
+        """Return the servers of the endpoints with scaling for which requests wait."""
         endpoints = self._model_registry.endpoints
         return {
             server
@@ -220,7 +221,7 @@ class RequestHandler:
         }
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """What autoscalers read of each endpoint that is scaled."""
+        """Return the report for autoscalers, an entry for each reported endpoint."""
         now = self._clock()
         return [
             endpoint_report(key, names.values(), self._holds.get(key), now) for key, names in self._served_names.items()
@@ -228,7 +229,7 @@ class RequestHandler:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the end of requests is waited for, since an endpoint's servers are to be removed."""
+        """Whether the operator waits to remove an endpoint's servers until its requests have ended."""
         now = self._clock()
         return any(
             hold.announcement(now) and not all(each.in_flight.is_none() for each in self._served_names[key].values())
@@ -237,17 +238,17 @@ class RequestHandler:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether Envoy's counts may tell something that is not known here."""
+        """Whether Envoy's counts of active requests may correct the counts of this class."""
         return any(each.needs_count or len(each) for each in self._in_flight.values())
 
     def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Envoy has so many requests under way, by cluster; it was asked at this time. One that it does not name has
-        none."""
+        """Record Envoy's counts of active requests by cluster, which it was asked for at `asked_at`. A cluster that is
+        absent has none."""
         for name, in_flight in self._in_flight.items():
             in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), asked_at)
 
     def ended(self, model: str, pick: int) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         if (in_flight := self._in_flight.get(model)) is not None:
             in_flight.ended(pick)
             self._active(self._model_registry.endpoints[model])
@@ -257,16 +258,16 @@ class RequestHandler:
             self._holds[endpoint.scaling.key].active_at = self._clock()
 
     async def close(self) -> None:
-        """Ends what was started."""
+        """Close the queues and the body reader."""
         for queue in self._queues.values():
             queue.close()
         await self._reader.close()
 
     def at_once(self, head: RequestHead) -> LocalReply | None:
-        """The answer, where a request's head is enough for one.
+        """Return the response if the request's head is enough for one, else None.
 
         Raises:
-            RequestError: nothing takes such a request, whatever its body is.
+            RequestError: the request is invalid whatever its body is.
         """
         key, path = self._key(head), head.path
         if path == MODELS or path.startswith(f"{MODELS}/"):
@@ -282,7 +283,7 @@ class RequestHandler:
             self._first_endpoint(key)
             return None
         if path not in POSTED and response_id(path) is None:
-            raise NotFoundError("there is no such path here")
+            raise NotFoundError("the gateway does not serve this path")
         if head.method != "POST" and path in POSTED:
             raise MethodError("this path does not support this HTTP method")
         if path in POSTED:
@@ -290,15 +291,15 @@ class RequestHandler:
         return None
 
     async def decide(self, head: RequestHead, body: bytes, extend: Extend = not_extended) -> tuple[str, Route]:
-        """The model, and the servers for a request that `at_once` says nothing of.
+        """Return the model and the route of a request that `at_once` did not answer.
 
         Args:
-            extend: awaited once, if the request is held.
+            extend: awaited once if the request is held.
 
         Raises:
-            RequestError: it is refused.
+            RequestError: the request is rejected.
         """
-        key = self._key(head)  # it may have been revoked while the body came
+        key = self._key(head)  # it may have been revoked while the body arrived
         if head.path == SCHEMA:
             endpoint = self._first_endpoint(key)
             request, ask = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
@@ -311,23 +312,23 @@ class RequestHandler:
         return request.model, await self._to_server(head, request, key, _Wait(began, len(body), extend))
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """A request has ended, by this server's answer."""
+        """Record which server answered a request."""
         self._holders.answered(model, pick, server)
 
     def undo(self, route: Route) -> None:
-        """The proxy did not hear of this route, so the request ends here."""
+        """Release what a route reserved, because the proxy did not receive it."""
         self.ended(str(route.metadata[MODEL]), int(route.metadata[PICK]))
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, 0, self._clock())
 
     def count_as_used(self, route: Route) -> None:
-        """It is unknown whether the proxy has read this route: its tokens count as used, and its request as ended,
-        since its end may never be reported."""
+        """Settle a route of which it is unknown whether the proxy has read it: the reserved tokens count as used, and
+        the request as ended, because its end may never be reported."""
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, None, self._clock())
 
     def too_large(self) -> RequestError:
-        """Why a body is refused."""
+        """Return the error for a body that exceeds the limit."""
         return TooLargeError(f"the request body is larger than {self._limits.max_body_bytes} bytes")
 
     def _key(self, head: RequestHead) -> Key | None:
@@ -337,14 +338,14 @@ class RequestHandler:
         endpoint = self._model_registry.endpoints.get(model)
         if endpoint is None or (key is not None and not key.may_use(model)):
             raise NotFoundError(
-                f"the model {model[:200]!r} is not served here; GET /v1/models lists what is",
+                f"the model {model[:200]!r} is not served here; GET /v1/models lists the available models",
                 "model",
                 "model_not_found",
             )
         return endpoint
 
     def _first_endpoint(self, key: Key | None) -> Endpoint:
-        """One that stands for all, for what is asked of no model."""
+        """Return any endpoint that the key may use, for requests that name no model."""
         endpoints = self._model_registry.endpoints.values()
         endpoint = next((each for each in endpoints if key is None or key.may_use(each.name)), None)
         if endpoint is None:
@@ -355,7 +356,7 @@ class RequestHandler:
         name = unquote(response_id(head.path) or "")
         holder = self._holders.of(_owner_of(head, key), name)
         if holder is None:
-            raise NotFoundError(f"no response {name[:200]!r} is known here", "response_id")
+            raise NotFoundError(f"the response {name[:200]!r} was not found", "response_id")
         ask = RoutingRequest(held_by=holder.server, subset=head.subset)
         request = ModelRequest(holder.model)
         return holder.model, await self._route(head, self._endpoint(holder.model, key), request, ask, key, wait)
@@ -386,13 +387,13 @@ class RequestHandler:
         wait: _Wait,
     ) -> Route:
         if endpoint.refusal is not None:
-            raise UnavailableError(f"the model {endpoint.name!r} gets no requests: {endpoint.refusal}", _REFUSED_S)
+            raise UnavailableError(f"the model {endpoint.name!r} is not available: {endpoint.refusal}", _REFUSED_S)
         self._active(endpoint)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
             pick = await self._pick(head, endpoint, ask, key, wait)
             known |= {PICK: pick.number, **_held(pick)}
-            if self._keyring is None:  # there may be one by now
+            if self._keyring is None:  # a keyring may have been set while the request waited
                 return Route(endpoint.cluster, pick.servers, (), (), known)
             return self._with_key(endpoint, pick, known)
         async with rate_reservation.reserved(self._limiter, key, request, self._clock) as grant:
@@ -401,7 +402,7 @@ class RequestHandler:
             return self._with_key(endpoint, pick, known)
 
     def _with_key(self, endpoint: Endpoint, pick: Pick, metadata: dict[str, str | int]) -> Route:
-        """A route of a request that servers are told their own key by, in place of the client's."""
+        """Return a route that replaces the client's key by the servers' own key."""
         servers, authorization = self._server_keys.alike(endpoint, pick.servers)
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
@@ -437,12 +438,12 @@ class RequestHandler:
         return choice
 
     def _held(self, model: str, outcome: str, held_s: float) -> None:
-        """A request that was held waits no longer."""
-        if model in self._queues:  # the series of a model that is gone do not come back
+        """Record the outcome of a held request, and the seconds that it waited."""
+        if model in self._queues:  # the series of a removed model must not be created again
             self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 
     def _refused(self, endpoint: Endpoint, refusal: Refusal) -> RequestError:
-        """Why a request is sent to no server of an endpoint, in words for clients."""
+        """Return the error, for the client, of a request that no server of an endpoint may get."""
         model, retry_after_s = f"the model {endpoint.name!r}", refusal.retry_after_s
         match refusal.kind:
             case "saturated":
@@ -451,36 +452,36 @@ class RequestHandler:
                 failure = "" if endpoint.scaling is None else self._scaling(endpoint).start_failure
                 return StartError(f"{model} cannot start: {failure}", refusal.held_s)
             case "held":
-                held = f"{model} has no server that is ready; the request was held for {refusal.held_s or 0:.0f} s"
+                held = f"{model} has no ready server; the request was held for {refusal.held_s or 0:.0f} s"
                 return HeldError(f"{held}; try again", retry_after_s, refusal.held_s)
             case "not held":
                 room = f"{self._limits.max_held} requests, {self._limits.max_held_bytes} bytes"
-                text = f"{model} has no server that is ready, and no more requests are held for it ({room}); try again"
+                text = f"{model} has no ready server, and no more requests are held for it (limit: {room}); try again"
                 return HeldError(text, retry_after_s, refusal.held_s)
         return UnavailableError(f"no server of {model} can take requests now; try again", retry_after_s)
 
     def _scaling(self, endpoint: Endpoint) -> Scaling:
-        """How an endpoint is scaled, as it is known now: it may have changed while a request waited."""
+        """Return an endpoint's current scaling, which may have changed while a request waited."""
         assert endpoint.scaling is not None
         hold = self._holds.get(endpoint.scaling.key)
         return endpoint.scaling if hold is None else hold.scaling
 
 
 def _held(pick: Pick) -> dict[str, str]:
-    """How long a request was held, as its answer says it."""
+    """Return the response header with the time for which the request was held, if it was."""
     return {} if pick.held_s is None else {HELD_HEADER: f"{pick.held_s:.3f}"}
 
 
 def _check_kind(head: RequestHead) -> None:
     encoding, kind = head.header("content-encoding").strip().lower(), head.header("content-type")
     if encoding not in ("", "identity"):
-        raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, or no encoding")
+        raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not supported; send gzip, or no encoding")
     if head.path in FORMS and not is_form(kind):
-        raise MediaTypeError("this path takes a form, sent as Content-Type: multipart/form-data")
+        raise MediaTypeError("this path requires a form, sent as Content-Type: multipart/form-data")
     if head.path not in FORMS and is_form(kind):
-        raise MediaTypeError("this path takes a JSON object, sent as Content-Type: application/json, and no form")
+        raise MediaTypeError("this path requires a JSON object, sent as Content-Type: application/json, not a form")
 
 
 def _owner_of(head: RequestHead, key: Key | None) -> str:
-    """Whose a request is, and its responses."""
+    """Return the owner of a request and its responses: the key's id, or without keys a digest of the credentials."""
     return credentials.digest_of(head.header) if key is None else key.id

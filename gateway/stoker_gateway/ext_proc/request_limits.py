@@ -1,4 +1,4 @@
-"""What requests the picker takes in."""
+"""Limits of the requests that the picker accepts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What is taken in.
+    """Limits of accepted requests; requests beyond them are rejected.
 
     Attributes:
-        max_body_bytes: of a request; larger ones are refused.
-        max_waiting: requests of an endpoint that wait while all its servers are saturated; others are refused.
-        max_wait_s: for how many seconds. The proxy's message timeout must be longer.
-        max_held: requests of an endpoint with scaling that are held while none of its servers is ready.
-        max_held_bytes: of their bodies. One request with the longest body must have room.
-        upload_s: for how many seconds the rest of a request may take to come; infinite: the proxy limits it.
+        max_body_bytes: maximum size of a body.
+        max_waiting: maximum number of requests of an endpoint that wait while all its servers are saturated.
+        max_wait_s: maximum time that they wait, in seconds. The proxy's message timeout must be longer.
+        max_held: maximum number of held requests of an endpoint with scaling while none of its servers is ready.
+        max_held_bytes: maximum size of their bodies together; at least `max_body_bytes`.
+        upload_s: maximum time between two messages of a request, in seconds; infinite: the proxy limits the upload.
     """
 
     max_body_bytes: int = 32 * 2**20

@@ -1,12 +1,11 @@
-"""Requests that wait until one of an endpoint's servers has room, or is ready at all.
+"""Queue of requests that wait until one of an endpoint's servers has room, or is ready.
 
-A new request queues behind those that wait, by the queue's rules (`scheduling/fair_queue.py`), but not behind requests
-that wait for servers of their own: what only some servers may serve delays no other request. A poll may find room,
-hence `wake` after each; and requests time out, hence a timer while any waits.
+A new request queues behind waiting ones by the rules of `scheduling/fair_queue.py`. Requests that only some servers may
+serve do not block others. The queue is woken after each poll, which may find room, and by a timer for timeouts.
 
-An endpoint with scaling *holds* its requests while none of its servers is ready, or while none of them may be sent
-requests (`hold.py`). They wait in the same queue, by the same rules, but for longer; and what is held is bounded in
-bytes, too.
+An endpoint with scaling *holds* its requests while none of its servers is ready, or while the operator forbids sending
+requests (`hold.py`). Held requests wait in the same queue by the same rules, but longer, and their bodies have a limit
+in bytes.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ from stoker_gateway.scheduling.fair_queue import FairQueue
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: Seconds between looks for requests that have waited for too long; and the same while requests are held.
+#: Interval of checks for timed-out requests, in seconds: normally, and while requests are held.
 _TICK_S: Final = 0.1
 _HELD_TICK_S: Final = 1.0
-#: Retry-After, in seconds, for requests that were not let in.
+#: Retry-After in seconds, for requests that waited for room.
 RETRY_AFTER_S: Final = 1.0
-#: The same, for requests that were held, or for which there was no room among those.
+#: Retry-After in seconds, for requests that were held, or exceeded the limits of held requests.
 HELD_RETRY_AFTER_S: Final = 5.0
-#: What became of a request that was held, or that was to be.
+#: Outcome of a request that was held or should have been held.
 HeldOutcome = Literal["routed", "timed_out", "start_failed", "no_room", "cancelled", "refused"]
 _REFUSED: Final[dict[str, HeldOutcome]] = {"held": "timed_out", "not started": "start_failed", "not held": "no_room"}
-#: What a request wants that any server may get: no subset, no holder.
+#: Requirement of a request that any server may serve: no subset, no holder.
 _ANY: Final = (None, None)
 
 
 async def not_extended(_: float) -> None:
-    """The proxy waits for as long as it is needed."""
+    """Do nothing: the proxy's timeout needs no extension."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTerms:
-    """How a request may wait.
+    """Conditions under which a request waits.
 
     Attributes:
-        key: whose it is.
-        priority: the higher, the earlier its turn comes.
-        num_bytes: of its body, which is in memory meanwhile.
-        waited_s: for how many seconds it has waited before, as its body was read.
-        check: called when its turn comes, before anything is chosen; what it raises ends the wait.
-        extend: awaited once, if the request is held, with the seconds for which the proxy must wait from now on.
-        ended: called when the request waits no longer, if it was held or was to be: what became of it, and for how many
-            seconds it has waited.
+        key: owner of the request; owners take turns.
+        priority: requests with a higher priority leave the queue first.
+        num_bytes: size of the request's body, which stays in memory while it waits.
+        waited_s: seconds that the request has waited before, while its body was read.
+        check: called when the request's turn comes, before a server is chosen; an exception ends the wait.
+        extend: awaited once if the request is held, with the remaining seconds of the hold.
+        ended: called when the request stops waiting, if it was held or should have been held: with its outcome and the
+            seconds that it has waited.
     """
 
     key: str
@@ -66,16 +65,16 @@ class WaitTerms:
 
 
 class RequestQueue:
-    """The requests that wait for one endpoint. Used from one event loop.
+    """Requests that wait for one endpoint. Used from one event loop.
 
     Args:
-        picker: of its servers.
-        max_waiting: how many may wait for room.
-        hold_s: for how many seconds each may.
-        clock: seconds.
+        picker: picker of the endpoint's servers.
+        max_waiting: maximum number of requests that wait for room.
+        hold_s: maximum time that a request waits for room, in seconds.
+        clock: monotonic clock, in seconds.
 
     Attributes:
-        hold: what it holds while none of its servers is ready; None: its requests are refused then.
+        hold: the endpoint's hold; None: requests are rejected while none of its servers is ready.
     """
 
     def __init__(self, picker: EndpointPicker, max_waiting: int, hold_s: float, clock: Callable[[], float]) -> None:
@@ -85,18 +84,18 @@ class RequestQueue:
         self._max_wait_s = hold_s
         self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, hold_s)
         self._timer: asyncio.TimerHandle | None = None
-        self._holds = False  # when last looked at
+        self._holds = False  # whether requests were held at the last check
         self.hold: EndpointHold | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def num_held(self) -> int:
-        """Requests that wait because no server may get them. May be called by any thread."""
+        """Return the number of requests held because no server may get them. Thread-safe."""
         return len(self) if self._holds else 0
 
     def num_queued(self) -> int:
-        """Requests that wait because all servers are full. May be called by any thread."""
+        """Return the number of requests that wait because all servers are full. Thread-safe."""
         return 0 if self._holds else len(self)
 
     def is_holding(self, now: float) -> bool:
@@ -104,17 +103,17 @@ class RequestQueue:
         return self.hold is not None and (self.hold.stops(now) or not self._picker.has_server(now))
 
     def at_once(self, ask: RoutingRequest) -> Pick | Refusal | None:
-        """The choice, where nobody has to wait for it; None if this request has to."""
+        """Return the choice for a request that need not wait, else None."""
         if self or self.is_holding(self._clock()):
             return None
         choice = self._picker.pick(ask, self._clock())
         return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
 
     async def wait(self, ask: RoutingRequest, terms: WaitTerms) -> Pick | Refusal:
-        """Waits for the choice.
+        """Queue a request and wait for the choice.
 
         Returns:
-            a refusal, if nothing may take it, too many wait, or it has waited for too long.
+            a refusal if no server may get the request, the queue is full, or the wait has timed out.
         """
         now = self._clock()
         waiting = _Waiting(ask, terms, now)
@@ -127,7 +126,7 @@ class RequestQueue:
             self._push_held(waiting, hold, now)
         else:
             wait_s = max(0.0, self._max_wait_s - terms.waited_s)
-            # Requests that were held may wait for room, too.
+            # The queue may also contain requests that were held before.
             max_items = self._max_waiting if hold is None else max(self._max_waiting, hold.max_held)
             displaced = self._queue.push(terms.key, terms.priority, waiting, now, wait_s, max_items)
             if displaced is not None:
@@ -149,7 +148,7 @@ class RequestQueue:
                 terms.ended(outcome, self._clock() - waiting.since)
 
     def wake(self) -> None:
-        """Lets those go whose turn it is, as there may be room now."""
+        """Expire requests that timed out, and route the next ones as far as servers have room."""
         now = self._clock()
         for expired in self._queue.expire(now):
             expired.end(expired.refusal)
@@ -169,7 +168,7 @@ class RequestQueue:
             self._timer = asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def close(self) -> None:
-        """Refuses all who wait: the endpoint is gone."""
+        """Reject all waiting requests, because the endpoint was removed."""
         for each in self._queue.expire(math.inf):
             each.end(Refusal("none", RETRY_AFTER_S))
 
@@ -178,7 +177,7 @@ class RequestQueue:
 
         def may_go(waiting: _Waiting) -> bool:
             if waiting.choice.done():
-                return True  # its client has gone
+                return True  # the client has disconnected
             requirement = waiting.ask.subset, waiting.ask.held_by
             if requirement in full or _ANY in full:
                 return False
@@ -200,7 +199,7 @@ class RequestQueue:
             pass
 
     def _push_held(self, waiting: _Waiting, hold: EndpointHold, now: float) -> None:
-        """Holds a new request, if there is room; a request that must give way to it is refused."""
+        """Hold a new request if the limits allow it; a request that it displaces is rejected."""
         terms, queue = waiting.terms, self._queue
         if terms.num_bytes > hold.max_bytes:
             self._refuse_room(waiting)
@@ -225,7 +224,7 @@ class RequestQueue:
             queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, len(queue) + 1)
 
     def _hold_all(self, hold: EndpointHold, now: float) -> None:
-        """None of the endpoint's servers may be sent requests: requests that wait are held."""
+        """Hold all waiting requests, because none of the endpoint's servers may be sent any."""
         for waiting in list(self._queue):
             if hold.start_failed(waiting.since):
                 self._queue.remove(waiting)
@@ -239,7 +238,7 @@ class RequestQueue:
                 self._queue.extend(waiting, waiting.since + hold.scaling.hold_s)
 
     def _refuse_room(self, waiting: _Waiting) -> None:
-        """Refuses a request since too many wait."""
+        """Reject a request because the queue is full."""
         waiting.end(Refusal("not held", HELD_RETRY_AFTER_S) if self._holds or waiting.was_held else waiting.refusal)
         waiting.let_go()
 
@@ -250,12 +249,12 @@ class RequestQueue:
 
 
 class _Waiting:
-    """A request that waits.
+    """A waiting request.
 
     Args:
-        ask: for what.
-        terms: how.
-        since: when it came.
+        ask: routing request.
+        terms: conditions of the wait.
+        since: arrival time, in seconds.
     """
 
     def __init__(self, ask: RoutingRequest, terms: WaitTerms, since: float) -> None:
@@ -265,18 +264,18 @@ class _Waiting:
         self.since = since
         self.choice: asyncio.Future[Pick | Refusal] = loop.create_future()
         self.refusal = Refusal("saturated", RETRY_AFTER_S)
-        #: Done when it is held: for how many seconds it may be.
+        #: Done when the request is held; the result is the remaining seconds of the hold.
         self.held: asyncio.Future[float] = loop.create_future()
         self._hold: EndpointHold | None = None
 
     @property
     def was_held(self) -> bool:
-        """Whether it was held at any time."""
+        """Whether the request was held at any time."""
         return self.held.done()
 
     @property
     def held_outcome(self) -> HeldOutcome | None:
-        """What became of it; None: it was not held, nor was to be."""
+        """Outcome of the request; None if it was not held and should not have been."""
         if not self.choice.done() or self.choice.cancelled():
             outcome: HeldOutcome = "cancelled"
         elif self.choice.exception() is not None:
@@ -287,7 +286,7 @@ class _Waiting:
         return outcome if self.was_held or outcome in ("no_room", "start_failed") else None
 
     def become_held(self, hold: EndpointHold, now: float) -> None:
-        """Counts it as held."""
+        """Count the request as held."""
         self._hold = hold
         hold.num_held += 1
         hold.held_bytes += self.terms.num_bytes
@@ -295,13 +294,13 @@ class _Waiting:
         self.held.set_result(max(0.0, self.since + hold.scaling.hold_s - now))
 
     def let_go(self) -> None:
-        """Counts it as held no longer."""
+        """Stop counting the request as held."""
         if self._hold is not None:
             self._hold.num_held -= 1
             self._hold.held_bytes -= self.terms.num_bytes
             self._hold = None
 
     def end(self, choice: Pick | Refusal) -> None:
-        """Reports what became of it, unless its client has left."""
+        """Set the result of the wait, unless the client has disconnected."""
         if not self.choice.done():
             self.choice.set_result(choice)

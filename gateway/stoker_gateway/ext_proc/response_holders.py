@@ -1,11 +1,11 @@
-"""Which server holds which response: only the one that made it knows it.
+"""Map from response ids to servers: only the server that generated a response stores it.
 
-The gateway itself names each response (`RESPONSE_ID_HEADER`), unless the body does, so it knows where the response will
-be found and need not read it. A client's request id names nothing here: services pass on their callers', so several
-requests may have the same. Only engines of earlier versions name a response by it (`resp_ID_ENDING`, with an ending
-that they make up), and it is remembered for them.
+The gateway chooses the id of each response (`RESPONSE_ID_HEADER`) unless the body does, so it knows the id without
+reading the response. The client's request id is not used as the id, because services forward their callers' ids, so
+several requests may have the same. Engines of earlier versions derive the response id from it (`resp_ID_ENDING`, with a
+random ending), and for them it is recorded too.
 
-Clients choose some of these names, so each owner has names of its own: nobody can lead another's lookup elsewhere.
+Clients choose some of the ids, so each owner has a separate namespace: a client cannot redirect another's lookups.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-#: How many names of responses are remembered; a server keeps 4,096 responses.
+#: Maximum number of recorded ids; a server stores 4,096 responses.
 MAX_NAMES: Final = 131_072
 _ENDING: Final = 9  # an underscore and eight hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a response.
+    """Server that stores a response.
 
     Attributes:
-        model: served name of the model that made it.
+        model: served name of the model that generated it.
         server: ``IP:PORT``.
     """
 
@@ -37,29 +37,30 @@ class ResponseHolders:
     """The holders of the newest responses.
 
     Args:
-        max_names: how many names of responses are remembered.
+        max_names: maximum number of recorded ids.
     """
 
     def __init__(self, max_names: int = MAX_NAMES) -> None:
         self._max_names = max_names
         self._holders: OrderedDict[tuple[str, str], Holder] = OrderedDict()
-        # The names of a request's response, by its model and the number of its pick.
+        # Ids of a request's response, by the model and the number of the request's pick.
         self._names: OrderedDict[tuple[str, int], list[tuple[str, str]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def sent(self, owner: str, holder: Holder, pick: int, request_id: str | None, asked_id: str | None) -> str:
-        """A request was sent whose response may be continued.
+        """Record a request whose response may be retrieved or continued.
 
         Args:
-            owner: whose it is.
-            pick: the number of the pick that sent it there.
-            request_id: its id, by its header.
-            asked_id: what its body would have the response called, if anything.
+            owner: owner of the request.
+            holder: server to which it was sent.
+            pick: number of the pick that routed it.
+            request_id: value of its X-Request-Id header.
+            asked_id: response id in its body, if any.
 
         Returns:
-            what the response is called.
+            the response id.
         """
         name = asked_id if asked_id is not None else f"resp_{uuid.uuid4().hex}"
         names = [(owner, name)]
@@ -73,13 +74,13 @@ class ResponseHolders:
         return name
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """A request has ended, by this server's answer: another one's than it was sent to at first, if that failed."""
+        """Record which server answered a request. It differs from the first choice if the request was retried."""
         for name in self._names.pop((model, pick), ()):
             if (holder := self._holders.get(name)) is not None and holder.server != server:
                 self._holders[name] = Holder(model, server)
 
     def of(self, owner: str, response_id: str) -> Holder | None:
-        """Who holds an owner's response, if that is known."""
+        """Return the holder of an owner's response, if it is known."""
         return self._holders.get((owner, response_id)) or self._holders.get((owner, response_id[:-_ENDING]))
 
     def _put(self, name: tuple[str, str], holder: Holder) -> None:

@@ -1,4 +1,4 @@
-"""What autoscalers read of each endpoint that is scaled: ``GET /scaling`` on the metrics port.
+"""The report for autoscalers, for each scaled endpoint: ``GET /scaling`` on the metrics port.
 
 {"gateway": …, "uptimeSeconds": …, "endpoints": [{"namespace": …, "name": …, "held": …, "queued": …, "inFlight": …,
   "idleSeconds": …, "drained": …, "engines": [{"address": …, "running": …, "waiting": …, "kvUsage": …, "ready": …,
@@ -19,14 +19,14 @@ from stoker_gateway.scheduling.in_flight import ON_THE_WAY_S, InFlight
 from stoker_gateway.scheduling.picker import EndpointPicker
 from stoker_gateway.scheduling.server_pool import PooledServer
 
-#: The most requests that are reported of an engine. What engines report of themselves is not trusted, and one number
-#: that cannot be would make the autoscaler ignore all of the report.
+#: Maximum number of requests reported for an engine. Engines' metrics are not trusted, and an impossible value would
+#: make the autoscaler ignore the whole report.
 _MAX_REQUESTS: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class ServedName:
-    """What there is of one of an endpoint's served names."""
+    """Queue, picker and counts of one of an endpoint's served names."""
 
     queue: RequestQueue
     picker: EndpointPicker
@@ -36,11 +36,11 @@ class ServedName:
 def endpoint_report(
     key: EndpointKey, names: Iterable[ServedName], hold: EndpointHold | None, now: float
 ) -> dict[str, Any]:
-    """The report of one InferenceEndpoint.
+    """Return the report of one InferenceEndpoint.
 
     Args:
         names: all of its served names.
-        hold: the requests that it holds; None: it holds none.
+        hold: its hold; None: its requests are not held.
     """
     names = list(names)
     held = sum(each.queue.num_held() for each in names)
@@ -64,16 +64,16 @@ def endpoint_report(
 
 
 def _drained(hold: EndpointHold, names: list[ServedName], now: float) -> str:
-    """The announcement for which no request is sent and none is under way; empty: there is none."""
+    """Return the operator's drain id once no request is sent and none is active; empty otherwise."""
     word = hold.announcement(now)
-    # What was picked just before is counted by now.
+    # Requests that were routed just before have reached Envoy after this time, and are counted.
     if not word or now - hold.stopped_at < ON_THE_WAY_S:
         return ""
     return word if all(each.in_flight.is_none() for each in names) else ""
 
 
 def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
-    """The last report of each server that was asked. Its served names share it, so the newest counts."""
+    """Return the last load of each server that was polled. Served names share servers, so the newest value counts."""
     newest: dict[str, PooledServer] = {}
     for each in names:
         for server, known in each.picker.states():
@@ -83,7 +83,7 @@ def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
     return [
         {
             "address": server,
-            # A server that does not report it has what it was sent.
+            # For a server that does not report its load, the requests that it was sent count.
             "running": min(
                 _MAX_REQUESTS, known.load.reported.running if known.load.reported.counted else known.load.sequences
             ),

@@ -1,6 +1,7 @@
 """The endpoint picker's gRPC server: Envoy's external processing, and gRPC's health checks.
 
-A stream is one HTTP request, and ends once it is decided: whatever happens to the picker, answers under way go on.
+A stream carries one HTTP request and ends once the request is routed, so responses in progress do not depend on the
+picker.
 """
 
 from __future__ import annotations
@@ -44,34 +45,34 @@ from stoker_gateway.scheduling.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)
 
-#: The names that health checks ask for: whether the process lives, and whether it takes requests.
+#: Service names of gRPC health checks: whether the process is alive, and whether it accepts requests.
 LIVENESS: Final = "liveness"
 READINESS: Final = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
 
-#: What a message has beside a body, at most: headers, metadata.
+#: Maximum size of a message without its body (headers, metadata), in bytes.
 _MESSAGE_OVERHEAD: Final = 2**20
 
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """A certificate and its key, in PEM. They are read again when they change."""
+    """Paths of a certificate and its key, in PEM. The server reloads them when they change."""
 
     certificate: Path
     key: Path
 
 
 class PickerServer:
-    """Answers a proxy that asks where requests go. Lives in one event loop.
+    """gRPC server that tells a proxy where to send requests. Runs in one event loop.
 
     Args:
-        model_registry: which models there are.
-        pickers: of their servers, by served name.
-        limits: to what is taken in.
-        registry: for metrics.
-        clock: seconds.
-        keyring: the keys there are; None: anyone may use all models.
-        limiter: keeps keys to their limits; None: by itself.
-        reports_all: whether `scaling_report` has endpoints that are not scaled, too.
+        model_registry: all models.
+        pickers: picker of each endpoint, by served name.
+        limits: limits of accepted requests.
+        registry: Prometheus registry for the metrics.
+        clock: monotonic clock, in seconds.
+        keyring: valid keys; None: requests need no key and may use all models.
+        limiter: enforces the keys' limits; None: a `LocalLimiter`.
+        reports_all: whether `scaling_report` also has endpoints that are not scaled.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class PickerServer:
         options = [
             ("grpc.max_receive_message_length", limit),
             ("grpc.so_reuseport", 0),
-            # Proxies are near. To measure how far they are would cost a twelfth of each decision.
+            # Proxies are on the same machine or network, and probing the bandwidth costs 1/12 of each decision's time.
             ("grpc.http2.bdp_probe", 0),
         ]
         self._server = grpc.aio.server(options=options)
@@ -111,21 +112,21 @@ class PickerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def serve_also(self, register: Callable[[Any], None]) -> None:
-        """Has another service answer by the same socket; before `start`."""
+        """Register another gRPC service on the same socket. Must be called before `start`."""
         register(self._server)
 
     def listen(self, address: str, tls: TLSFiles | None = None) -> int:
-        """Takes connections there, once started.
+        """Bind an address. The server accepts connections after `start`.
 
         Args:
-            address: ``unix:PATH`` or ``HOST:PORT``; port 0 is any that is free.
-            tls: what proves who the picker is; without it, connections are not encrypted.
+            address: ``unix:PATH`` or ``HOST:PORT``; port 0 chooses a free one.
+            tls: the server's certificate; None: connections are not encrypted.
 
         Returns:
             the port.
 
         Raises:
-            OSError: it cannot be listened there.
+            OSError: the address cannot be bound.
         """
         try:
             if tls is None:
@@ -135,11 +136,11 @@ class PickerServer:
             raise OSError(f"cannot listen at {address}: {error}") from error
 
     async def start(self, *, ready: bool = True) -> None:
-        """Begins to answer.
+        """Start to serve.
 
         Args:
-            ready: whether it knows what is served. If not, requests are refused, as those that may come again, until
-                `set_ready`.
+            ready: whether the model registry is complete. If not, requests are rejected with a retryable error until
+                `set_ready` is called.
         """
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._processor.ready = ready
@@ -147,75 +148,76 @@ class PickerServer:
         await self._server.start()
 
     async def set_ready(self) -> None:
-        """It knows what is served now."""
+        """Report that the model registry is complete."""
         self._processor.ready = True
         await self._set_ready(True)
 
     async def drain(self) -> None:
-        """Says that it is about to end, so that proxies ask another one. It goes on answering."""
+        """Report not ready, so that proxies use another picker. The server still answers requests."""
         await self._set_ready(False)
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Ends. Streams that are being decided have so many seconds."""
+        """Stop the server. Open streams may take `grace_s` seconds to finish."""
         await self.drain()
         await self._server.stop(grace_s)
         await self._handler.close()
 
     def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
-        """These are all models there are, from now on."""
+        """Replace the model registry and the pickers."""
         self._handler.update(model_registry, pickers)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
-        """These are all keys there are, for all requests from now on; None: anyone may use all models."""
+        """Replace the valid keys; None: requests need no key and may use all models."""
         self._handler.set_keyring(keyring)
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """A request has ended, by this server's answer: whoever asks for its response later is sent there.
+        """Record which server answered a request; later requests for its stored response are sent there.
 
         Args:
-            model: its served name.
-            pick: the number of the pick that sent the request.
+            model: served name.
+            pick: number of the pick that routed the request.
+            server: ``IP:PORT`` of the server that answered.
         """
         self._handler.answered(model, pick, server)
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
-        """A server's answer to ``GET /v1/models``, which clients are told of its models; and the ``Authorization`` that
-        it answered to, which it is told from now on."""
+        """Record a server's response to ``GET /v1/models``, which ``/v1/models`` of the gateway includes, and the
+        ``Authorization`` that the server accepted, which the gateway sends it from now on."""
         self._handler.update_models(server, answer, authorization)
 
     def ended(self, model: str, pick: int) -> None:
-        """A request has ended.
+        """Record that a request has ended.
 
         Args:
-            model: its served name.
-            pick: the number of the pick that sent it.
+            model: served name.
+            pick: number of the pick that routed the request.
         """
         self._handler.ended(model, pick)
 
     def awaited(self) -> set[str]:
-        """Servers of endpoints with scaling that requests wait for."""
+        """Return the servers of endpoints with scaling that requests wait for."""
         return self._handler.awaited()
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """What autoscalers read of each endpoint that is scaled."""
+        """Return the report for autoscalers, an entry for each scaled endpoint."""
         return self._handler.scaling_report()
 
     @property
     def is_draining(self) -> bool:
-        """Whether an endpoint's servers are to be removed once its requests have ended."""
+        """Whether the operator waits to remove an endpoint's servers until its requests have ended."""
         return self._handler.is_draining
 
     @property
     def needs_counts(self) -> bool:
-        """Whether Envoy's counts of requests under way are needed."""
+        """Whether Envoy's counts of active requests are needed."""
         return self._handler.needs_counts
 
     def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Envoy has so many requests under way, by cluster; it was asked at this time."""
+        """Record Envoy's counts of active requests by cluster, which it was asked for at `asked_at`."""
         self._handler.counted(active, asked_at)
 
     def wake(self, model: str) -> None:
-        """There is news of a model's servers: some may have room for requests that wait."""
+        """Retry a model's queued requests, because its servers may have room now."""
         self._handler.wake(model)
 
     async def _set_ready(self, ready: bool) -> None:
@@ -225,7 +227,7 @@ class PickerServer:
 
 
 class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
-    """Envoy's service."""
+    """Envoy's external-processing service."""
 
     def __init__(self, handler: RequestHandler, limits: RequestLimits, metrics: PickerMetrics) -> None:
         self._handler = handler
@@ -234,22 +236,22 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         self.ready = True
 
     async def Process(self, _messages: Any, context: Any) -> None:  # noqa: N802, gRPC's name
-        """Decides about one HTTP request."""
+        """Route or answer one HTTP request."""
         exchange = Exchange(self._limits.max_body_bytes)
         outcome = _Outcome()
         try:
             await self._decide(exchange, context, outcome)
         except ProtocolError as error:
             outcome.word = "failed"
-            logger.error("the proxy does not speak the endpoint-picker protocol: %s", error)
+            logger.error("the proxy violates the endpoint-picker protocol: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except RequestError as error:
             outcome.word = _word(error)
             await context.write(exchange.answer(error_answer(error, outcome.path, outcome.request_id)))
         except Exception:
             outcome.word = "failed"
-            logger.exception("a request could not be decided")
-            failure = PickerError("internal error; the gateway's log says more")
+            logger.exception("routing a request failed")
+            failure = PickerError("internal error; see the gateway's log")
             await context.write(exchange.answer(error_answer(failure, outcome.path, outcome.request_id)))
         finally:
             self._metrics.requests.labels(outcome.model, outcome.word).inc()
@@ -263,9 +265,9 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             if request_head is None:
                 request_head = RequestHead.of(exchange)
                 outcome.path, outcome.request_id = request_head.path, request_head.request_id
-                logs.request_id.set(request_head.request_id)  # a stream has a task of its own
+                logs.request_id.set(request_head.request_id)  # each stream has its own task, hence its own context
                 if not self.ready:
-                    raise UnavailableError("the gateway does not know yet which models there are; try again")
+                    raise UnavailableError("the gateway has not loaded its list of models yet; try again")
                 if (answer := self._handler.at_once(request_head)) is not None:
                     outcome.word = "answered"
                     await context.write(exchange.answer(answer))
@@ -276,7 +278,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if (response := exchange.go_on()) is not None:
                     await context.write(response)
                 continue
-            del message  # which has the body, too: it may wait for long
+            del message  # it holds a second copy of the body, and the request may wait for a long time
             outcome.model, route = await self._handler.decide(
                 request_head, exchange.body, lambda seconds: context.write(exchange.extend(seconds))
             )
@@ -288,7 +290,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             return
 
     async def _read(self, context: Any, request_head: RequestHead | None) -> Any:
-        """The next message. What follows a request's head must come in time."""
+        """Return the next message. Messages after the request's head have a time limit, `RequestLimits.upload_s`."""
         limit_s = self._limits.upload_s
         if request_head is None or math.isinf(limit_s):
             return await context.read()
@@ -298,10 +300,10 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             raise UploadError(f"the request took more than {limit_s:g} s to arrive") from None
 
     async def _send_route(self, route: Route, responses: Iterator[Any], context: Any) -> None:
-        """Sends the first response, which has the route. If it cannot be sent, what the request reserved is free again.
+        """Send the first response, which contains the route; if that fails, release the request's reservation.
 
-        A proxy ends its stream, which cancels this, when its client leaves, and as soon as it has read the route. So
-        if the response was sent nevertheless, it is unknown whether the proxy has read it.
+        A proxy closes the stream, which cancels this coroutine, when its client disconnects and also as soon as it has
+        read the route. If the response was sent before the cancellation, it is unknown whether the proxy has read it.
         """
 
         async def write() -> None:
@@ -325,7 +327,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of a request, for its answer and for metrics."""
+    """Outcome of a request, for its response and the metrics."""
 
     path: str = ""
     request_id: str | None = None
@@ -356,7 +358,7 @@ def _credentials(tls: TLSFiles) -> Any:
     stamp: tuple[int, int] | None = None
 
     def read() -> Any:
-        """The certificate, if it is another one than before."""
+        """Return the certificate if its files have changed."""
         nonlocal stamp
         now = tls.certificate.stat().st_mtime_ns, tls.key.stat().st_mtime_ns
         if now == stamp:

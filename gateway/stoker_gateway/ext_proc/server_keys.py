@@ -1,5 +1,7 @@
-"""Which of an endpoint's keys each of its servers takes: one that reads its key when it starts, as vLLM's, takes the
-key of that time until it is restarted, and one that reads it from a file takes a new one some time after it is written.
+"""Which of an endpoint's API keys each of its servers accepts after a key was changed.
+
+A server that reads its key at start, such as vLLM's, accepts the key of that time until it is restarted. A server that
+reads its key from a file accepts a new key some time after it was written.
 """
 
 from __future__ import annotations
@@ -13,26 +15,30 @@ from stoker_gateway.registry.model_registry import Endpoint
 
 logger = logging.getLogger(__name__)
 
-#: For how many seconds a server that left is remembered.
+#: Seconds for which a removed server is remembered.
 REMEMBERED_S: Final = 300.0
 
 
 class ServerKeys:
-    """By server, the last ``Authorization`` that it answered to.
+    """The last ``Authorization`` that each server accepted.
 
     Args:
-        clock: seconds.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left_at: dict[str, float] = {}
         self._taken: dict[str, str] = {}
-        #: By server, the key in force when a warning said that it wants an earlier one.
+        #: By server, the current key at the time of the warning that it accepts only an earlier one.
         self._warned: dict[str, str] = {}
 
     def accepted(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:
-        """A server, of these endpoints or of none of them, has answered to this; empty: to nothing."""
+        """Record that a server accepted this ``Authorization``; empty: it accepts requests without one.
+
+        Args:
+            endpoints: all endpoints; those that include the server are named in the warning about an earlier key.
+        """
         self._taken[server] = authorization
         for endpoint in endpoints:
             current = endpoint.authorizations[0]
@@ -41,14 +47,14 @@ class ServerKeys:
             if self._warned.get(server) != current:
                 self._warned[server] = current
                 logger.warning(
-                    "%s, a server of the model %r, wants an earlier key than its Secret has now, and gets it; "
-                    "restart the server if it does not read the key again by itself",
+                    "%s, a server of the model %r, accepts only an earlier key than its Secret has now, so the gateway "
+                    "sends that key; restart the server if it does not reload its key",
                     server,
                     endpoint.name,
                 )
 
     def keep(self, servers: Iterable[str]) -> None:
-        """These are all servers there are. One that left may come back soon, so what it takes is remembered a while."""
+        """Set the current servers. Others are forgotten after `REMEMBERED_S`, since they may come back soon."""
         current, now = set(servers), self._clock()
         for server in self._taken:
             if server in current:
@@ -60,16 +66,16 @@ class ServerKeys:
             self._warned.pop(forgotten, None)
 
     def alike(self, endpoint: Endpoint, servers: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-        """Those of the servers that are told the same as the first, and what that is; None: nothing.
+        """Return the servers that get the same ``Authorization`` as the first one, and that value; None: they get none.
 
-        A request is told one thing, whichever of its servers it reaches in the end.
+        A request carries a single value, whichever of its servers it reaches.
         """
         authorization = self._for(endpoint, servers[0])
         alike = tuple(server for server in servers if self._for(endpoint, server) == authorization)
         return alike, authorization or None
 
     def _for(self, endpoint: Endpoint, server: str) -> str:
-        """What a server is told: until it takes the current key, an earlier one that it takes."""
+        """Return a server's ``Authorization``: an earlier one while it accepts only that, else the current one."""
         known = endpoint.authorizations
         taken = self._taken.get(server, known[0])
         return taken if taken in known else known[0]

@@ -1,7 +1,7 @@
-"""How many tokens a request may use, by its body alone; when it has ended, what it used counts instead.
+"""Estimate of a request's tokens from its body. When the request has ended, its actual usage replaces the estimate.
 
-A prompt's tokens are a quarter of its text's bytes, those of an image or another medium in it at most 1,024. An
-answer's are the most that the body allows.
+Prompt tokens are a quarter of the text's bytes, and at most 1,024 for each image or other medium. Output tokens are the
+maximum that the body allows.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import orjson
 
 from stoker_gateway.protocol.paths import COMPLETIONS, FREE
 
-#: Bytes of text that a token stands for, in the mean.
+#: Average bytes of text in a token.
 TOKEN_BYTES: Final = 4
-#: What an answer counts where the body does not say its length: in the older API its own default, else this.
+#: Output tokens of a body that sets no maximum; /v1/completions has a default of its own.
 DEFAULT_ANSWER_TOKENS: Final = 1024
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
-#: What parts of messages are called that are media, with their bytes in the body.
+#: Types of message parts that are media, whose data is in the body.
 _MEDIA: Final = frozenset(
     {"image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url"}
     | {"file", "input_file", "document"}
 )
 MAX_MEDIUM_TOKENS: Final = 1024
-#: What the APIs call the most tokens of an answer. Of several, the largest counts.
+#: The APIs' names for the maximum number of output tokens. If there are several, the largest counts.
 _MAX_TOKENS_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-#: How many answers there are, or are tried. The same.
+#: Names for the number of outputs that are generated. If there are several, the largest counts.
 _NUMBER_NAMES: Final = ("n", "best_of")
-#: What larger numbers count as. No server takes those.
+#: Caps of both values; servers reject larger ones.
 _MAX_TOKENS: Final = 2**31
 _MAX_ANSWERS: Final = 2**10
 
 
 def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
-    """How many tokens a prompt has.
+    """Estimate the number of prompt tokens.
 
     Args:
-        size: bytes of its text.
+        size: size of the prompt's text in bytes.
     """
     if path in FREE:
         return 0
@@ -45,9 +45,9 @@ def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
 
 
 def answer_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
-    """How many tokens the answers to a body may have, and whether it says so.
+    """Return the maximum number of output tokens of a body, and whether the body sets it.
 
-    Numbers that no server takes count as absent; who sends them is told by the server.
+    Invalid values count as absent; the server rejects them.
     """
     limits = [limit for name in _MAX_TOKENS_NAMES if (limit := _count(fields.get(name))) is not None]
     default = DEFAULT_COMPLETION_TOKENS if path == COMPLETIONS else DEFAULT_ANSWER_TOKENS
@@ -58,7 +58,7 @@ def answer_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
 
 
 def _excess_of_media(fields: dict[str, Any]) -> int:
-    """Bytes of media beyond what they count."""
+    """Return the bytes of media beyond the maximum that counts for each."""
     excess = 0
     for name in ("messages", "input"):
         items = fields.get(name)

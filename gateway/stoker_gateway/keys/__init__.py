@@ -1,1 +1,1 @@
-"""Who may use which models, and how much."""
+"""API keys of clients: the models and limits of each key, and where keys are stored."""

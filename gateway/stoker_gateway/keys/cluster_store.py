@@ -1,4 +1,4 @@
-"""Keys as Secrets in a namespace of a cluster: the one that the kubeconfig points at, or that this runs in."""
+"""Keys as Secrets in a namespace of a cluster: that of the kubeconfig, or the one in which the process runs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class ClusterStore:
     """The keys of a namespace.
 
     Args:
-        namespace: the gateway's.
+        namespace: namespace of the gateway.
 
     Raises:
-        KeyStoreError: there is no cluster.
+        KeyStoreError: no cluster is configured.
     """
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         configuration = client.Configuration()
         try:
-            with contextlib.redirect_stdout(None):  # it prints where there is no kubeconfig
+            with contextlib.redirect_stdout(None):  # it prints if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KeyStoreError(f"no cluster: {error}; set KUBECONFIG, or use --file") from None
@@ -39,7 +39,7 @@ class ClusterStore:
         self._secrets = client.CoreV1Api(client.ApiClient(configuration))
 
     def read(self) -> list[Manifest]:
-        """As `KeyStore`."""
+        """See `KeyStore`."""
         with self._translated_errors():
             found = self._secrets.list_namespaced_secret(
                 self._namespace, label_selector=f"{manifests.LABEL}=true", _request_timeout=_TIMEOUT_S
@@ -47,8 +47,8 @@ class ClusterStore:
         return [self._secrets.api_client.sanitize_for_serialization(each) for each in found.items]
 
     def create(self, manifest: Manifest) -> None:
-        """As `KeyStore`."""
-        name, body = manifest["metadata"]["name"], cast(client.V1Secret, manifest)  # it takes plain values too
+        """See `KeyStore`."""
+        name, body = manifest["metadata"]["name"], cast(client.V1Secret, manifest)  # the client accepts dictionaries
         with self._translated_errors():
             try:
                 self._secrets.create_namespaced_secret(self._namespace, body, _request_timeout=_TIMEOUT_S)
@@ -58,7 +58,7 @@ class ClusterStore:
                 raise
 
     def delete(self, key_id: str) -> None:
-        """As `KeyStore`. A Secret of this name that is no key's stays."""
+        """See `KeyStore`. A Secret of this name with another type is not deleted."""
         name = manifests.name_of(key_id)
         with self._translated_errors():
             try:

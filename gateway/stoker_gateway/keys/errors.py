@@ -1,10 +1,10 @@
-"""What goes wrong with keys.
+"""Errors about keys.
 
 StokerError
-├── KeyManifestError    a manifest, or a file of them, does not say a key
-├── KeyStoreError       where keys are kept cannot be reached, read or written      CLI: exit 1
+├── KeyManifestError    a manifest, or a file of manifests, is invalid
+├── KeyStoreError       the store of keys cannot be reached, read or written        CLI: exit 1
 └── RequestError
-    └── UnauthorizedError   no key that holds came with the request                 HTTP 401
+    └── UnauthorizedError   the request has no valid key                            HTTP 401
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from stoker_common.errors import ArgumentError, RequestError, StokerError
 
 
 class KeyManifestError(StokerError):
-    """A manifest, or a file of them, does not say a key."""
+    """A manifest of a key, or a file of manifests, is invalid."""
 
 
 class KeyStoreError(StokerError):
-    """Where keys are kept cannot be reached, read or written."""
+    """The store of keys cannot be reached, read or written."""
 
 
 class UnauthorizedError(RequestError):
-    """No key that holds came with the request.
+    """The request has no valid key.
 
     Args:
-        message: what is wrong, and the remedy.
+        message: the cause and the remedy.
     """
 
     status = 401
@@ -34,10 +34,10 @@ class UnauthorizedError(RequestError):
 
 
 def taken(key_id: str) -> ArgumentError:
-    """There is a key of this id already."""
-    return ArgumentError("--id", f"there is a key {key_id!r} already; choose another id, or revoke that one first")
+    """Return the error for an id that already exists."""
+    return ArgumentError("--id", f"the key {key_id!r} already exists; choose another id, or revoke that key first")
 
 
 def absent(key_id: str) -> ArgumentError:
-    """There is no key of this id."""
-    return ArgumentError("ID", f"there is no key {key_id!r} here; `stoker keys list` shows those there are")
+    """Return the error for an id that does not exist."""
+    return ArgumentError("ID", f"there is no key {key_id!r}; `stoker keys list` shows the existing keys")

@@ -1,6 +1,6 @@
-"""Keys in a YAML file: one is added at its end, or its document is cut out; what else is there stays as it is.
+"""Keys in a YAML file. A key is appended, or its document removed; the rest of the file stays unchanged.
 
-Whoever reads the file sees it before or after, never between. Writers wait for each other.
+The file is replaced atomically, and writers exclude each other by a lock.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from stoker_gateway.keys.values import moment_text
 
 
 class FileStore:
-    """The keys of a file, which need not exist before the first is made.
+    """The keys of a file. Creating the first key creates the file.
 
     Args:
-        path: where it is; a link is followed.
+        path: path of the file; symbolic links are followed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> list[Manifest]:
-        """As `KeyStore`."""
+        """See `KeyStore`."""
         return self._documents(self._text())
 
     def create(self, manifest: Manifest) -> None:
-        """As `KeyStore`. The time goes with it."""
+        """See `KeyStore`. The manifest is written with its creation time."""
         metadata = manifest["metadata"]
         with self._locked():
             text = self._text() if self._path.exists() else ""
@@ -54,7 +54,7 @@ class FileStore:
             self._write(f"{text}---\n{new}" if text else new, [*before, made])
 
     def delete(self, key_id: str) -> None:
-        """As `KeyStore`."""
+        """See `KeyStore`."""
         name = manifests.name_of(key_id)
         with self._locked():
             text = self._text()
@@ -82,7 +82,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Without another writer. The folder is locked, since the file is replaced."""
+        """Exclude other writers. The lock is on the folder, because the file is replaced."""
         try:
             folder = os.open(self._path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
         except (OSError, ValueError, RuntimeError) as error:
@@ -97,7 +97,7 @@ class FileStore:
             os.close(folder)
 
     def _write(self, text: str, expected: list[Any]) -> None:
-        """Replaces the file. A new one is its owner's alone; another keeps who may read it."""
+        """Replace the file. A new file is readable only by its owner; an existing one keeps its owner and mode."""
         if self._documents(text) != expected:
             raise ArgumentError("--file", f"{self._path} cannot be changed by this command; edit it by hand")
         path = self._path.resolve()
@@ -119,15 +119,15 @@ class FileStore:
 
 
 def _pieces(text: str) -> list[str]:
-    """What is before the first document, and each document with what follows it."""
-    events = yaml.parse(text, yaml.SafeLoader)  # libyaml's would count bytes
+    """Split a text into the part before the first document, and each document with the text up to the next one."""
+    events = yaml.parse(text, yaml.SafeLoader)  # marks of the libyaml loader count bytes, not characters
     marks = [event.start_mark for event in events if isinstance(event, yaml.DocumentStartEvent)]
     cuts = [0, *(mark.index for mark in marks if mark is not None), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Several lines as lines."""
+    """Dumper that writes multi-line strings in block style."""
 
 
 def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

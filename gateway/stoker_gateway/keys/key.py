@@ -1,4 +1,4 @@
-"""A key: what its holder may use, and how much. Its text is known to its holder alone; here is a digest of it.
+"""A client's key: the models it may use, its limits, and a digest of its text, which only the client has.
 
 sk-stoker-ID-SECRET
 """
@@ -11,11 +11,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-#: What a key may be called: it is part of an object's name, of metrics' labels and of log lines.
+#: Valid ids of keys. An id is part of an object's name, of metric labels and of log lines.
 KEY_ID: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-#: How the text of each key begins, so that who finds one knows what it is.
+#: Prefix of each key's text, by which leaked keys can be recognised.
 PREFIX: Final = "sk-stoker-"
-#: Priorities are from -1000 to 1000.
+#: Priorities range from -1000 to 1000.
 MAX_PRIORITY: Final = 1000
 
 _SECRET_BYTES: Final = 24
@@ -23,12 +23,12 @@ _SECRET_BYTES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a key may use; None is without a limit.
+    """Limits of a key; None: unlimited.
 
     Attributes:
-        requests_per_minute: that begin.
-        tokens_per_minute: of prompts and answers.
-        concurrency: requests at once.
+        requests_per_minute: requests that start in a minute.
+        tokens_per_minute: tokens of prompts and outputs in a minute.
+        concurrency: concurrent requests.
     """
 
     requests_per_minute: int | None = None
@@ -38,14 +38,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What the holder of a key may use.
+    """A key and its permissions.
 
     Attributes:
-        id: its name; no secret.
-        digest: of its text, see `digest_of`.
-        models: served names; ``*`` in them stands for any characters. None of them: all models.
-        priority: the higher, the earlier its requests' turn among those that wait.
-        expires: until when it holds, in seconds since 1970; None: for ever.
+        id: id of the key; not secret.
+        digest: digest of its text, see `digest_of`.
+        models: served names that it may use; ``*`` stands for any characters. Empty: all models.
+        limits: rate limits.
+        priority: queued requests with a higher priority leave the queue first.
+        expires: expiry time in seconds since 1970; None: never.
     """
 
     id: str
@@ -56,22 +57,22 @@ class Key:
     expires: float | None = None
 
     def may_use(self, model: str) -> bool:
-        """Whether it is for the model of this served name."""
+        """Whether the key may use the model with this served name."""
         return not self.models or any(_fits(pattern, model) for pattern in self.models)
 
 
 def new_text(key_id: str) -> str:
-    """The text of a new key, which nobody can guess."""
+    """Return the text of a new key, with a random secret of 24 bytes."""
     return f"{PREFIX}{key_id}-{secrets.token_hex(_SECRET_BYTES)}"
 
 
 def digest_of(text: str) -> str:
-    """What is kept of a key's text: SHA-256 in hexadecimal. The text is random, so it needs no salt."""
+    """Return the SHA-256 of a key's text in hexadecimal. It needs no salt, because the text is random."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Whether a name fits a pattern, in linear time but for the length of its pieces."""
+    """Whether a name matches a pattern, in time linear in the name's length for pieces of bounded length."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern == name

@@ -1,4 +1,4 @@
-"""A YAML file of keys: manifests of Secrets, as a cluster has them. It is read again when it changes."""
+"""A YAML file of keys, in the form of manifests of Secrets. It is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stoker_gateway.keys.keyring import Keyring
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks.
+#: Interval of checks for changes, in seconds.
 PERIOD_S: Final = 0.5
-#: Bytes of the largest file that is read: some 20,000 keys.
+#: Maximum size of the file in bytes; enough for about 20,000 keys.
 MAX_BYTES: Final = 16 << 20
-#: Collections in collections; a Secret has three.
+#: Maximum nesting depth of collections; a Secret needs three.
 _DEEPEST: Final = 32
 
 
@@ -29,10 +29,10 @@ class KeyFile:
     """The keys of a file.
 
     Args:
-        path: where it is; a link is followed, each time again.
+        path: path of the file; symbolic links are followed at each read.
 
     Raises:
-        KeyManifestError: it cannot be read.
+        KeyManifestError: the file cannot be read or is not YAML.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,12 +40,12 @@ class KeyFile:
         self._watch = KeyWatch(str(path))
         self._complaint = ""
         self._content = read_bytes(path)
-        #: The keys that it last had.
+        #: The keys at the last successful read.
         self.keyring = self._watch.keyring(documents(self._content, path))
 
     async def watch(self, tell: Callable[[Keyring], None]) -> NoReturn:
-        """Looks for ever, and tells the keys whenever they have changed. What cannot be read is said once, and changes
-        nothing.
+        """Check the file forever, and call `tell` with the keys whenever the file has changed. An unreadable file is
+        logged once, and the keys stay.
         """
         while True:
             await asyncio.sleep(PERIOD_S)
@@ -60,7 +60,7 @@ class KeyFile:
             except KeyManifestError as error:
                 if str(error) != self._complaint:
                     self._complaint = str(error)
-                    logger.error("%s; the keys stay as they were", error)
+                    logger.error("%s; the previous keys stay valid", error)
                 continue
             self._content, self._complaint = content, ""
             self.keyring = self._watch.keyring(found)
@@ -68,30 +68,30 @@ class KeyFile:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file holds.
+    """Return the content of a file.
 
     Raises:
-        KeyManifestError: it is none, too large, or cannot be read.
+        KeyManifestError: it is not a regular file, too large, or not readable.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait
-            raise KeyManifestError(f"{path} is no file; `stoker keys create --file` makes one")
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block
+            raise KeyManifestError(f"{path} is not a regular file; `stoker keys create --file` creates one")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise KeyManifestError(f"{path} does not exist; `stoker keys create --file` makes it") from None
+        raise KeyManifestError(f"{path} does not exist; `stoker keys create --file` creates it") from None
     except (OSError, ValueError) as error:  # a path may have a null byte
         raise KeyManifestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MAX_BYTES:
-        raise KeyManifestError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the most that is read")
+        raise KeyManifestError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the maximum")
     return content
 
 
 def documents(content: bytes, path: Path) -> list[Any]:
-    """The YAML documents of a file's content, without empty ones.
+    """Return the YAML documents of a file's content, without empty ones.
 
     Raises:
-        KeyManifestError: it is not YAML.
+        KeyManifestError: the content is not valid YAML.
     """
     try:
         _check_depth(content)
@@ -102,12 +102,14 @@ def documents(content: bytes, path: Path) -> list[Any]:
     except yaml.YAMLError as error:
         first, *_ = str(error).split("\n")
         raise KeyManifestError(f"{path} is not YAML: {first}") from None
-    except Exception:  # a value that is not what its tag says: PyYAML raises whatever it stumbles over
-        raise KeyManifestError(f"{path} has a value that is not what it looks like; put it in quotes") from None
+    except Exception:  # PyYAML raises any error for a value that does not match its tag
+        raise KeyManifestError(
+            f"{path} has a value that cannot be converted to the type that it looks like; put it in quotes"
+        ) from None
 
 
 def _check_depth(content: bytes) -> None:
-    """Loading recurses, for libyaml without a limit; its events do not."""
+    """Check the nesting depth by events, because loading recurses, in libyaml without a limit."""
     depth = 0
     for event in yaml.parse(content, _BASE):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -119,13 +121,13 @@ _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_BASE):  # type: ignore[misc]
-    """As the API server reads manifests: a field that is there twice is a mistake."""
+    """Loader that rejects duplicate keys, as the API server does."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """A mapping."""
+        """Construct a mapping."""
         keys = [self.construct_object(each, deep=True) for each, _ in node.value]
         names = [each for each in keys if isinstance(each, Hashable)]
         if len(set(names)) < len(names):
             twice = next(each for number, each in enumerate(names) if each in names[:number])
-            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)

@@ -1,4 +1,4 @@
-"""Where keys are kept, for who makes and revokes them: a file, or a cluster's namespace."""
+"""Interface of the stores in which keys are created and revoked: a file, or a namespace of a cluster."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from stoker_gateway.keys.manifests import Manifest
 
 
 class KeyStore(Protocol):
-    """Where keys are kept.
+    """Store of keys.
 
-    Each method raises `KeyStoreError` where that cannot be reached, read or written.
+    Each method raises `KeyStoreError` if the store cannot be reached, read or written.
     """
 
     def read(self) -> list[Manifest]:
-        """The manifests of all keys, whatever they say."""
+        """Return the manifests of all keys, including invalid ones."""
 
     def create(self, manifest: Manifest) -> None:
-        """Adds a key.
+        """Add a key.
 
         Raises:
-            ArgumentError: there is one of its id.
+            ArgumentError: a key with its id exists.
         """
 
     def delete(self, key_id: str) -> None:
-        """Takes a key out.
+        """Remove a key.
 
         Raises:
-            ArgumentError: there is none of that id.
+            ArgumentError: there is no key with this id.
         """

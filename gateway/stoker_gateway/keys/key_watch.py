@@ -1,4 +1,4 @@
-"""Log lines about keys that come, change and go, and about Secrets that say none: each is said once."""
+"""Logging of added, changed and removed keys and of invalid manifests; each is logged once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stoker_gateway.keys.keyring import Keyring
 
 logger = logging.getLogger(__name__)
 
-#: How many keys a line names.
+#: Maximum number of keys that a log line names.
 _MAX_SHOWN: Final = 20
-_NOBODY: Final = ", so every request is refused until there is one"
+_NOBODY: Final = ", so every request is rejected until there is one"
 
 
 class KeyWatch:
-    """Makes keyrings of manifests, and says what has changed since the last one.
+    """Creates keyrings from manifests, and logs the changes since the last one.
 
     Args:
-        source: where the manifests are.
+        source: description of the manifests' location, for log lines.
     """
 
     def __init__(self, source: str) -> None:
@@ -29,11 +29,11 @@ class KeyWatch:
         self._faults: set[str] = set()
 
     def keyring(self, read: Iterable[Any]) -> Keyring:
-        """The keys of these manifests, which are all there are. Those that say none are left out."""
+        """Return a keyring of all current manifests. Invalid ones are left out."""
         keyring, faults = manifests.read_all(read)
         for fault in dict.fromkeys(faults):
             if fault not in self._faults:
-                logger.error("%s: this key is not in force: %s", self._source, fault)
+                logger.error("%s: an invalid key is ignored: %s", self._source, fault)
         self._faults = set(faults)
         self._log_changes(keyring)
         self._keyring = keyring
@@ -41,16 +41,16 @@ class KeyWatch:
 
     def _log_changes(self, keyring: Keyring) -> None:
         if self._keyring is None:
-            logger.info("%s: %d keys are in force%s", self._source, len(keyring), "" if keyring.keys else _NOBODY)
+            logger.info("%s: %d valid keys%s", self._source, len(keyring), "" if keyring.keys else _NOBODY)
             return
         before, current = self._keyring.keys, keyring.keys
         for change, ids in (
-            ("new", current.keys() - before.keys()),
-            ("gone", before.keys() - current.keys()),
+            ("added", current.keys() - before.keys()),
+            ("removed", before.keys() - current.keys()),
             ("changed", {each for each in current.keys() & before.keys() if current[each] != before[each]}),
         ):
             if ids:
                 shown = ", ".join(sorted(ids)[:_MAX_SHOWN]) + (", …" if len(ids) > _MAX_SHOWN else "")
-                logger.info("%s: keys that are %s: %s", self._source, change, shown)
+                logger.info("%s: keys %s: %s", self._source, change, shown)
         if before and not current:
-            logger.warning("%s: no key is in force%s", self._source, _NOBODY)
+            logger.warning("%s: there is no valid key%s", self._source, _NOBODY)

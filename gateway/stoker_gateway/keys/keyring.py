@@ -1,4 +1,4 @@
-"""All keys there are. A keyring is a value: whoever learns of a change makes another one."""
+"""The set of all valid keys. A keyring is immutable; a change of keys creates a new one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Keyring:
     """Finds keys by their text.
 
     Args:
-        keys: no two of them have the same id, or the same digest.
+        keys: keys with unique ids and digests.
 
     Raises:
-        ValueError: two have.
+        ValueError: two keys have the same id or digest.
     """
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
@@ -39,23 +39,23 @@ class Keyring:
     __hash__ = None  # type: ignore[assignment]
 
     def find(self, text: str, now: float) -> Key:
-        """The key with this text.
+        """Return the key with this text.
 
         Args:
             now: seconds since 1970.
 
         Raises:
-            UnauthorizedError: there is none, or it holds no longer.
+            UnauthorizedError: the key is unknown or has expired.
         """
         if not text:
             raise UnauthorizedError(f"no API key was sent; {_SEND}")
         key = self._by_digest.get(digest_of(text))
         if key is None:
             raise UnauthorizedError(
-                "this API key is unknown here, or was revoked; check that it is whole, or ask who runs this gateway for"
-                " another"
+                "this API key is unknown, or was revoked; check that it is complete, or ask the gateway's administrator"
+                " for another"
             )
         if key.expires is not None and now >= key.expires:
             until = values.moment_text(key.expires)
-            raise UnauthorizedError(f"the API key {key.id!r} expired at {until}; ask who runs this gateway for another")
+            raise UnauthorizedError(f"the API key {key.id!r} expired at {until}; ask the administrator for another")
         return key

@@ -1,4 +1,4 @@
-"""A key ↔ the manifest of a Kubernetes Secret: the one way in which keys are kept, in a cluster and in files.
+"""Conversion between keys and manifests of Kubernetes Secrets, the format of keys both in a cluster and in files.
 
     apiVersion: v1
     kind: Secret
@@ -6,14 +6,14 @@
     type: stoker.dev/gateway-key
     stringData:
       sha256: …                       of the key's text
-      models: "org/*\\ngemma"          a line each; without it, all models
-      requestsPerMinute: "600"        without it, and with the next two, no limit
+      models: "org/*\\ngemma"          one per line; absent: all models
+      requestsPerMinute: "600"        absent: no limit; also for the next two
       tokensPerMinute: "100000"
       concurrency: "8"
       priority: "0"
-      expires: "2030-01-31T12:00:00Z" without it, for ever
+      expires: "2030-01-31T12:00:00Z" absent: never
 
-A field that is unknown or wrong makes no key: a limit that is misspelled must not be no limit.
+A manifest with an unknown or invalid field is rejected, because a misspelled limit must not mean no limit.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from stoker_gateway.keys.keyring import Keyring
 Value = TypeVar("Value")
 Manifest = dict[str, Any]
 
-#: The type of the Secrets, and the label that they are found by.
+#: Type of the Secrets, and the label that selects them.
 TYPE: Final = "stoker.dev/gateway-key"
 LABEL: Final = "stoker.dev/gateway-key"
 
 _NAME: Final = "stoker-key-"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-#: The fields that are limits, and what a `Limits` calls them.
+#: Field of a limit → attribute of `Limits`.
 LIMITS: Final = {
     "requestsPerMinute": "requests_per_minute",
     "tokensPerMinute": "tokens_per_minute",
@@ -48,12 +48,12 @@ _FIELDS: Final = ("sha256", "models", *LIMITS, "priority", "expires")
 
 
 def name_of(key_id: str) -> str:
-    """What the Secret of a key is called."""
+    """Return the name of a key's Secret."""
     return f"{_NAME}{key_id}"
 
 
 def write(key: Key) -> Manifest:
-    """The manifest that says a key."""
+    """Return the manifest of a key."""
     fields = {"sha256": key.digest}
     if key.models:
         fields["models"] = "\n".join(key.models)
@@ -69,14 +69,14 @@ def write(key: Key) -> Manifest:
 
 
 def read(manifest: Any) -> Key:
-    """The key that a manifest says: written by somebody, or as the API server has it.
+    """Return the key of a manifest, written by a user or returned by the API server.
 
     Raises:
-        KeyManifestError: it says none; the message names the Secret and the field.
+        KeyManifestError: the manifest is invalid; the message names the Secret and the field.
     """
     name = secret_name(manifest)
     if name is None:
-        raise KeyManifestError("a document is no manifest of a Secret with a name")
+        raise KeyManifestError("a document is not a manifest of a Secret with a name")
     try:
         return _read(manifest, name)
     except ValueError as error:
@@ -84,8 +84,8 @@ def read(manifest: Any) -> Key:
 
 
 def read_all(manifests: Iterable[Any]) -> tuple[Keyring, list[str]]:
-    """The keys of those manifests that say one, and what is wrong with the others. A Secret that is being deleted has
-    no key.
+    """Return the keys of the valid manifests, and error messages for the others. Secrets that are being deleted are
+    skipped.
     """
     keys, digests, faults = dict[str, Key](), set[str](), list[str]()
     for manifest in manifests:
@@ -97,9 +97,9 @@ def read_all(manifests: Iterable[Any]) -> tuple[Keyring, list[str]]:
         if manifest["metadata"].get("deletionTimestamp") is not None:
             continue
         if key.id in keys:
-            faults.append(f"Secret {name_of(key.id)}: there is another one of this name before it; remove one")
+            faults.append(f"Secret {name_of(key.id)}: an earlier document has the same name; remove one of them")
         elif key.digest in digests:
-            faults.append(f"Secret {name_of(key.id)}: sha256: another Secret has this one; revoke one of them")
+            faults.append(f"Secret {name_of(key.id)}: sha256: another Secret has the same value; revoke one of them")
         else:
             keys[key.id] = key
             digests.add(key.digest)
@@ -107,15 +107,18 @@ def read_all(manifests: Iterable[Any]) -> tuple[Keyring, list[str]]:
 
 
 def secret_name(manifest: Any) -> str | None:
-    """What a manifest calls its Secret; None where it is none, or has no name."""
+    """Return the Secret's name in a manifest; None if it is no manifest or has no valid name."""
     metadata = manifest.get("metadata") if isinstance(manifest, Mapping) else None
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     return name if isinstance(name, str) and name and name.isprintable() and len(name) <= 253 else None
 
 
 def _read(manifest: Mapping[str, Any], name: str) -> Key:
-    if (manifest.get("apiVersion"), manifest.get("kind")) not in (("v1", "Secret"), (None, None)):  # as items of lists
-        raise ValueError("kind: this is no Secret of apiVersion v1")
+    if (manifest.get("apiVersion"), manifest.get("kind")) not in (
+        ("v1", "Secret"),
+        (None, None),
+    ):  # items of lists have neither
+        raise ValueError("kind: this is not a Secret of apiVersion v1")
     if manifest.get("type") != TYPE:
         raise ValueError(f"type: it must be {TYPE}")
     labels = manifest["metadata"].get("labels")
@@ -127,9 +130,11 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
     fields = _fields(manifest)
     for field in fields:
         if field not in _FIELDS:
-            raise ValueError(f"{_shown(field)}: there is no such field; there are {', '.join(_FIELDS)}")
+            raise ValueError(f"{_shown(field)}: unknown field; the known fields are {', '.join(_FIELDS)}")
     if not _SHA256.fullmatch(fields.get("sha256", "")):
-        raise ValueError("sha256: it must be the SHA-256 of the key's text, in 64 of 0-9 and a-f")  # it is not repeated
+        raise ValueError(
+            "sha256: it must be the SHA-256 of the key's text, as 64 digits of 0-9 and a-f"
+        )  # without the value
     limits = {
         attribute: _value(field, values.limit, fields[field]) for field, attribute in LIMITS.items() if field in fields
     }
@@ -144,14 +149,14 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
 
 
 def _fields(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What `data` and `stringData` say; the latter over the former, as the API server has it."""
+    """Return the fields of `data` and `stringData`; the latter takes precedence, as in the API server."""
     fields = dict[str, str]()
     for section in ("data", "stringData"):
         entries = manifest.get(section)
         if entries is None:
             continue
         if not isinstance(entries, Mapping):
-            raise ValueError(f"{section}: it must have fields")
+            raise ValueError(f"{section}: it must be a mapping")
         for field, value in entries.items():
             if not isinstance(field, str) or not isinstance(value, str):
                 raise ValueError(f"{section}.{_shown(field)}: it must be a string; put it in quotes")
@@ -163,13 +168,13 @@ def _decoded(field: str, value: str) -> str:
     try:
         return base64.b64decode(value, validate=True).decode()
     except (binascii.Error, ValueError):
-        raise ValueError(f"data.{_shown(field)}: it is no text in base64") from None
+        raise ValueError(f"data.{_shown(field)}: it is not UTF-8 text in base64") from None
 
 
 def _models(text: str) -> tuple[str, ...]:
     models = tuple(dict.fromkeys(values.model(line) for line in text.split("\n") if line))
     if not models:
-        raise ValueError("it names none; leave it out for all models")
+        raise ValueError("it names no model; leave it out to allow all models")
     return models
 
 

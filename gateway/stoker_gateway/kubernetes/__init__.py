@@ -1,1 +1,1 @@
-"""Who is where, and whose keys are in force, as the API server says."""
+"""Endpoints, their servers and keys, read from the API server."""

@@ -1,6 +1,6 @@
-"""The API server, as far as the gateway reads it. It changes nothing there.
+"""Read-only client of the API server.
 
-Objects are plain dictionaries, as the API server writes them. Calls block.
+Objects are plain dictionaries in the API server's JSON form. Calls block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 _CONNECT_S: Final = 5
 _READ_S: Final = 30
-#: A connection whose other end is silently gone is noticed within 25 s, as its kernel does not answer.
+#: TCP keepalive: detects within 25 s a connection whose other end has disappeared.
 _KEEP_ALIVE: Final = [
     *urllib3.connection.HTTPConnection.default_socket_options,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -32,11 +32,11 @@ _KEEP_ALIVE: Final = [
 
 
 class ApiError(Exception):
-    """The API server did not answer as was hoped.
+    """The API server returned an error, an invalid response, or none.
 
     Args:
-        status: of HTTP; 0 where there was no answer, or none that makes sense.
-        retry_after_s: how long it wants to be left alone; 0 where it does not say.
+        status: HTTP status; 0 without a valid response.
+        retry_after_s: Retry-After in seconds; 0 if it is absent.
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float = 0) -> None:
@@ -46,10 +46,10 @@ class ApiError(Exception):
 
 
 class Api:
-    """An API server. May be used by several threads.
+    """Client of an API server. Thread-safe.
 
     Args:
-        api: the client that knows where it is, and what to say there.
+        api: client with the server's address and credentials.
     """
 
     def __init__(self, api: client.ApiClient) -> None:
@@ -57,16 +57,16 @@ class Api:
 
     @classmethod
     def connect(cls) -> Api:
-        """The cluster that this runs in, or the one that the kubeconfig points at.
+        """Connect to the cluster of the kubeconfig, or the one in which this process runs.
 
         Raises:
-            GatewayError: there is neither.
+            GatewayError: neither is configured.
         """
         configuration = client.Configuration()
         if "KUBERNETES_SERVICE_HOST" in os.environ:
-            configuration.proxy = None  # in a pod, HTTPS_PROXY is the way out of the cluster
+            configuration.proxy = None  # in a pod, HTTPS_PROXY applies only to destinations outside of the cluster
         try:
-            with contextlib.redirect_stdout(None):  # it prints where there is no kubeconfig
+            with contextlib.redirect_stdout(None):  # it prints if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except (config.ConfigException, OSError) as error:
             raise GatewayError(f"no cluster: {error}; set KUBECONFIG, or run in a pod with a service account") from None
@@ -75,10 +75,10 @@ class Api:
         return cls(client.ApiClient(configuration))
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
-        """What is there.
+        """Return the object at a path.
 
         Raises:
-            ApiError: nothing, or it cannot be read.
+            ApiError: the request failed, or the response is not an object.
         """
         with self._response(path, query or {}, _READ_S) as answer:
             try:
@@ -86,18 +86,18 @@ class Api:
             except ValueError:
                 found = None
         if not isinstance(found, dict):
-            raise ApiError(0, f"the API server's answer to GET {path} is no object")
+            raise ApiError(0, f"the API server's answer to GET {path} is not a JSON object")
         return found
 
     @contextlib.contextmanager
     def lines(self, path: str, query: Mapping[str, str], silent_s: float) -> Iterator[Iterator[Object]]:
-        """The events of a watch, until it ends.
+        """Open a watch, and yield an iterator of its events until the watch ends.
 
         Args:
-            silent_s: for how long it may say nothing.
+            silent_s: maximum time without an event, in seconds.
 
         Raises:
-            ApiError: it cannot be watched, or the connection broke.
+            ApiError: the watch cannot be opened, or the connection broke.
         """
         with self._response(path, query, silent_s) as answer:
             yield _objects(answer)
@@ -137,12 +137,12 @@ def _objects(answer: urllib3.BaseHTTPResponse) -> Iterator[Object]:
             except ValueError:
                 event = None
             if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-                raise ApiError(0, "the API server sent an event that is none")
+                raise ApiError(0, "the API server sent an invalid watch event")
             yield event
 
 
 def _message(body: str | bytes | None) -> str:
-    """The sentence in the API server's Status object."""
+    """Return the message of the API server's Status object."""
     try:
         return str(json.loads(body or "")["message"])
     except (ValueError, TypeError, KeyError):

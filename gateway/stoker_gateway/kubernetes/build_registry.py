@@ -1,4 +1,4 @@
-"""Endpoints, their pods and their credentials → the model registry."""
+"""Builds the model registry from endpoints, their pods and their credentials."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Name
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling, cluster_name
 
-#: Why an endpoint's requests are refused, in words for clients: they say nothing of whose it is.
-NO_CREDENTIAL: Final = "the gateway cannot read the key that its servers want; who runs it can see why in the log"
-TLS: Final = "its servers speak TLS, and the gateway does not to servers"
+#: Reasons, shown to clients, why an endpoint's requests are rejected. They do not reveal who owns the endpoint.
+NO_CREDENTIAL: Final = "the gateway cannot read the API key of its servers; the gateway's log says why"
+TLS: Final = "its servers serve TLS, which the gateway does not support"
 
 
 def make(
@@ -24,12 +24,12 @@ def make(
     *,
     holds_external: bool = False,
 ) -> ModelRegistry:
-    """The model registry. A served name that several endpoints have belongs to the oldest.
+    """Return the model registry. If several endpoints have the same served name, the oldest endpoint gets it.
 
     Args:
-        credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
-        history: the keys of earlier registries.
-        holds_external: whether requests are held also for endpoints that another autoscaler scales.
+        credentials: the servers' API key, by the Secret that contains it; unreadable Secrets are absent.
+        history: keys of earlier registries; updated by this call.
+        holds_external: whether to hold requests also for endpoints that another autoscaler scales.
     """
     slices = list(slices)
     servers, with_starting = _servers(slices), _servers(slices, with_starting=True)
@@ -50,7 +50,8 @@ def make(
                 made[served] = Endpoint(
                     served,
                     cluster_name(served),
-                    # Where requests may be held, the gateway's own polls find out at once that a pod has started.
+                    # Where requests may be held, starting pods are included, because the gateway's polls notice sooner
+                    # than the EndpointSlice that a pod has become ready.
                     () if facts.speaks_tls else (with_starting if scaling else servers).get(at, ()),
                     facts.session_header,
                     authorizations[0] if authorizations else None,
@@ -64,7 +65,8 @@ def make(
 
 
 def _servers(slices: Iterable[SliceFacts], *, with_starting: bool = False) -> dict[Name, tuple[str, ...]]:
-    """Each pod once, though it may have an address of each kind, or be in two slices while it moves between them."""
+    """Return the servers of each Service, each pod once: it may have an IPv4 and an IPv6 address, or be in two slices
+    while it moves between them."""
     found: dict[Name, dict[str, str]] = {}
     for each in slices:
         pods = found.setdefault((each.namespace, each.service), {})

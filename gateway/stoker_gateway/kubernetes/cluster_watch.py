@@ -1,7 +1,7 @@
-"""The model registry and the keys of a cluster, reported as they change.
+"""Watches a cluster, and reports its model registry and keys whenever they change.
 
 InferenceEndpoints, EndpointSlices, Secrets of clients' keys ─ a watch each ─┐
-Secrets that endpoints name ───────────────────────────── read one by one ───┴─► at most five times a second: tell
+Secrets that endpoints name ───────────────────────────── read one by one ───┴─► report, at most five times a second
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Kind, Name, Watch
 from stoker_gateway.registry.model_registry import ModelRegistry
 
-#: Seconds between two times that changes are told, at least.
+#: Minimum interval of reports, in seconds.
 PERIOD_S: Final = 0.2
 
 _ENDPOINTS: Final = Kind(
     "InferenceEndpoints",
     "/apis/stoker.dev/v1alpha1/inferenceendpoints",
-    remedy="; install Stoker's chart, which has it",
+    remedy="; install Stoker's chart, which contains their definition",
 )
-#: Those of the operator's Services, made by the controller that looks whether pods are ready.
+#: Slices of the operator's Services, created by Kubernetes' controller, which follows the readiness of pods.
 _SLICES: Final = Kind(
     "EndpointSlices",
     "/apis/discovery.k8s.io/v1/endpointslices",
@@ -42,12 +42,13 @@ _SLICES: Final = Kind(
 
 
 class ClusterWatch:
-    """Tells what a cluster has. Lives in one event loop.
+    """Reports a cluster's models and keys. Runs in one event loop.
 
     Args:
-        namespace: the gateway's own, where clients' keys are.
-        registry: for metrics.
-        holds_external: whether requests are held also for endpoints that another autoscaler scales.
+        api: client of the API server.
+        namespace: the gateway's namespace, which contains the clients' keys.
+        registry: Prometheus registry.
+        holds_external: whether to hold requests also for endpoints that another autoscaler scales.
     """
 
     def __init__(self, api: Api, namespace: str, registry: CollectorRegistry, *, holds_external: bool = False) -> None:
@@ -74,10 +75,10 @@ class ClusterWatch:
     async def watch(
         self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
-        """Watches for ever. Reports first when everything has been listed once: keys, then the model registry.
+        """Watch forever. The first report comes when all kinds have been listed: keys, then the model registry.
 
         Raises:
-            GatewayError: it cannot go on, by a fault of its own.
+            GatewayError: a watching thread failed with an unexpected error.
         """
         for thread in self._threads:
             thread.start()
@@ -136,7 +137,7 @@ class ClusterWatch:
         try:
             work()
         except Exception as error:
-            failure = GatewayError(f"the cluster is no longer watched: {error!r}")
+            failure = GatewayError(f"watching the cluster failed: {error!r}")
             failure.__cause__ = error
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._fail, failure)
@@ -147,9 +148,9 @@ class ClusterWatch:
 
 
 def age_gauge(registry: CollectorRegistry) -> Gauge:
-    """The metric that says whether the model registry is current."""
+    """Register the metric that shows whether the model registry is current."""
     return Gauge(
         "stoker:gateway_directory_age_seconds",
-        "For how long changes of the cluster may have been missed; 0 while it is watched.",
+        "Seconds for which changes in the cluster may have been missed; 0 while it is watched.",
         registry=registry,
     )

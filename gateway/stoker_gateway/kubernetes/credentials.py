@@ -1,8 +1,8 @@
-"""The keys that servers want, from the Secrets that endpoints name in ``spec.auth``: each is read by its name alone,
-since the gateway may read no others. They are read again now and then, and when an endpoint has changed.
+"""The servers' API keys, from the Secrets that endpoints name in ``spec.auth``.
 
-A Secret that is not there, or may not be read, has no key: its endpoints' requests are refused, and never sent without.
-While the API server does not answer, the last key stays.
+Each Secret is read by name, because the gateway may not read others, periodically and whenever an endpoint changes. If
+a Secret does not exist or may not be read, its endpoints' requests are rejected, never sent without a key. While the
+API server does not answer, the last key stays in use.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from stoker_gateway.kubernetes.watch import Name
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two times a Secret is read, at most; a part of it is drawn by lot.
+#: Maximum interval of reading a Secret, in seconds; up to 20 % are subtracted at random.
 PERIOD_S: Final = 30.0
-#: Seconds until one that has no key is read again: at first, then doubled up to the period.
+#: Seconds until a Secret without a key is read again: doubled each time, up to the period.
 _FIRST_WAIT_S: Final = 1.0
-#: The entry that all runtimes read.
+#: Entry of the Secret that all runtimes read.
 _ENTRY: Final = "api-key"
 
 
 @dataclass
 class _Secret:
-    """What is known of a Secret.
+    """State of a Secret.
 
     Attributes:
-        stamp: for which state of its endpoints it was read.
-        due: when it is to be read, by the clock.
-        key: None while it has none, or may not be read.
-        failures: in a row.
-        complaint: what was said of it.
+        stamp: state of its endpoints for which it was read.
+        due: time of the next read, by the clock.
+        key: the key; None while there is none, or the Secret may not be read.
+        failures: number of consecutive failures.
+        complaint: last logged error; empty: none.
     """
 
     stamp: object
@@ -50,11 +50,12 @@ class _Secret:
 
 
 class Credentials:
-    """Keeps the keys of servers. `run` is a thread's; the rest may be called by others.
+    """Keeps the servers' API keys. `run` is the main function of a thread; the other methods are thread-safe.
 
     Args:
-        changed: told, in the thread, that a key has.
-        clock: seconds.
+        api: client of the API server.
+        changed: called in the thread when a key has changed.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, api: Api, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,10 +67,10 @@ class Credentials:
         self._stopped = False
 
     def set_secrets(self, secrets: Mapping[Name, object]) -> None:
-        """These are all Secrets to read, from now on.
+        """Set the Secrets to read.
 
         Args:
-            secrets: with what stands for the state of the endpoints that name it: when that is another, it is read.
+            secrets: Secret → state of the endpoints that name it; if the state changes, the Secret is read again.
         """
         with self._condition:
             for removed in self._secrets.keys() - secrets.keys():
@@ -83,29 +84,29 @@ class Credentials:
             self._condition.notify()
 
     def keys(self) -> dict[Name, str]:
-        """The keys that are known."""
+        """Return the known keys."""
         with self._condition:
             return {name: secret.key for name, secret in self._secrets.items() if secret.key is not None}
 
     def stop(self) -> None:
-        """Has `run` end."""
+        """Make `run` return."""
         with self._condition:
             self._stopped = True
             self._condition.notify()
 
     def run(self) -> None:
-        """Reads what is due, until `stop`."""
+        """Read Secrets when they are due, until `stop` is called."""
         while (name := self._next()) is not None:
             try:
                 key, problem = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
                 if key is None:
-                    problem = "it has no usable key: the first line of its entry api-key, or else of its first entry"
+                    problem = "it has no usable key in the first line of its entry api-key, or else of its first entry"
                 self._read(name, key, problem, keep=False)
             except ApiError as error:
                 self._read(name, None, str(error), keep=error.status not in (403, 404))
 
     def _next(self) -> Name | None:
-        """Waits for a Secret to be due; None: it is to end."""
+        """Wait until a Secret is due, and return its name; None after `stop`."""
         with self._condition:
             while not self._stopped:
                 now = self._clock()
@@ -134,10 +135,10 @@ class Credentials:
             kept = secret.key is not None
         if problem and problem != previous_complaint:
             consequence = (
-                "its last key stays in force" if kept else "requests of the endpoints that name it are refused"
+                "its last key stays in use" if kept else "requests for the endpoints that name it are rejected"
             )
             logger.error(
-                "the Secret %s/%s, with the key that servers want, cannot be read: %s; %s", *name, problem, consequence
+                "the Secret %s/%s with the API key of servers cannot be read: %s; %s", *name, problem, consequence
             )
         elif previous_complaint and not problem:
             logger.info("the Secret %s/%s can be read again", *name)
@@ -146,8 +147,8 @@ class Credentials:
 
 
 def first_key(secret: Mapping[str, Any]) -> str | None:
-    """The key of a Secret that is sent: of the entry ``api-key``, which all runtimes read, or else of the first by
-    name that is not hidden. None where it is none that a header may have.
+    """Return the key of a Secret: the first line of the entry ``api-key``, which all runtimes read, or else of the
+    first entry by name that is not hidden. None if there is none, or if a header cannot contain it.
     """
     data = secret.get("data")
     if not isinstance(data, Mapping):

@@ -1,6 +1,6 @@
-"""What the gateway keeps of the API server's objects: frozen, small, and alike when nothing that matters here changed.
+"""The gateway's extract of the API server's objects: small, frozen, and equal if nothing relevant has changed.
 
-Status and slices are written by others, so nothing here takes it for granted that a field is there.
+Status and slices are written by other components, so the code does not assume that any field exists.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from stoker_common.model_source import ModelSource
 from stoker_gateway.registry.addresses import netloc
 from stoker_gateway.registry.model_registry import Phase, Scaling
 
-#: The entry of ``status.addresses`` by which the operator says that the gateway serves an endpoint.
+#: Name of the entry in ``status.addresses`` by which the operator marks endpoints that the gateway serves.
 ADDRESS: Final = "gateway"
-#: The port of an endpoint's Service that answers requests.
+#: Name of the port for requests in an endpoint's Service.
 PORT: Final = "http"
-#: The label that says which Service a slice is of.
+#: Label with the name of a slice's Service.
 SERVICE: Final = "kubernetes.io/service-name"
-#: The longest that a request is held, and the ``holdSeconds`` of an endpoint that does not say it. Envoy waits for one
-#: decision for at most an hour, and the answer must come before.
+#: Maximum and default of ``holdSeconds``. Envoy waits at most an hour for a decision; the picker must answer before.
 MAX_HOLD_S: Final = 3570.0
 DEFAULT_HOLD_S: Final = 300.0
-#: Characters of an announcement's word, and of the reason why a start failed, at most.
+#: Maximum number of characters of a drain id, and of the reason of a failed start.
 _MAX_WORD: Final = 253
 _MAX_REASON: Final = 1024
 
@@ -37,14 +36,14 @@ class EndpointFacts:
     """An InferenceEndpoint that the gateway serves.
 
     Attributes:
-        generation: of its spec.
-        created: seconds since 1970.
-        served_names: of its model.
-        session_header: in lower case.
-        secret: the name of the Secret with the keys that its pods want; None: they want none.
+        generation: generation of its spec.
+        created: creation time in seconds since 1970.
+        served_names: served names of its model.
+        session_header: header that identifies a session, in lower case; None: none.
+        secret: name of the Secret with the API keys of its pods; None: they need none.
         speaks_tls: whether its pods serve HTTPS.
         scaling: how the operator scales it; None: it does not.
-        is_scaled_externally: whether another autoscaler does, as far as is known.
+        is_scaled_externally: whether another autoscaler is known to scale it.
     """
 
     namespace: str
@@ -64,9 +63,9 @@ class SliceFacts:
     """An EndpointSlice.
 
     Attributes:
-        namespace, service: whose pods these are.
-        servers: pods that take requests, each by what tells it from others, and its ``IP:PORT``.
-        starting: pods that are not ready yet, in the same form.
+        namespace, service: Service of the pods.
+        servers: unique id and ``IP:PORT`` of each pod that accepts requests.
+        starting: the same for pods that are not ready.
     """
 
     namespace: str
@@ -76,7 +75,7 @@ class SliceFacts:
 
 
 def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
-    """An InferenceEndpoint; None where the operator has not said that the gateway serves it."""
+    """Return the facts of an InferenceEndpoint; None unless the operator has marked it as served by the gateway."""
     metadata, spec, status = (_mapping(manifest.get(part)) for part in ("metadata", "spec", "status"))
     if not any(address.get("name") == ADDRESS for address in _mappings(status.get("addresses"))):
         return None
@@ -102,7 +101,7 @@ def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
 
 
 def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
-    """An EndpointSlice; None where it is of no Service, or has no pod to send requests to."""
+    """Return the facts of an EndpointSlice; None if it belongs to no Service, or has no usable pod."""
     metadata = _mapping(manifest.get("metadata"))
     service = _mapping(metadata.get("labels")).get(SERVICE)
     port = next((each.get("port") for each in _mappings(manifest.get("ports")) if each.get("name") == PORT), None)
@@ -114,7 +113,9 @@ def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
         if conditions.get("terminating") is True:
             continue
         addresses = each.get("addresses")
-        host = _ip(addresses[0]) if isinstance(addresses, list) and addresses else None  # the others say the same
+        host = (
+            _ip(addresses[0]) if isinstance(addresses, list) and addresses else None
+        )  # other addresses are of the same pod
         if host is not None:
             pod = _mapping(each.get("targetRef")).get("uid")
             found = starting if conditions.get("ready") is False else servers
@@ -126,14 +127,14 @@ def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
 
 
 def read_key(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The Secret of a client's key, without what says nothing of the key."""
+    """Return the parts of a Secret that define a client's key."""
     metadata = _mapping(manifest.get("metadata"))
     kept = {part: metadata[part] for part in ("name", "labels", "deletionTimestamp") if part in metadata}
     return {"metadata": kept, "type": manifest.get("type"), "data": manifest.get("data")}
 
 
 def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any]) -> Scaling | None:
-    """How an endpoint is scaled. A status that makes no sense stops no traffic: it counts as `Phase.ACTIVE`."""
+    """Return how an endpoint is scaled. An invalid status must not stop traffic, so it counts as `Phase.ACTIVE`."""
     if not isinstance(spec, Mapping):
         return None
     hold, phase = spec.get("holdSeconds"), Phase.ACTIVE
@@ -144,16 +145,16 @@ def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any])
     with suppress(ValueError):
         phase = Phase(status.get("phase"))
     if phase is Phase.DRAINING and not drain:
-        phase = Phase.ACTIVE  # nothing could be acknowledged
+        phase = Phase.ACTIVE  # without an id the gateway could not acknowledge the drain
     failure = _text(status.get("startFailure"))[:_MAX_REASON].strip()
     return Scaling(namespace, name, float(min(hold, MAX_HOLD_S)), phase, drain, failure)
 
 
 def _is_scaled_externally(spec: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
-    """Whether an autoscaler (KEDA, a HorizontalPodAutoscaler) has set ``spec.replicas``, through the scale subresource.
+    """Whether an autoscaler (KEDA, a HorizontalPodAutoscaler) has set ``spec.replicas`` through the scale subresource.
 
-    The API server records the owner of the field, except of a 0 from the scale subresource, which a Scale object leaves
-    out. So a 0 without an owner is an autoscaler's, or a person's by ``kubectl scale``.
+    The API server records the manager of the field, except for a 0 from the scale subresource, because a Scale object
+    omits it. So a 0 without a manager was set by an autoscaler, or by a user with ``kubectl scale``.
     """
     entries = list(_mappings(metadata.get("managedFields")))
     if any(
@@ -179,7 +180,7 @@ def _served_names(model: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _moment(text: object) -> float:
-    """Seconds since 1970; what says none is younger than all that do."""
+    """Return seconds since 1970; infinity for an invalid time, which thus counts as the newest."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

@@ -1,5 +1,5 @@
-"""The latest keys of each endpoint, since some servers expect an earlier one: a server that reads its key when it
-starts, as vLLM's, expects the one of that time until it is restarted."""
+"""The latest API keys of each endpoint. A server that reads its key only at start, such as vLLM's, expects an earlier
+key until it is restarted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final
 
 from stoker_gateway.kubernetes.watch import Name
 
-#: How many earlier keys of an endpoint are remembered.
+#: Number of earlier keys to keep for an endpoint.
 EARLIER: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Of one endpoint.
+    """Keys of one endpoint.
 
     Attributes:
-        secret: which Secret the latest key was of; None: the servers wanted none.
-        keys: the latest first; None: none.
+        secret: Secret of the latest key; None: the servers needed no key.
+        keys: keys, the latest first; None as an element: no key.
     """
 
     secret: str | None
@@ -27,18 +27,20 @@ class _Known:
 
 
 class KeyHistory:
-    """The latest keys of each endpoint. They belong to it: no other endpoint's servers are ever sent them."""
+    """The latest keys of each endpoint. They are never sent to another endpoint's servers."""
 
     def __init__(self) -> None:
         self._known: dict[Name, _Known] = {}
 
     def update(self, endpoint: Name, secret: str | None, key: str | None) -> tuple[str | None, ...]:
-        """The keys that servers of an endpoint may expect, the latest first; none at all: they get no requests.
+        """Return the keys that an endpoint's servers may expect, the latest first. If it is empty, the servers must get
+        no requests.
 
         Args:
-            secret: the Secret that the endpoint names; None: its servers want no key.
-            key: what is known of it. While nothing is, and the endpoint named another one before, that one's key
-                stays in force: it takes a moment until a Secret may be read.
+            endpoint: namespace and name of the endpoint.
+            secret: Secret that the endpoint names; None: its servers need no key.
+            key: key in the Secret; None if it is not known. If the endpoint has just changed to this Secret, the keys
+                of the previous one stay in use, because it takes a moment until the gateway may read a Secret.
         """
         before = self._known.get(endpoint)
         if secret is not None and key is None:
@@ -48,6 +50,6 @@ class KeyHistory:
         return self._known[endpoint].keys
 
     def keep(self, endpoints: Iterable[Name]) -> None:
-        """These are all endpoints there are."""
+        """Drop the keys of all other endpoints."""
         for endpoint in self._known.keys() - set(endpoints):
             del self._known[endpoint]

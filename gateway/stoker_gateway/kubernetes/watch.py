@@ -1,11 +1,11 @@
-"""All objects of one kind, listed and then watched, for ever.
+"""List and watch of all objects of one kind.
 
-A thread does it, with the Kubernetes project's synchronous client as everywhere here: it knows how clusters are reached
-and tokens renewed, and reading a long list does not hold up the event loop that decides about requests.
+It runs in a thread with the synchronous Kubernetes client, which handles the cluster's configuration and the renewal of
+tokens; reading a long list does not block the event loop that routes requests.
 
-Whatever ends a watch, but for its time, ends in a list: what was deleted meanwhile is never told. A watch is listed
-again now and then besides, as versions may go back, when etcd is restored. What is known stays until the next list is
-whole.
+If a watch ends for another reason than its timeout, the objects are listed again, because deletions in between are not
+reported. They are also listed periodically, because versions may go back when etcd is restored. The known objects stay
+until the next list is complete.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ Item = TypeVar("Item")
 #: Namespace and name.
 Name = tuple[str, str]
 
-#: Objects of one answer to a list.
+#: Number of objects in a page of a list.
 _PAGE: Final = 500
-#: Seconds that a watch is asked to last, and that it may be silent beyond.
+#: Range of a watch's duration in seconds, and the additional seconds after which it counts as broken.
 _WATCH_S: Final = (60, 120)
 _SILENT_S: Final = 15
-#: Seconds between lists, where nothing asks for one.
+#: Interval of periodic lists, in seconds.
 _RELIST_S: Final = 600
-#: Seconds until the next attempt, after the first failure and at most; and what is obeyed of Retry-After.
+#: Backoff in seconds: base, maximum, and maximum of an obeyed Retry-After.
 _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 5.0
 _LONGEST_OBEYED_S: Final = 30.0
-#: A watch that lasted for so many seconds was none that fails at once.
+#: A watch that lasted this many seconds resets the backoff.
 _LASTED_S: Final = 5.0
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is watched.
+    """Kind of the watched objects.
 
     Attributes:
-        plural: what it is called in log lines.
-        path: of the API.
-        labels: a selector; empty: all.
-        remedy: what to do where the API server has no such kind.
+        plural: plural of the kind, for log lines.
+        path: API path.
+        labels: label selector; empty: all objects.
+        remedy: advice for the log line if the API server does not have the kind.
     """
 
     plural: str
@@ -59,13 +59,15 @@ class Kind:
 
 
 class Watch(Generic[Item]):
-    """Keeps what is known of a kind. `run` is a thread's; the rest may be called by others.
+    """Keeps the objects of a kind. `run` is the main function of a thread; the other methods are thread-safe.
 
     Args:
-        read: what is kept of an object; None: nothing, it is as if it were not there.
-        changed: told, in the thread, that something may have.
-        clock: seconds.
-        draw: from 0 to 1, so that replicas do not come at once.
+        api: client of the API server.
+        kind: kind of the objects.
+        read: returns what is kept of an object; None: the object is ignored.
+        changed: called in the thread when objects may have changed.
+        clock: monotonic clock, in seconds.
+        draw: returns a random number from 0 to 1, which spreads the requests of replicas.
     """
 
     def __init__(
@@ -90,17 +92,17 @@ class Watch(Generic[Item]):
         self.listed = False
 
     def items(self) -> dict[Name, Item]:
-        """What is known, at this moment."""
+        """Return the known objects."""
         with self._lock:
             return dict(self._items)
 
     def age_s(self) -> float:
-        """For how many seconds news may have been missed; 0 while it is watched."""
+        """Return the seconds for which changes may have been missed; 0 while the kind is watched."""
         until = self._current_until
         return 0.0 if until is None else self._clock() - until
 
     def run(self, stop: threading.Event) -> None:
-        """Lists and watches until `stop`."""
+        """List and watch until `stop` is set."""
         failures = 0
         while not stop.is_set():
             began = self._clock()
@@ -109,7 +111,7 @@ class Watch(Generic[Item]):
                 version = self._list()
                 self._watch_on(version, began + _RELIST_S * (0.8 + 0.4 * self._draw()), stop)
             except ApiError as error:
-                if error.status != 410:  # too old a version, which is nobody's fault
+                if error.status != 410:  # the version has expired, which is normal
                     self._complain(error)
                 wait_s = min(_LONGEST_OBEYED_S, error.retry_after_s)
             if self._current_until is None:
@@ -122,7 +124,7 @@ class Watch(Generic[Item]):
                 stop.wait(wait_s)
 
     def _list(self) -> str:
-        """Takes in all there are; returns their version."""
+        """List all objects; returns their version."""
         query = {"limit": str(_PAGE)} | ({"labelSelector": self._kind.labels} if self._kind.labels else {})
         found: dict[Name, Item] = {}
         while True:
@@ -145,7 +147,7 @@ class Watch(Generic[Item]):
         return str(metadata.get("resourceVersion", ""))
 
     def _watch_on(self, version: str, until: float, stop: threading.Event) -> None:
-        """Takes in what happens after a version, as long as watches end by their time only."""
+        """Watch changes after a version, with a new watch whenever one ends by its timeout."""
         while not stop.is_set() and (began := self._clock()) < until:
             seconds = int(_WATCH_S[0] + (_WATCH_S[1] - _WATCH_S[0]) * self._draw())
             query = {
@@ -164,7 +166,7 @@ class Watch(Generic[Item]):
                 return
 
     def _take(self, event: Object) -> str | None:
-        """Takes in an event; returns the version after it."""
+        """Process an event; returns the version after it."""
         kind, manifest = event.get("type"), event["object"]
         if kind == "ERROR":
             code = manifest.get("code")
@@ -182,16 +184,18 @@ class Watch(Generic[Item]):
         return version if isinstance(version, str) else None
 
     def _complain(self, error: ApiError) -> None:
-        """Says once what is wrong, until it is something else."""
+        """Log an error, unless it was the last one logged."""
         remedy = ""
         if error.status == 404:
             remedy = self._kind.remedy
         elif error.status in (401, 403):
-            remedy = "; let the gateway's service account list and watch them"
+            remedy = "; allow the gateway's service account to list and watch them"
         complaint = f"{error}{remedy}"
         if complaint != self._complaint:
             self._complaint = complaint
-            known = "what is known of them stays in force" if self.listed else "the gateway is not ready until they are"
+            known = (
+                "the gateway keeps those that it knows" if self.listed else "the gateway is not ready until they are"
+            )
             logger.warning("%s cannot be watched: %s; %s", self._kind.plural, complaint, known)
 
 

@@ -1,1 +1,1 @@
-"""How much each key may use, and how much it has used: alone, or together with other replicas of the gateway."""
+"""Rate limits of keys: enforcement and usage, in a single gateway or shared by its replicas."""

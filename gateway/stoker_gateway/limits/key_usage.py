@@ -1,4 +1,4 @@
-"""What is in use of one key's limits."""
+"""Usage that counts against one key's limits."""
 
 from __future__ import annotations
 
@@ -6,44 +6,46 @@ from stoker_gateway.limits.sliding_minute import SlidingMinute
 
 
 class KeyUsage:
-    """What one replica's clients use with one key."""
+    """Usage of one key by the clients of one replica."""
 
     __slots__ = ("open", "requests", "tokens")
 
     def __init__(self) -> None:
         self.requests = SlidingMinute()
         self.tokens = SlidingMinute()
-        #: Requests under way.
+        #: Number of active requests.
         self.open = 0
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it can be forgotten."""
+        """Whether there is no usage, so that the object can be dropped."""
         return not (self.open or self.requests.slots or self.tokens.slots)
 
     def expire(self, now: float) -> None:
-        """Leaves out what is older than a minute."""
+        """Drop usage that is older than a minute."""
         self.requests.expire(now)
         self.tokens.expire(now)
 
     def begin(self, tokens: int, now: float) -> int:
-        """A request begins, for which so many tokens are reserved.
+        """Record the start of a request and reserve its tokens.
 
         Returns:
-            the second in which they count.
+            the second in which the tokens count.
         """
         self.requests.add(1, now)
         self.open += 1
         return self.tokens.add(tokens, now)
 
     def end(self, second: int, reserved: int, used: int, now: float) -> None:
-        """A request has ended.
+        """Record the end of a request.
 
-        What it did not use is given back where it was reserved; what it used beyond that counts now, since nobody
-        knew of it before.
+        Reserved tokens that it did not use are released in the second of the reservation. Tokens beyond the reservation
+        count now, when they become known.
 
         Args:
-            second: in which its tokens count.
+            second: second of the reservation, from `begin`.
+            reserved: number of reserved tokens.
+            used: number of tokens that the request used.
         """
         self.open = max(0, self.open - 1)
         if used < reserved:

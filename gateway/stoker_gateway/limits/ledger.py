@@ -1,4 +1,4 @@
-"""What the clients of this gateway use, by key, and which of their requests are under way."""
+"""Usage of this replica's clients by key, and their active requests."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 
 from stoker_gateway.limits.key_usage import KeyUsage
 
-#: For how many seconds a request counts as under way, at most, so that one whose end nobody told is not for ever.
+#: Maximum time that a request counts as active, in seconds, in case its end is never reported.
 LONGEST_S: Final = 3600.0
-#: How many may be under way, at most: then the oldest are taken to have ended.
+#: Maximum number of active requests; beyond it the oldest count as ended.
 MAX_GRANTS: Final = 200_000
-#: Seconds between looks for keys that are not in use.
+#: Interval for dropping keys without usage, in seconds.
 _TIDY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Granted:
-    """A request under way."""
+    """An active request."""
 
     key_id: str
     tokens: int
@@ -27,10 +27,10 @@ class _Granted:
 
 
 class Ledger:
-    """What is in use, by key.
+    """Usage by key.
 
     Args:
-        changed: told the id of each key of which another request has ended.
+        changed: called with the key's id whenever a request has ended.
     """
 
     def __init__(self, changed: Callable[[str], None] = lambda _: None) -> None:
@@ -40,20 +40,20 @@ class Ledger:
         self._tidied_at = 0.0
 
     def __len__(self) -> int:
-        """How many keys are in use."""
+        """Number of keys with usage."""
         return len(self._uses)
 
     @property
     def under_way(self) -> int:
-        """How many requests have not ended."""
+        """Number of active requests."""
         return len(self._granted)
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of all keys in use."""
+        """Iterate over the ids of all keys with usage."""
         return iter(tuple(self._uses))
 
     def use(self, key_id: str, now: float) -> KeyUsage:
-        """What is in use of a key; it is nobody's to change."""
+        """Return the usage of a key. The caller must not modify it."""
         self._tidy(now)
         use = self._uses.get(key_id)
         if use is None:
@@ -62,17 +62,17 @@ class Ledger:
         return use
 
     def begin(self, grant_id: str, key_id: str, tokens: int, now: float) -> None:
-        """A request begins, for which so many tokens are reserved."""
+        """Record the start of a request and reserve its tokens."""
         use = self._uses.setdefault(key_id, KeyUsage())
         self._granted[grant_id] = _Granted(key_id, tokens, use.begin(tokens, now), now)
         if len(self._granted) > MAX_GRANTS:
             self.end(next(iter(self._granted)), None, now)
 
     def end(self, grant_id: str, tokens: int | None, now: float) -> None:
-        """A request has ended. One that is not under way is left alone.
+        """Record the end of a request; unknown requests are ignored.
 
         Args:
-            tokens: that it used; None where nobody knows: those that were reserved.
+            tokens: number of tokens that it used; None if unknown: the reserved number.
         """
         granted = self._granted.pop(grant_id, None)
         if granted is None:

@@ -1,4 +1,4 @@
-"""Admits requests by the limits of their keys (`rate_limit.decide` has the rule), and takes in what they used."""
+"""Admission of requests by the limits of their keys (the rule is `rate_limit.decide`), and recording of their usage."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 
 
 class Limiter(Protocol):
-    """Keeps keys to their limits. Used from one event loop."""
+    """Enforces the limits of keys. Used from one event loop."""
 
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
-        """Whether a request may begin.
+        """Admit or reject a request.
 
         Args:
-            tokens: that it will use at most, as far as one knows.
-            now: seconds of any clock, the same for all calls.
+            tokens: estimate of the maximum number of tokens that it will use.
+            now: time in seconds, by the same clock in all calls.
         """
 
     def settle(self, grant_id: str, tokens: int | None, now: float) -> None:
-        """A request has ended. One that is not under way, or was settled before, is left alone.
+        """Record the end of a request; unknown and already settled requests are ignored.
 
         Args:
-            tokens: that it used; None where nobody knows: those that were reserved.
+            tokens: number of tokens that it used; None if unknown: the reserved number.
         """
 
 
 class LocalLimiter:
-    """Keeps keys to their limits where this is the only gateway."""
+    """Limiter of a gateway with a single replica."""
 
     def __init__(self) -> None:
         self._ledger = Ledger()
@@ -54,6 +54,6 @@ class LocalLimiter:
 
 
 def grant_ids() -> itertools.chain[str]:
-    """Ids of grants; no other process has the same."""
+    """Return an iterator of grant ids that are unique across processes."""
     prefix = secrets.token_hex(8)
     return itertools.chain.from_iterable([f"{prefix}-{number}"] for number in itertools.count())

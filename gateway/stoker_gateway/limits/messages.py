@@ -1,7 +1,7 @@
-"""What replicas say to each other, as JSON.
+"""Messages between replicas, as JSON.
 
-to an owner:  who says it, a number that grows, statements of use, and asks
-from it:      who it is, and for each ask a verdict
+to a key's owner:  the sender's identity, an increasing number, usage statements, and requests for admission
+from the owner:    its identity, and a verdict for each request
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ LimitVerdict = RateLimitStatus | Denial
 
 
 class MessageError(Exception):
-    """That is not what replicas say: another version of them, perhaps."""
+    """A message is invalid; the sender may run another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRequest:
-    """Whether a request may begin.
+    """A request for admission.
 
     Attributes:
-        limits: of its key, as the replica that asks knows them.
-        tokens: that it reserves.
+        key_id: id of the key.
+        limits: limits of the key, as known by the sender.
+        tokens: number of tokens to reserve.
     """
 
     key_id: str
@@ -39,12 +40,13 @@ class LimitRequest:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a replica says to another.
+    """A message of a replica to another.
 
     Attributes:
-        sender: its identity.
-        number: grows with each message of a sender.
-        uses: what its clients use, by key.
+        sender: identity of the sender.
+        number: increases with each message of a sender.
+        uses: usage of the sender's clients, by key id.
+        asks: requests for admission.
     """
 
     sender: str
@@ -53,52 +55,52 @@ class Message:
     asks: tuple[LimitRequest, ...] = ()
 
     def encode(self) -> bytes:
-        """As it is sent."""
+        """Encode as JSON."""
         return orjson.dumps(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Message:
-        """As it was sent.
+        """Decode from JSON.
 
         Raises:
-            MessageError: it is none.
+            MessageError: the data is not a message.
         """
         try:
             fields = orjson.loads(data)
             asks = (LimitRequest(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in fields["asks"])
             return cls(fields["sender"], fields["number"], fields["uses"], tuple(asks))
         except (ValueError, TypeError, KeyError) as error:
-            raise MessageError(f"not a message of a replica: {error!r}") from None
+            raise MessageError(f"invalid message from a replica: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is replied.
+    """Reply to a message.
 
     Attributes:
-        sender: the identity of who replies.
-        verdicts: in the order of the asks.
+        sender: identity of the replying replica.
+        verdicts: verdicts in the order of the message's `asks`.
     """
 
     sender: str
     verdicts: tuple[LimitVerdict, ...] = ()
 
     def encode(self) -> bytes:
-        """As it is sent."""
+        """Encode as JSON."""
         return orjson.dumps({"sender": self.sender, "verdicts": [dataclasses.asdict(each) for each in self.verdicts]})
 
     @classmethod
     def decode(cls, data: bytes) -> Reply:
-        """As it was sent.
+        """Decode from JSON.
 
         Raises:
-            MessageError: it is none.
+            MessageError: the data is not a reply.
         """
         try:
             fields = orjson.loads(data)
             return cls(fields["sender"], tuple(_verdict(each) for each in fields["verdicts"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise MessageError(f"not a reply of a replica: {error!r}") from None
+            raise MessageError(f"invalid reply from a replica: {error!r}") from None
 
 
 def _verdict(fields: dict[str, Any]) -> LimitVerdict:

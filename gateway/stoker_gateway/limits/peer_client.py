@@ -1,4 +1,4 @@
-"""Another replica, as this one speaks to it: one message at a time, with all that has come together meanwhile."""
+"""Client for another replica. It sends one message at a time and batches everything that arrives meanwhile."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between messages where there is nothing to say.
+#: Interval of messages without content, in seconds.
 HEARTBEAT_S: Final = 0.5
-#: For how long a message may be under way until its receiver counts as not reached.
+#: Timeout of a message in seconds, after which its receiver counts as unreachable.
 _LOST_S: Final = 1.0
-#: For how long the news that a request has ended may wait for company.
+#: Delay in seconds for batching reports of ended requests.
 _REPORT_DELAY_S: Final = 0.1
-#: Keys in a message, at most.
+#: Maximum number of usage statements, and of admission requests, in a message.
 _MAX_KEYS: Final = 500
 
 
 class Peer:
-    """Another replica.
+    """Connection to another replica.
 
     Args:
         address: ``HOST:PORT``.
-        token: that all replicas know.
-        message: makes a message about the use of these keys, with these asks.
-        changed: told when it is reached, or not any more.
+        token: shared secret of all replicas.
+        message: returns a message with the usage of these keys and these admission requests.
+        changed: called after each exchange, whether the replica was reached or not.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Peer:
         changed: Callable[[], None],
     ) -> None:
         self.address = address
-        #: Who it is, once known.
+        #: Identity of the replica, once known.
         self.identity: str | None = None
-        #: Whether it answered last.
+        #: Whether it answered the last message.
         self.reached = False
-        #: Whether it has left an ask unanswered for too long, and said nothing since.
+        #: Whether it did not answer an admission request in time, and has not answered any message since.
         self.needs_relist = False
         self._missed = False
         self._message = message
@@ -65,13 +65,13 @@ class Peer:
     def ask(
         self, ask: LimitRequest, take: Callable[[LimitVerdict], Grant | Denial]
     ) -> asyncio.Future[Grant | Denial | None]:
-        """Asks.
+        """Queue an admission request.
 
         Args:
-            take: takes the verdict in, before anything else is said, unless the future is cancelled.
+            take: processes the verdict before the next message is sent, unless the future is cancelled.
 
         Returns:
-            what that returns; None where the replica is not reached.
+            a future of the result of `take`; its result is None if the replica cannot be reached.
         """
         pending = _PendingRequest(ask, take)
         self._asks.append(pending)
@@ -79,17 +79,17 @@ class Peer:
         return pending.answer
 
     def tell(self, key_id: str, *, soon: bool) -> None:
-        """There is news of a key's use.
+        """Queue a statement of a key's usage.
 
         Args:
-            soon: whether it goes by itself; else it waits for the next message.
+            soon: whether to send it within `_REPORT_DELAY_S`, instead of with the next message.
         """
         self._changed_keys[key_id] = None
         if soon and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_REPORT_DELAY_S, self._wake.set)
 
     async def close(self) -> None:
-        """Ends."""
+        """Close the connection; pending admission requests get the result None."""
         self._task.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -127,8 +127,8 @@ class Peer:
         try:
             reply = Reply.decode(await self._call(message.encode(), timeout=_LOST_S, metadata=self._metadata))
             if len(reply.verdicts) != len(asks):
-                raise MessageError(f"{len(reply.verdicts)} verdicts for {len(asks)} asks")
-        except Exception as error:  # whatever it is, this replica goes on, and tries again
+                raise MessageError(f"{len(reply.verdicts)} verdicts for {len(asks)} requests")
+        except Exception as error:  # whatever the error is, the next message tries again
             self._lost(error)
             self._changed_keys |= all_key_ids
             return None
@@ -140,12 +140,16 @@ class Peer:
     def _lost(self, error: Exception) -> None:
         if self.reached or not self._missed:
             why = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-            logger.warning("the replica at %s is not reached: %s; limits are kept by parts", self.address, why)
+            logger.warning(
+                "cannot reach the replica at %s: %s; each side enforces its share of the keys' limits",
+                self.address,
+                why,
+            )
         self.reached, self._missed = False, True
         self._changed()
 
 
-#: Replicas are near: who is gone is looked for often.
+#: Reconnect quickly, because replicas are in the same cluster.
 _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -155,7 +159,7 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
 
 
 class _PendingRequest:
-    """An ask that waits for its answer."""
+    """An admission request that waits for its verdict."""
 
     def __init__(self, ask: LimitRequest, take: Callable[[LimitVerdict], Grant | Denial]) -> None:
         self.ask = ask
@@ -163,6 +167,6 @@ class _PendingRequest:
         self.answer: asyncio.Future[Grant | Denial | None] = asyncio.get_running_loop().create_future()
 
     def end(self, verdict: LimitVerdict | None) -> None:
-        """Says what came of it, unless nobody waits any more."""
+        """Set the result, unless the future is already done."""
         if not self.answer.done():
             self.answer.set_result(None if verdict is None else self._take(verdict))

@@ -1,7 +1,8 @@
-"""Keeps keys to their limits together with other replicas of the gateway.
+"""Limiter that shares the limits of keys with other replicas of the gateway.
 
-A key's owner decides by what the clients of all replicas use. The others ask it, and with each ask say again what their
-own clients use. An owner that does not answer in time is not waited for: then a replica gives its own part.
+A key's owner decides by the usage of all replicas' clients. The other replicas ask the owner, and repeat their own
+clients' usage of the key with each request. If the owner does not answer in time, a replica decides by its own share of
+the limit.
 """
 
 from __future__ import annotations
@@ -24,39 +25,39 @@ from stoker_gateway.limits.replicas import View
 
 logger = logging.getLogger(__name__)
 
-#: For how long an owner is waited for.
+#: Maximum time to wait for the owner's verdict, in seconds.
 LONGEST_ASK_S: Final = 0.1
-#: After how many seconds of silence another replica counts as not reached.
+#: Seconds without a message after which another replica counts as unreachable.
 SILENT_S: Final = 2.0
-#: Seconds between statements of all that is in use.
+#: Interval of statements of all keys' usage, in seconds.
 _RESTATE_S: Final = 10.0
 
 
 class PeerLimiter:
-    """A `Limiter` that shares keys with other replicas. Lives in one event loop.
+    """A `Limiter` that shares keys with other replicas. Runs in one event loop.
 
     Args:
-        token: that all replicas know.
-        clock: seconds; what `reserve` and `settle` are told is by the same.
+        token: shared secret of all replicas.
+        clock: monotonic clock in seconds, the same as for the times passed to `reserve` and `settle`.
     """
 
     def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._token = token
         self._clock = clock
         self._ids = grant_ids()
-        #: Who this replica is; another one after each start.
+        #: Identity of this replica, new at each start.
         self.identity = next(self._ids)
         self._ledger = Ledger(self._tell)
         self._reports = PeerReports()
         self._peers: dict[str, Peer] = {}
-        self._heard: dict[str, tuple[int, float]] = {}  # identity → number of its last message, and when that came
+        self._heard: dict[str, tuple[int, float]] = {}  # identity → number and arrival time of its last message
         self._number = 0
         self._restated_at = 0.0
-        #: Which replicas there are, as this one sees it.
+        #: The replicas that this one knows and reaches.
         self.view = View(self.identity)
 
     async def set_peers(self, addresses: Iterable[str]) -> None:
-        """These are all other replicas' addresses, ``HOST:PORT``, from now on. This one's own may be among them."""
+        """Set the addresses of the other replicas, ``HOST:PORT``. They may include this replica's own."""
         current = set(addresses)
         departed = [self._peers.pop(address) for address in self._peers.keys() - current]
         for address in sorted(current - self._peers.keys()):
@@ -65,7 +66,7 @@ class PeerLimiter:
         await asyncio.gather(*(peer.close() for peer in departed))
 
     async def close(self) -> None:
-        """Ends what was started."""
+        """Close the connections to the other replicas."""
         await self.set_peers(())
 
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
@@ -86,20 +87,20 @@ class PeerLimiter:
         self._ledger.end(grant_id, tokens, now)
 
     def hear(self, message: Message) -> Reply:
-        """What another replica says, and what it is replied.
+        """Process a message of another replica, and return the reply.
 
         Raises:
-            MessageError: it says something that replicas do not.
+            MessageError: the message is invalid.
         """
         now, sender = self._clock(), message.sender
         if sender != self.identity:
             if message.number <= self._heard.get(sender, (-1, 0.0))[0]:
-                return Reply(self.identity)  # it has said more since, and waits for this no longer
+                return Reply(self.identity)  # outdated: the sender has sent a later message and ignores this reply
             try:
                 for key_id, report in message.uses.items():
                     self._reports.hear(sender, key_id, report, now)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise MessageError(f"not a statement of use: {error!r}") from None
+                raise MessageError(f"invalid usage statement: {error!r}") from None
             self._heard[sender] = message.number, now
             self._look()
         verdicts = []
@@ -111,8 +112,8 @@ class PeerLimiter:
         return Reply(self.identity, tuple(verdicts))
 
     def _decide(self, ask: LimitRequest, sender: str, now: float) -> LimitVerdict:
-        """Decides as the key's owner."""
-        # Those that are not reached have a part of their own.
+        """Decide as the key's owner."""
+        # The usage of unreachable replicas does not count, because they enforce a share of their own.
         apart = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
         uses = [self._ledger.use(ask.key_id, now), *self._reports.uses(ask.key_id, now, apart)]
         share = LimitShare() if ask.limits == Limits() else self.view.share
@@ -126,7 +127,7 @@ class PeerLimiter:
         return grant
 
     async def _ask(self, peer: Peer, ask: LimitRequest) -> Grant | Denial | None:
-        """What another replica says; None if it does not in time."""
+        """Ask another replica; None if it does not answer in time."""
         answer = peer.ask(ask, lambda verdict: self._begin(ask, verdict))
         try:
             await asyncio.wait({answer}, timeout=LONGEST_ASK_S)
@@ -135,7 +136,7 @@ class PeerLimiter:
                 self.settle(grant.id, 0, self._clock())
             raise
         finally:
-            # What is granted to nobody, or too late, is put right by the next statement.
+            # The next statement corrects grants that were not used, or came too late.
             if answer.cancel():
                 peer.tell(ask.key_id, soon=True)
         if answer.cancelled():
@@ -144,13 +145,13 @@ class PeerLimiter:
         return answer.result()
 
     def _peer(self, identity: str) -> Peer | None:
-        """A replica that is reached; None: this one, or one that is not."""
+        """Return the connection to a replica; None if it is this replica or unknown."""
         if identity == self.identity:
             return None
         return next((peer for peer in self._peers.values() if peer.identity == identity), None)
 
     def _tell(self, key_id: str) -> None:
-        """There is news of a key's use, for its owner; of an owner's, for who would come next."""
+        """Queue a statement of a key's usage for its owner, or if this is the owner, for the owner's successor."""
         for identity in self.view.order(key_id):
             if (peer := self._peer(identity)) is not None:
                 peer.tell(key_id, soon=identity == self.view.owner(key_id))
@@ -163,7 +164,7 @@ class PeerLimiter:
         return Message(self.identity, self._number, uses, asks)
 
     def _look(self) -> None:
-        """Looks which replicas there are; when others are reached than before, keys' new owners are told of them."""
+        """Update the view of the replicas. If the reached ones have changed, send all usage to the keys' owners."""
         now = self._clock()
         self._heard = {each: last for each, last in self._heard.items() if now - last[1] < SILENT_S}
         peers = {peer.identity or peer.address: peer for peer in self._peers.values()}
@@ -173,7 +174,7 @@ class PeerLimiter:
         if changed:
             self.view = View(self.identity, reached, len(peers) + 1)
             share = self.view.share
-            logger.info("%d of %d replicas reach each other, and share the limits of keys", share.parts, share.of)
+            logger.info("%d of %d replicas reach each other and share the keys' limits", share.parts, share.of)
         if changed or now - self._restated_at > _RESTATE_S:
             self._restated_at = now
             for key_id in self._ledger:

@@ -1,8 +1,7 @@
-"""What the clients of other replicas use, as each replica last said.
+"""Usage of other replicas' clients, from each replica's last statement.
 
-A statement is all that a replica knows of its own clients' use of a key. It takes the place of the one before, so what
-was lost on the way, or granted while nobody could be asked, is right again with the next. Times are said as ages: no
-two machines' clocks need agree.
+A statement has a replica's complete usage of a key and replaces the previous one. So the next statement corrects
+whatever was lost, or granted without the owner. Times are sent as ages, so clocks need not be synchronised.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any, Final
 
 from stoker_gateway.limits.key_usage import KeyUsage
 
-#: After how many seconds without a statement requests under way are taken to have ended.
+#: Seconds without a statement after which active requests count as ended.
 STALE_S: Final = 30.0
-#: Seconds between looks for what can be forgotten.
+#: Interval for dropping keys without usage, in seconds.
 _TIDY_S: Final = 60.0
 
 Statement = dict[str, Any]
 
 
 def statement(use: KeyUsage, now: float) -> Statement:
-    """What is said of a use."""
+    """Return the statement of a usage: ``[age in seconds, amount]`` pairs, and the number of active requests."""
     return {
         "requests": [[math.floor(age * 1000) / 1000, number] for age, number in use.requests.ages(now)],
         "tokens": [[math.floor(age * 1000) / 1000, number] for age, number in use.tokens.ages(now)],
@@ -31,7 +30,7 @@ def statement(use: KeyUsage, now: float) -> Statement:
 
 
 class PeerReports:
-    """What others said, by key and replica."""
+    """Other replicas' usage, by key and replica."""
 
     def __init__(self) -> None:
         self._uses: dict[str, dict[str, KeyUsage]] = {}
@@ -39,14 +38,14 @@ class PeerReports:
         self._tidied_at = 0.0
 
     def __len__(self) -> int:
-        """Of how many keys something is known."""
+        """Number of keys with usage."""
         return len(self._uses)
 
     def hear(self, replica: str, key_id: str, report: Statement, now: float) -> None:
-        """A replica says what its clients use of a key.
+        """Record a replica's statement of a key's usage.
 
         Raises:
-            KeyError, TypeError, ValueError: that is no statement.
+            KeyError, TypeError, ValueError: the statement is invalid.
         """
         use = KeyUsage()
         for minute, name in ((use.requests, "requests"), (use.tokens, "tokens")):
@@ -57,15 +56,15 @@ class PeerReports:
         self._reported_at[key_id, replica] = now
 
     def begin(self, replica: str, key_id: str, tokens: int, now: float) -> None:
-        """A request of a replica's clients begins, which it will say itself too."""
+        """Record the start of a replica's request, until the replica's next statement includes it."""
         self._uses.setdefault(key_id, {}).setdefault(replica, KeyUsage()).begin(tokens, now)
         self._reported_at[key_id, replica] = now
 
     def uses(self, key_id: str, now: float, without: Collection[str] = ()) -> list[KeyUsage]:
-        """What others' clients use of a key.
+        """Return the other replicas' usage of a key.
 
         Args:
-            without: replicas that do not count.
+            without: replicas to leave out.
         """
         self._tidy(now)
         return [use for replica, use in self._current(key_id, now).items() if replica not in without]

@@ -1,4 +1,4 @@
-"""Where a replica hears what others say and ask: one method of gRPC, with JSON in it."""
+"""gRPC server for messages of other replicas: one method with JSON payloads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import grpc
 
 from stoker_gateway.limits.messages import Message, MessageError, Reply
 
-#: Service and method.
+#: Names of the gRPC service and method.
 SERVICE: Final = "stoker.gateway.Limits"
 METHOD: Final = "Tell"
 
 
 class PeerServer:
-    """Hears other replicas.
+    """Receives messages of other replicas.
 
     Args:
-        token: that all replicas know; who does not say it is refused.
-        hear: what answers a message.
+        token: shared secret of all replicas; messages without it are rejected.
+        hear: processes a message and returns the reply.
     """
 
     def __init__(self, token: str, hear: Callable[[Message], Reply]) -> None:
@@ -31,13 +31,13 @@ class PeerServer:
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
 
     def listen(self, address: str) -> int:
-        """Takes connections at ``HOST:PORT``, once started; port 0 is any that is free.
+        """Bind ``HOST:PORT``; port 0 chooses a free one. The server accepts connections after `start`.
 
         Returns:
             the port.
 
         Raises:
-            OSError: it cannot be listened there.
+            OSError: the address cannot be bound.
         """
         try:
             return int(self._server.add_insecure_port(address))
@@ -45,17 +45,19 @@ class PeerServer:
             raise OSError(f"cannot listen for other replicas at {address}: {error}") from error
 
     async def start(self) -> None:
-        """Begins to hear."""
+        """Start to serve."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """Ends."""
+        """Stop at once."""
         await self._server.stop(0)
 
     async def _handle(self, data: bytes, context: Any) -> bytes:
         authorization = str(dict(context.invocation_metadata()).get("authorization", ""))
         if not hmac.compare_digest(authorization.encode(), self._expected):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "replicas of a gateway must have the same peer token")
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "all replicas of a gateway must have the same peer token"
+            )
         try:
             return self._hear(Message.decode(data)).encode()
         except MessageError as error:
@@ -64,5 +66,5 @@ class PeerServer:
 
 
 def credentials(token: str) -> str:
-    """What a replica says to prove that it is one."""
+    """Return the ``authorization`` metadata by which a replica authenticates itself."""
     return f"Bearer {token}"

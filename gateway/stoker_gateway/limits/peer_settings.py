@@ -1,4 +1,4 @@
-"""What can be chosen about replicas."""
+"""Settings of replicas."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """Who the other replicas are.
+    """Addresses of this replica and the others.
 
     Attributes:
-        listen: where they reach this one, ``HOST:PORT``.
-        token: that all replicas know.
-        addresses: of the others, ``HOST:PORT``.
-        service: a name whose addresses are all replicas', this one's own too, ``HOST:PORT``; None: `addresses` are all.
+        listen: address at which this replica listens for the others, ``HOST:PORT``.
+        token: shared secret of all replicas.
+        addresses: addresses of the others, ``HOST:PORT``.
+        service: ``HOST:PORT`` whose host resolves to all replicas, including this one; None: `addresses` are all.
     """
 
     listen: str

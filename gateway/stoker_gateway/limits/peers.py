@@ -1,4 +1,4 @@
-"""A replica's limits among those of others: what decides, and where others are heard."""
+"""The limits that a replica shares with others: its limiter, its server, and the discovery of other replicas."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from stoker_gateway.limits.peer_settings import PeerSettings
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between lookups of the others' addresses.
+#: Interval of lookups of the replicas' addresses, in seconds.
 _LOOK_UP_S: Final = 1.0
 
 
 class Peers:
-    """Limits that are kept together with other replicas. Lives in one event loop."""
+    """Limits shared with other replicas. Runs in one event loop."""
 
     def __init__(self, settings: PeerSettings) -> None:
         self._settings = settings
-        #: What decides.
+        #: The limiter that decides about requests.
         self.limiter = PeerLimiter(settings.token)
         self._server = PeerServer(settings.token, self.limiter.hear)
 
     async def start(self) -> None:
-        """Begins to speak with the others.
+        """Start to exchange messages with the others.
 
         Raises:
-            OSError: it cannot be listened where the settings say.
+            OSError: the address in the settings cannot be bound.
         """
         port = self._server.listen(self._settings.listen)
         await self._server.start()
         await self.limiter.set_peers(self._settings.addresses)
-        addresses = ", ".join(self._settings.addresses) or "nobody yet"
-        logger.info("limits are kept together with %s; other replicas are heard at port %d", addresses, port)
+        addresses = ", ".join(self._settings.addresses) or "no replica yet"
+        logger.info("the keys' limits are shared with %s; listening for other replicas on port %d", addresses, port)
 
     async def watch(self) -> NoReturn:
-        """Looks up who the others are, again and again. One that no name stands for is gone; where names are not
-        answered for, all stay who were there."""
+        """Resolve the replicas' addresses periodically. Replicas that are no longer listed are removed; if the name
+        cannot be resolved, the known ones are kept."""
         while True:
             if self._settings.service is not None:
                 try:
                     await self.limiter.set_peers(await _addresses(self._settings.service))
                 except OSError as error:
-                    logger.debug("%s cannot be looked up: %s", self._settings.service, error)
+                    logger.debug("%s cannot be resolved: %s", self._settings.service, error)
             await asyncio.sleep(_LOOK_UP_S)
 
     async def stop(self) -> None:
-        """Ends."""
+        """Stop the limiter and the server."""
         await self.limiter.close()
         await self._server.stop()
 
 
 async def _addresses(service: str) -> set[str]:
-    """``IP:PORT`` of all that a name stands for.
+    """Return ``IP:PORT`` of all addresses of a name.
 
     Raises:
-        OSError: nobody knows the name, or answers for names.
+        OSError: the name cannot be resolved.
     """
     host, _, port = service.rpartition(":")
     found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

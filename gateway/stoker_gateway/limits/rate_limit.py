@@ -1,4 +1,4 @@
-"""The rate limits of a key: whether a request may begin, by what is in use. Pure; `decide` is the decision."""
+"""The rate limits of a key: `decide` admits or rejects a request by the current usage. Pure code."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from stoker_gateway.limits.key_usage import KeyUsage
 from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, RateLimitStatus
 from stoker_gateway.limits.sliding_minute import SlidingMinute, until_empty, until_room
 
-#: When to try again, in seconds, where only the end of another request makes room.
+#: Retry-After in seconds, if only the end of another request can make room.
 SOON_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LimitShare:
-    """A part of each limit.
+    """Share of each limit that may be used.
 
     Attributes:
-        parts, of: ``parts / of``; never less than 1 of a limit that is not 0.
+        parts, of: the fraction ``parts / of``; the share of a limit that is not 0 is at least 1.
     """
 
     parts: int = 1
     of: int = 1
 
     def part(self, limit: int) -> int:
-        """The part of a limit."""
+        """Return the share of a limit."""
         return min(limit, max(1, limit * self.parts // self.of))
 
 
-#: All of it.
+#: The whole limit.
 ALL: Final = LimitShare()
 
 
 class _PerMinute(NamedTuple):
-    """A limit per minute, and what a request wants of it.
+    """A limit per minute, its usage, and the amount that a request needs.
 
     Attributes:
-        full_limit: of all replicas; None: unlimited.
-        minutes: what is used, by replica.
-        requested: how much the request wants.
+        full_limit: limit of all replicas together; None: unlimited.
+        minutes: usage by replica.
+        requested: amount that the request needs.
     """
 
     resource: Literal["requests", "tokens"]
@@ -52,11 +52,11 @@ class _PerMinute(NamedTuple):
 
     @property
     def used(self) -> int:
-        """How much was used in the last minute."""
+        """Amount used in the last minute."""
         return sum(minute.total for minute in self.minutes)
 
     def denial(self, share: LimitShare, now: float) -> Denial | None:
-        """Why the request may not begin; None: it may."""
+        """Return the reason to reject the request; None if it may start."""
         if self.full_limit is None:
             return None
         limit, used, requested = share.part(self.full_limit), self.used, self.requested
@@ -65,11 +65,11 @@ class _PerMinute(NamedTuple):
         if used + requested <= limit:
             return None
         room = until_room(self.minutes, requested, limit, now)
-        # What is more than a part of the limit may begin once the parts are one again.
+        # A request larger than the share may start once the replicas reach each other again.
         return Denial(self.resource, limit, used, requested, SOON_S if math.isinf(room) else room)
 
     def allowance(self, share: LimitShare, now: float, *, begins: bool) -> Allowance | None:
-        """What is left, by whether the request begins; None: unlimited."""
+        """Return what is left, with or without this request; None: unlimited."""
         if self.full_limit is None:
             return None
         limit, extra = share.part(self.full_limit), self.requested if begins else 0
@@ -80,18 +80,18 @@ class _PerMinute(NamedTuple):
 def decide(
     limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, share: LimitShare = ALL
 ) -> RateLimitStatus | Denial:
-    """Whether a request may begin, and how its key stands then. It may while
+    """Decide whether a request may start, and return its key's status. A request may start while
 
         requests of the last minute + 1                        ≤ requests_per_minute
-        tokens of the last minute + those that it reserves     ≤ tokens_per_minute
-        requests under way + 1                                 ≤ concurrency
+        tokens of the last minute + reserved tokens            ≤ tokens_per_minute
+        active requests + 1                                    ≤ concurrency
 
-    Of several limits that it would exceed, the denial names the one that takes longest to have room.
+    If the request would exceed several limits, the denial names the one that takes longest to have room.
 
     Args:
-        uses: all that counts against the limits, without what is older than a minute.
-        tokens: that the request reserves.
-        share: of the limits, that may be used.
+        uses: all usage that counts against the limits, without usage that is older than a minute.
+        tokens: number of tokens that the request reserves.
+        share: share of the limits that may be used.
     """
     requests_a_minute = _PerMinute("requests", limits.requests_per_minute, [use.requests for use in uses], 1)
     tokens_a_minute = _PerMinute("tokens", limits.tokens_per_minute, [use.tokens for use in uses], tokens)

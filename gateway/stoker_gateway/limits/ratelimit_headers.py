@@ -1,4 +1,4 @@
-"""How a key stands with its limits, as clients are told: OpenAI's ``x-ratelimit-*`` headers.
+"""Status of a key's rate limits as response headers: OpenAI's ``x-ratelimit-*``.
 
 https://platform.openai.com/docs/guides/rate-limits
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-#: All headers there are.
+#: Names of all headers.
 HEADERS: Final = tuple(
     f"x-ratelimit-{field}-{resource}"
     for resource in ("requests", "tokens")
@@ -19,11 +19,12 @@ HEADERS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What is left of one limit.
+    """Status of one limit.
 
     Attributes:
-        limit: in a minute.
-        reset_s: in how many seconds all of it is there again, if nothing is used meanwhile.
+        limit: limit per minute.
+        remaining: amount that is left.
+        reset_s: seconds until the whole limit is available again, if nothing is used meanwhile.
     """
 
     limit: int
@@ -33,13 +34,13 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class RateLimitStatus:
-    """How a key stands; None where it has no such limit."""
+    """Status of a key's limits; None for a limit that it does not have."""
 
     requests: Allowance | None = None
     tokens: Allowance | None = None
 
     def headers(self) -> dict[str, str]:
-        """As clients are told."""
+        """Return the response headers."""
         headers: dict[str, str] = {}
         for resource, allowance in (("requests", self.requests), ("tokens", self.tokens)):
             if allowance is not None:
@@ -51,10 +52,11 @@ class RateLimitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A request may begin.
+    """Admission of a request.
 
     Attributes:
-        id: by which it is settled when it has ended.
+        id: id for settling the request when it has ended.
+        standing: status of the key's limits.
     """
 
     id: str
@@ -63,14 +65,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A request may not begin.
+    """Rejection of a request.
 
     Attributes:
-        what: the limit that it would exceed.
-        limit: how much that is; of two replicas that do not reach each other, each one's part.
-        used: how much of it is in use.
-        requested: how much more the request wants.
-        retry_after_s: when there is room; None: never, since the request alone is more than the limit.
+        what: limit that the request would exceed.
+        limit: value of the limit; while replicas do not reach each other, this replica's share of it.
+        used: amount in use.
+        requested: amount that the request needs.
+        retry_after_s: seconds until there is room; None: never, because the request alone exceeds the limit.
+        standing: status of the key's limits.
     """
 
     what: Literal["requests", "tokens", "concurrency"]
@@ -82,7 +85,7 @@ class Denial:
 
 
 def duration(seconds: float) -> str:
-    """A duration as OpenAI writes it: ``12ms``, ``8.64s``, ``6m0s``; rounded up to a millisecond."""
+    """Format a duration as OpenAI does: ``12ms``, ``8.64s``, ``6m0s``; rounded up to a millisecond."""
     milliseconds = math.ceil(round(seconds * 1000, 3))
     if milliseconds < 1000:
         return f"{milliseconds}ms" if milliseconds else "0s"

@@ -1,8 +1,8 @@
-"""Which replicas of the gateway decide about which keys, and how much of a limit they may give. Pure.
+"""Ownership of keys among the gateway's replicas, and the share of a limit that they may use. Pure code.
 
-Each key has an owner among the replicas that reach each other, whom the others ask. Together these may give as large a
-part of each limit as they are of all replicas: cut off from each other, each side has its part. A replica that is not
-heard keeps its part, since it may be serving others.
+Each key has an owner among the replicas that reach each other. Together they may use the fraction of each limit that
+corresponds to their fraction of all replicas, so after a network partition each side has its share. An unreachable
+replica keeps its share, because it may still serve clients.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stoker_gateway.scheduling.rendezvous import Rendezvous
 
 
 class View:
-    """What one replica sees.
+    """One replica's view of all replicas.
 
     Args:
-        me: itself.
-        reached: the others that it reaches.
-        number: how many there are, itself and those that it does not reach included.
+        me: identity of this replica.
+        reached: identities of the others that it reaches.
+        number: number of all replicas, including itself and unreachable ones.
     """
 
     def __init__(self, me: str, reached: Iterable[str] = (), number: int = 1) -> None:
@@ -29,21 +29,21 @@ class View:
         self.reached = frozenset(reached) - {me}
         self.number = max(number, len(self.reached) + 1)
         self._rendezvous = Rendezvous({me, *self.reached})
-        #: A key's owner, and who comes next: another replica that knows what the owner's clients use, if there is one.
+        #: Returns a key's owner, and its successor if there is one: a replica that knows the owner's usage.
         self.order = lru_cache(maxsize=4096)(self._order)
 
     @property
     def share(self) -> LimitShare:
-        """What those who reach each other may give."""
+        """Share of each limit for the replicas that reach each other."""
         return LimitShare(len(self.reached) + 1, self.number)
 
     @property
     def share_alone(self) -> LimitShare:
-        """What it may give without asking anybody."""
+        """Share of each limit that this replica may use without asking the owner."""
         return LimitShare(1, self.number)
 
     def owner(self, key_id: str) -> str:
-        """Who decides about a key."""
+        """Return the identity of the key's owner."""
         return self.order(key_id)[0]
 
     def _order(self, key_id: str) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""What servers report of themselves: each is polled in turn."""
+"""Polling of the servers' readiness and load."""

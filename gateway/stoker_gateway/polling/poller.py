@@ -1,12 +1,12 @@
-"""How servers do: each is asked in turn, all the time, by one thread that knows what that costs.
+"""Polls the servers' readiness and load in a thread that limits its own CPU time.
 
-A server is asked whether it wants requests (``/ready``, or ``/health`` where there is no such path) and, if so, what
-it has to do (``/metrics``, by vLLM's names). Asking is spread evenly over a period, which stretches so that it takes at
-most a tenth of a core, however many servers there are. The thread exists for that: its processor time is what asking
-costs, and nothing else.
+The poller asks each server whether it accepts requests (``/ready``, or ``/health`` if that path does not exist) and, if
+so, for its load (``/metrics``, with vLLM's names). Polls are spread evenly over a period, which grows with the number
+of servers so that polling takes at most a tenth of a core. Polling has its own thread so that the thread's CPU time is
+the cost of polling.
 
-A server that does not answer is *lost* after some times in a row, or once it has been silent for some seconds, as one
-that is frozen: it then counts as not ready, until it answers.
+A server is *lost* after several polls in a row without an answer, or after some seconds of silence, for example if its
+process is frozen. It then counts as not ready until it answers.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ import aiohttp
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.scheduling.load import ServerLoad
 
-#: The part of a core that asking may take; passing on what was heard takes some more in the thread that hears it.
+#: Fraction of a core that polling may take; processing the results takes some more in the event loop's thread.
 CORE_SHARE: Final = 0.08
 
-#: Seconds between two times a server is asked, if there are few.
+#: Minimum interval of polls of a server, in seconds.
 SHORTEST_PERIOD_S: Final = 1.0
 
-#: The same, for servers that requests wait for; and how many of these are asked so often.
+#: Interval of polls of servers that requests wait for, in seconds; and the maximum number of such servers.
 AWAITED_PERIOD_S: Final = 0.2
 MAX_AWAITED: Final = 32
 
-#: Processor seconds that asking a server is taken to cost until it is known.
+#: Assumed CPU seconds of a poll until the cost is measured.
 FIRST_COST_S: Final = 0.001
 
-#: Seconds a server has to answer.
+#: Timeout of a poll, in seconds.
 TIMEOUT_S: Final = 3.0
 
-#: After so many times without an answer a server is lost.
+#: Number of consecutive polls without an answer after which a server is lost.
 LOST_AFTER: Final = 3
 
-#: A server that has been asked so many seconds ago, and has not answered since, is lost too. It is looked for once a
-#: period, so a frozen one is lost some five seconds after its last answer.
+#: A server is also lost if it has not answered for this many seconds since its first unanswered poll. This is checked
+#: once a period, so a frozen server is lost about five seconds after its last answer.
 SILENT_S: Final = 3.5
 
-#: Seconds between two times a server is asked for its models, while it is ready.
+#: Interval of requests for the models of a ready server, and their timeout, in seconds.
 MODELS_S: Final = 30.0
 MODELS_TIMEOUT_S: Final = 1.0
-#: The same, while it does not answer, or not to the key that servers are to want now.
+#: The interval while the server does not answer, or does not accept the current key.
 SOON_S: Final = 3.0
 
-#: Bytes of an answer beyond which nothing is read from it.
+#: Maximum size of a response in bytes; larger ones are discarded.
 MAX_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True)
 class PollResult:
-    """What came of asking a server.
+    """Result of a poll.
 
     Attributes:
-        server: its address.
-        load: what it says; None if it did not answer.
-        sent_at: when it was asked, by the event loop's clock (`time.monotonic`).
-        answered: whether it answered at all.
+        server: address of the server.
+        load: the server's report, or not ready if the server is lost; None if it did not answer and is not lost.
+        sent_at: time of the poll, by the event loop's clock (`time.monotonic`).
+        answered: whether the server answered.
     """
 
     server: str
@@ -76,12 +76,12 @@ class PollResult:
 
 
 class Poller:
-    """Asks servers how they do.
+    """Polls servers.
 
     Args:
-        ask: asks one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
-        hear: told what came of it.
-        cpu_s: the processor seconds spent so far on all this.
+        ask: polls one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
+        hear: called with each result.
+        cpu_s: returns the CPU seconds that polling has used so far.
     """
 
     def __init__(
@@ -104,19 +104,19 @@ class Poller:
 
     @property
     def period_s(self) -> float:
-        """Seconds between two times a server is asked."""
+        """Interval of polls of a server, in seconds."""
         return max(SHORTEST_PERIOD_S, len(self._servers) * self._cost_s / CORE_SHARE)
 
     def set_servers(self, servers: Iterable[str]) -> None:
-        """These are all there are, from the next period on. May be called by any thread."""
+        """Set the servers, from the next period on. Thread-safe."""
         self._servers = tuple(dict.fromkeys(servers))
 
     def set_awaited(self, servers: Iterable[str]) -> None:
-        """Requests wait for these: they are asked more often, if they are few. May be called by any thread."""
+        """Set the servers that requests wait for; the first `MAX_AWAITED` are polled more often. Thread-safe."""
         self._awaited = tuple(dict.fromkeys(servers))[:MAX_AWAITED]
 
     async def run(self) -> None:
-        """Asks until it is cancelled."""
+        """Poll until cancelled."""
         awaited = asyncio.get_running_loop().create_task(self._ask_awaited())
         try:
             await self._ask_all()
@@ -144,7 +144,8 @@ class Poller:
             for number, server in enumerate(servers):
                 await asyncio.sleep(began + period * number / len(servers) - loop.time())
                 if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
-                    # As of then, so that a late answer still counts; and once, until it answers.
+                    # Reported with the time of the first unanswered poll, so that a late answer still counts; and only
+                    # once until the server answers.
                     self._silent_since[server] = math.inf
                     self._hear(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
                 self._start_asking(server)
@@ -163,7 +164,7 @@ class Poller:
 
     async def _ask_one(self, server: str) -> None:
         sent_at = asyncio.get_running_loop().time()
-        self._silent_since.setdefault(server, sent_at)  # infinite: it is lost for that
+        self._silent_since.setdefault(server, sent_at)  # infinite if the server is already lost for silence
         load: ServerLoad | None
         answered = False
         try:
@@ -181,29 +182,29 @@ class Poller:
         self._hear(PollResult(server, load, sent_at, answered))
 
 
-#: Told a server's address, its answer to ``GET /v1/models``, and the ``Authorization`` that it answered to, if any.
+#: Called with a server's address, its response to ``GET /v1/models``, and the ``Authorization`` that it accepted.
 HearModels = Callable[[str, bytes, str], None]
 
 
 class HttpAsker:
-    """Asks servers over HTTP, on connections that stay open. To be used inside one event loop, as a context.
+    """Polls servers over HTTP, on persistent connections. An async context manager, used in one event loop.
 
     Args:
-        hear_models: told now and then what a server that is ready says of its models; see `HearModels`.
+        hear_models: called periodically with the models of ready servers; see `HearModels`.
     """
 
     def __init__(self, hear_models: HearModels | None = None) -> None:
         self._hear_models = hear_models
-        #: By server, when it is next asked for its models, and what it was told in ``Authorization`` the last time.
+        #: Server → time of the next request for its models, and the ``Authorization`` candidates of the last one.
         self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
-        #: By server, the number of the ``Authorization`` to begin with, where there was no time for all of them.
+        #: Server → index of the ``Authorization`` to begin with, if the time did not suffice for all candidates.
         self._first: dict[str, int] = {}
         self._authorizations: Mapping[str, tuple[str, ...]] = {}
 
     def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
-        """This is what servers may want to be told in ``Authorization`` where they are asked for their models, the
-        likeliest first. A server that was not among them is asked at once. May be called by any thread."""
+        """Set the ``Authorization`` candidates of each server for requests for its models, the likeliest first. New
+        servers are asked for their models at once. Thread-safe."""
         self._authorizations = dict(authorizations)
         for server in set(self._models_at) - authorizations.keys():
             self._models_at.pop(server, None)
@@ -221,7 +222,7 @@ class HttpAsker:
         await self._session.close()
 
     async def __call__(self, server: str) -> ServerLoad:
-        """What a server says; see `Poller`."""
+        """Poll a server; see `Poller`."""
         async with asyncio.timeout(TIMEOUT_S):
             status = 404
             if server not in self._without_ready:
@@ -230,7 +231,7 @@ class HttpAsker:
                 self._without_ready.add(server)
                 status, _ = await self._get(server, "/health")
             if status != 200:
-                self._without_ready.discard(server)  # whatever comes next by this address may have it
+                self._without_ready.discard(server)  # the next process at this address may have the path
                 self._models_at.pop(server, None)
             if status >= 500:
                 return ServerLoad(ready=False, counted=False)
@@ -258,11 +259,11 @@ class HttpAsker:
                         break
                 if number == 0 or len(authorizations) == 1:
                     self._models_at[server] = now + MODELS_S, authorizations
-        except TimeoutError:  # how it does is known without
+        except TimeoutError:  # the poll continues without the models
             self._first[server] = number + (number == first)
 
     async def _get(self, server: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-        """The status and the body of an answer; no body if it is too large."""
+        """Return the status and the body of a response; the body is empty if it is too large."""
         async with self._session.get(f"http://{server}{path}", headers=headers, allow_redirects=False) as response:
             parts, size = list[bytes](), 0
             async for part in response.content.iter_any():
@@ -275,9 +276,9 @@ class HttpAsker:
 
 
 def read_metrics(text: bytes) -> ServerLoad:
-    """Reads a server's load from its metrics; not counted if they do not say it, or say nonsense.
+    """Return a server's load from its metrics; not `counted` if they are absent or invalid.
 
-    With several engines behind one address, requests add up and the use of their caches is averaged.
+    For several engines behind one address, requests are summed and the usage of their KV caches is averaged.
     """
     text = b"\n" + text
     running, waiting = _values(text, b"vllm:num_requests_running"), _values(text, b"vllm:num_requests_waiting")
@@ -288,7 +289,8 @@ def read_metrics(text: bytes) -> ServerLoad:
 
 
 def _values(text: bytes, name: bytes) -> list[float]:
-    """The values of all series of a metric, NaN for what is no number. Found by name, as most lines are others."""
+    """Return the values of all series of a metric, NaN for invalid ones. It searches for the name instead of parsing
+    all lines, because most lines belong to other metrics."""
     values = list[float]()
     at = text.find(b"\n" + name)
     while at >= 0:
@@ -296,7 +298,7 @@ def _values(text: bytes, name: bytes) -> list[float]:
         series = text[at + 1 + len(name) : end if end >= 0 else len(text)]
         if series[:1] == b"{":
             series = series[series.rfind(b"}") + 1 :]
-        if series[:1] in (b" ", b"\t"):  # else it is another metric, whose name begins alike
+        if series[:1] in (b" ", b"\t"):  # otherwise another metric whose name has this prefix
             try:
                 values.append(float(series.split()[0]))
             except (ValueError, IndexError):
@@ -306,11 +308,11 @@ def _values(text: bytes, name: bytes) -> list[float]:
 
 
 class PollerThread:
-    """A poller in a thread of its own, which tells what it hears in the event loop that started it.
+    """A poller in its own thread, which reports its results in the event loop that created it.
 
     Args:
-        hear: called in that loop.
-        hear_models: in the same way; see `HttpAsker`.
+        hear: called in that loop with each result.
+        hear_models: called in that loop; see `HttpAsker`.
     """
 
     def __init__(self, hear: Callable[[PollResult], None], hear_models: HearModels | None = None) -> None:
@@ -325,26 +327,26 @@ class PollerThread:
         self._thread = threading.Thread(target=self._main, name="polling", daemon=True)
 
     def start(self) -> None:
-        """Begins to ask."""
+        """Start to poll."""
         self._thread.start()
 
     async def watch(self) -> NoReturn:
-        """Waits until it does not ask any more though nobody stopped it.
+        """Wait until the thread fails.
 
         Raises:
-            GatewayError: that is so.
+            GatewayError: the thread has ended with an unexpected error.
         """
         await asyncio.shield(self._failure)
         raise AssertionError("it has no result")
 
     async def stop(self) -> None:
-        """Asks no more, and returns when the thread has ended."""
-        with suppress(RuntimeError):  # it has ended
+        """Stop polling, and return when the thread has ended."""
+        with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
         await asyncio.to_thread(self._thread.join)
 
     def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
-        """What servers may want to be told in ``Authorization``, by their addresses; see `HttpAsker`."""
+        """Set the ``Authorization`` candidates of each server; see `HttpAsker`."""
         self._asker.ask_as(authorizations)
 
     def _pass_models_on(self, server: str, answer: bytes, authorization: str) -> None:
@@ -366,7 +368,7 @@ class PollerThread:
         except asyncio.CancelledError:
             pass
         except Exception as error:
-            failure = GatewayError(f"the servers are no longer asked how they do: {error!r}")
+            failure = GatewayError(f"polling the servers failed: {error!r}")
             failure.__cause__ = error
             self._owner.call_soon_threadsafe(self._failure.set_exception, failure)
         finally:

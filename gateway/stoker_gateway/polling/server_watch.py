@@ -1,4 +1,4 @@
-"""Log lines about servers that are lost and come back. What each request is told meanwhile is the picker's to say."""
+"""Logging of servers that are lost or recover."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ State = Literal["serves", "says no load", "is not ready", "does not answer"]
 
 
 class ServerWatch:
-    """Says once what has changed with each server.
+    """Logs each change of a server's state once.
 
     Args:
-        model_registry: which servers there are.
+        model_registry: the models and their servers.
     """
 
     def __init__(self, model_registry: ModelRegistry | None = None) -> None:
         self._models: dict[str, list[str]] = {}
         self._states: dict[str, State] = {}
-        #: Servers of endpoints with scaling, which are known before they have started.
+        #: Servers of endpoints with scaling, which are listed before they have started.
         self._may_start: set[str] = set()
         self.set_model_registry(model_registry or ModelRegistry())
 
     def set_model_registry(self, model_registry: ModelRegistry) -> None:
-        """These are all servers there are, from now on."""
+        """Set the models and their servers."""
         self._models = {}
         self._may_start = set()
         for name, endpoint in model_registry.endpoints.items():
@@ -40,9 +40,9 @@ class ServerWatch:
             del self._states[departed]
 
     def heard(self, heard: PollResult) -> None:
-        """A server was asked."""
+        """Process the result of a poll."""
         if heard.load is None or heard.server not in self._models:
-            return  # a single time says little; or it is gone
+            return  # a single poll without an answer, or the server was removed
         state: State = "serves"
         if not heard.load.ready:
             state = "is not ready" if heard.answered else "does not answer"
@@ -51,14 +51,17 @@ class ServerWatch:
         starts = heard.server in self._may_start and heard.server not in self._states
         previous = self._states.get(heard.server, "serves")
         if starts and not heard.load.ready:
-            return  # it has not been ready yet
+            return  # the server is starting
         self._states[heard.server] = state
         if state == previous:
             return
         description = f"{heard.server} ({', '.join(self._models[heard.server])})"
         if state == "is not ready" or state == "does not answer":
-            logger.warning("%s %s: it gets no requests until it does", description, state)
+            logger.warning("%s %s: it gets no requests until it is ready again", description, state)
         elif previous == "is not ready" or previous == "does not answer":
             logger.info("%s is back", description)
         if state == "says no load":
-            logger.warning("%s has no metrics with vLLM's names: what it was sent is counted instead", description)
+            logger.warning(
+                "%s has no metrics with vLLM's names: its load is estimated from the requests that it was sent",
+                description,
+            )

@@ -1,4 +1,4 @@
-"""What Envoy and the picker say to each other: names of headers and metadata by the endpoint-picker protocol, and ours.
+"""Headers and metadata between Envoy, the picker and engines: names of the endpoint-picker protocol, and Stoker's own.
 
 https://github.com/kubernetes-sigs/gateway-api-inference-extension, proposal 004
 """
@@ -7,37 +7,38 @@ from __future__ import annotations
 
 from typing import Final
 
-#: The header, and the key of the metadata, that say the servers: ``IP:PORT``, several with commas, best first.
+#: Header and metadata key with the chosen servers: ``IP:PORT``, separated by commas, best first.
 DESTINATION: Final = "x-gateway-destination-endpoint"
-#: The dynamic metadata that says the same.
+#: Namespace of the dynamic metadata with the same value.
 DESTINATION_METADATA: Final = "envoy.lb"
-#: The metadata that says among which servers the picker has to choose.
+#: Namespace of the metadata with the servers among which the picker must choose.
 SUBSET_METADATA: Final = "envoy.lb.subset_hint"
-#: The header that says whose servers they are: a cluster of Envoy's.
+#: Header with the Envoy cluster of the chosen servers.
 CLUSTER: Final = "x-stoker-cluster"
-#: How the details of an answer of the picker's own begin (``ImmediateResponse.details``).
+#: Prefix of the details of the picker's own responses (``ImmediateResponse.details``).
 PICKER_DETAILS: Final = "picker"
-#: The dynamic metadata by which the picker says what it knows of a request that it routed. In it: who asked,
-#: for which model, and the pick's number.
+#: Namespace of the dynamic metadata about a routed request. Its fields: id of the client's key, model, number of the
+#: pick.
 METADATA: Final = "stoker"
 KEY: Final = "key"
 MODEL: Final = "model"
 PICK: Final = "pick"
-#: What limits reserved for it, and how many tokens its prompt may have.
+#: Further fields: id of the limits' reservation, and estimated prompt tokens.
 GRANT: Final = "grant"
 ESTIMATE: Final = "estimate"
-#: The request header by which an engine is asked to say what it has counted so far in each event of a stream.
+#: Request header that makes an engine report its token counts so far in each event of a stream.
 USAGE_HEADER: Final = "x-stoker-usage"
-#: The request header by which an engine is told what to call the response that it makes and keeps.
+#: Request header with the id under which an engine stores its response.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
-#: The header of an engine's answer that says that nothing of the request was started: another server may be asked.
+#: Response header of an engine that has not started the request, so another server may be tried.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
-#: The header of an answer that says for how many seconds the request was held until a server was ready; also the key of
-#: the picker's metadata that says the same.
+#: Response header with the seconds for which the request was held until a server was ready; also the key of the same
+#: value in the picker's metadata.
 HELD_HEADER: Final = "x-stoker-held-seconds"
-#: The dynamic metadata where Envoy keeps what answers say of their tokens (``envoy/usage.lua``): objects as text. Whose
-#: they are: our engine's so far; OpenAI's and Anthropic's; of OpenAI's responses; of Anthropic's first event.
+#: Namespace of the dynamic metadata with the token usage in responses (``envoy/usage.lua``): JSON objects as text. The
+#: fields of `USAGES`: the counts so far of Stoker's engine; OpenAI's and Anthropic's ``usage``; the one in OpenAI's
+#: ``response``; the one in Anthropic's first event.
 USAGE_METADATA: Final = "stoker.usage"
-#: What is there too if the answer says nothing but an error, or said one before anything else.
+#: Further field: set if the response has only an error, or begins with one.
 FAILED: Final = "failed"
 USAGES: Final = ("stoker_usage", "usage", "response", "message")

@@ -1,7 +1,7 @@
-"""The paths that clients reach: one list, by which Envoy routes and the picker decides, reserves and counts.
+"""The paths that clients may use: a single list for Envoy's routes and for the picker's routing and accounting.
 
-They are exact. A path that a server would take for one of these, as with a slash at its end, is none of them, since
-what is counted by a path must not be reachable by another.
+Paths must match exactly. A variant that a server would accept, such as one with a trailing slash, is rejected, because
+it would bypass the accounting.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from __future__ import annotations
 from typing import Final
 
 MODELS: Final = "/v1/models"
-#: What paths and fields there are, as a server says.
+#: The OpenAPI schema of a server.
 SCHEMA: Final = "/openapi.json"
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 
-#: Their answers cost tokens, even if they do not say how many; they compute a prompt, and so leave a prefix behind.
+#: Paths that generate text: they use tokens even if the response has no usage, and fill the prefix cache.
 GENERATING: Final = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
-#: They compute nothing.
+#: Paths that use no tokens.
 FREE: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-#: Their bodies are forms, with a file; their answers are text that is generated.
+#: Paths whose bodies are forms with a file, and whose responses are generated text.
 FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-#: Of other servers; they cost what their answers say.
+#: Paths of other servers; they use the tokens that their responses report.
 OTHERS: Final = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/audio/speech", "/v1/images/generations"})
-#: To all of these a body is posted that names a model.
+#: All paths for POST requests whose body names a model.
 POSTED: Final = GENERATING | FREE | FORMS | OTHERS
 
-#: What is asked of a response, after its id.
+#: Path segments that may follow the id of a response.
 _OF_A_RESPONSE: Final = ("", "input_items", "cancel")
 
 
 def response_id(path: str) -> str | None:
-    """Which response a path below /v1/responses is about, as the path has it; None if it is no such path."""
+    """Return the response id in a path below /v1/responses, still percent-encoded; None for other paths."""
     prefix, _, tail = path.partition(f"{RESPONSES}/")
     name, _, resource = tail.partition("/")
     return name if not prefix and name and resource in _OF_A_RESPONSE else None

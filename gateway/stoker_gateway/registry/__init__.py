@@ -1,1 +1,1 @@
-"""Which models are served, and by which servers."""
+"""The registry of served models and their servers."""

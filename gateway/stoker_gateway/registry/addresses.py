@@ -1,17 +1,17 @@
-"""Where something listens."""
+"""Helpers for listening addresses."""
 
 from __future__ import annotations
 
 import socket
 from typing import Final
 
-#: Every address, of IPv6 and IPv4.
+#: All addresses, IPv6 and IPv4.
 EVERY: Final = "::"
 _EVERY_IPV4: Final = "0.0.0.0"
 
 
 def usable(host: str) -> str:
-    """`host`, or all addresses of IPv4 where it means every address and the kernel has no IPv6."""
+    """Return `host`; if it is `EVERY` and the kernel has no IPv6, return the address for all of IPv4."""
     if host != EVERY:
         return host
     try:
@@ -23,10 +23,10 @@ def usable(host: str) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at an address; at every one, if it is `EVERY`.
+    """Return a socket bound to an address; `EVERY` includes IPv4.
 
     Raises:
-        OSError: nothing can listen there, as where something does.
+        OSError: the address cannot be bound, for example because it is in use.
     """
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -41,14 +41,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def check_free(host: str, port: int) -> None:
-    """Envoy would share a port with another Envoy, and requests would go to either.
+    """Check that an address is free. Otherwise Envoy would share the port with another Envoy, and requests would go to
+    either.
 
     Raises:
-        OSError: nothing can listen there, as where something does.
+        OSError: the address cannot be bound, for example because it is in use.
     """
     bind(host, port).close()
 
 
 def netloc(host: str, port: int) -> str:
-    """Host and port as a URL has them."""
+    """Return host and port in the form of a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,7 @@
-"""Which models there are, and which servers they have.
+"""The models and their servers.
 
-A model registry is a value: whoever learns something new (from a command line, from the API server's watches) makes
-another one, which goes to Envoy's configuration and to the picker.
+A model registry is immutable. A change, from the command line or the API server, creates a new one, which is passed to
+Envoy's configuration and to the picker.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from dataclasses import dataclass, field
 
 
 class Phase(enum.Enum):
-    """What the operator lets an endpoint with scaling do; the values are those of its status."""
+    """Phase of an endpoint with scaling, set by the operator; the values are those of its status."""
 
     ACTIVE = "Active"
-    """Its servers get requests."""
+    """The endpoint's servers get requests."""
     DRAINING = "Draining"
-    """Its servers get no new requests, so that they can be removed."""
+    """The endpoint's servers get no new requests, so that they can be removed."""
     ZERO = "Zero"
-    """It has no servers, or those that it has are leaving."""
+    """The endpoint has no servers, or they are being removed."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """How an endpoint is scaled, as far as it concerns the gateway: by the operator, or by an autoscaler of its own.
+    """Scaling of an endpoint by the operator or by an autoscaler of its own, as far as it concerns the gateway.
 
     Attributes:
-        namespace, name: the InferenceEndpoint's. It may have several served names, which share this.
-        hold_s: for how many seconds a request waits for a server that is ready.
-        drain: the word by which the operator announces that the servers are to be removed; empty: none.
-        start_failure: why its servers do not start, in words for clients; empty: nothing is known to be wrong.
+        namespace, name: the InferenceEndpoint. It may have several served names, which share this object.
+        hold_s: maximum time that a request waits for a ready server, in seconds.
+        phase: current phase.
+        drain: id of the operator's announcement that the servers will be removed; empty: none.
+        start_failure: reason, shown to clients, why the servers do not start; empty: no failure is known.
     """
 
     namespace: str
@@ -44,27 +45,26 @@ class Scaling:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells the InferenceEndpoint from others."""
+        """Namespace and name of the InferenceEndpoint."""
         return self.namespace, self.name
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Servers of one model, any of which may answer a request.
+    """Equivalent servers of one model.
 
     Attributes:
-        name: the model's served name, as requests say it; slashes are allowed.
-        cluster: Envoy's name for these servers: unique, and safe in file names and metrics.
-        servers: their addresses, ``IP:PORT`` (``[IP]:PORT`` for IPv6).
-        session_header: the request header, in lower case, whose value keeps a session with one server.
-        authorization: what its servers are told in ``Authorization`` where the gateway's own keys are in force; None:
-            nothing. A secret.
-        earlier_authorizations: what they were told before, the latest first: servers that read their key when they
-            start want it until they are restarted. Secrets.
-        created: when it came to be, as far as clients are told: seconds since 1970.
-        refusal: why none of its servers gets requests though it has some, in words for clients; None: they get them.
+        name: served name of the model, the field ``model`` of requests; it may contain slashes.
+        cluster: name of the Envoy cluster: unique, and safe in file names and metrics.
+        servers: addresses, ``IP:PORT`` (``[IP]:PORT`` for IPv6).
+        session_header: request header that identifies a session, in lower case; None: none.
+        authorization: ``Authorization`` for the servers if the gateway requires keys of its own; None: none. Secret.
+        earlier_authorizations: previous values, the latest first. A server that reads its key only at start needs the
+            one of that time until it is restarted. Secret.
+        created: creation time for clients, in seconds since 1970.
+        refusal: reason, shown to clients, why its servers get no requests; None: they get requests.
         scaling: how it is scaled; None: it is not, and requests are not held.
-        resource: namespace and name of the InferenceEndpoint; None: it is none.
+        resource: namespace and name of the InferenceEndpoint; None: there is none.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Endpoint:
 
     @property
     def authorizations(self) -> tuple[str, ...]:
-        """All that its servers may want to be told, the current one first; empty text: nothing."""
+        """All values that its servers may accept, the current one first; empty: no ``Authorization``."""
         return (self.authorization or "", *self.earlier_authorizations)
 
 
@@ -92,5 +92,5 @@ class ModelRegistry:
 
 
 def cluster_name(text: str) -> str:
-    """What Envoy calls the servers that this text names: safe in file names and metrics, and another for each text."""
+    """Return the name of the Envoy cluster for a served name: unique, and safe in file names and metrics."""
     return f"{re.sub('[^a-z0-9]+', '-', text.lower())[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

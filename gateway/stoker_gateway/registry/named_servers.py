@@ -1,7 +1,7 @@
-"""Servers that a command line names by host: a name may have several addresses, and others later.
+"""Servers that the command line gives by host name. A name may have several addresses, and they may change.
 
-All of a name's addresses are servers. It is looked up again now and then, and at once when none of a model's servers
-answers: behind a headless Service, or where a machine came back by another address, that is how the new ones are found.
+Each address of a name is a server. Names are resolved periodically, and sooner if none of a model's servers answers. So
+the gateway finds the new addresses of a headless Service, or of a machine whose address has changed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from stoker_gateway.registry.model_registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks at the names, and between those while servers of a model are all lost.
+#: Interval of lookups in seconds: normally, and while all servers of a model are lost.
 LOOKUP_S: Final = 30.0
 SOON_S: Final = 1.0
 
 
 def addresses_of(host: str, port: int | None) -> tuple[str, ...]:
-    """All IP addresses of a host: those of IPv4 if it has both kinds, which are the same machines.
+    """Return all IP addresses of a host; only the IPv4 ones if it has both kinds, since they are the same machines.
 
     Raises:
-        OSError, UnicodeError: it has none.
+        OSError, UnicodeError: the host has no address.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     of_4 = [str(each[4][0]) for each in found if each[0] == socket.AF_INET]
@@ -38,12 +38,12 @@ def addresses_of(host: str, port: int | None) -> tuple[str, ...]:
 
 @dataclass
 class NamedServers:
-    """The hosts and ports of each model, and where they are.
+    """Hosts and ports of each model, and their addresses.
 
     Attributes:
-        hosts: served name → hosts with ports; an IP address is its own.
-        look_up: all addresses of a host.
-        known: what was last found.
+        hosts: served name → hosts and ports; a host may be an IP address.
+        look_up: returns all addresses of a host.
+        known: addresses of the last successful lookup.
     """
 
     hosts: Mapping[str, Sequence[tuple[str, int]]]
@@ -52,14 +52,14 @@ class NamedServers:
 
     @property
     def are_names(self) -> bool:
-        """Whether there is anything to look up again."""
+        """Whether any host is a name that can change its addresses."""
         return any(not _is_address(host) for hosts in self.hosts.values() for host, _ in hosts)
 
     def servers(self) -> dict[str, tuple[str, ...]]:
-        """Looks up where each model's servers are. A name that has no address now keeps those that it had.
+        """Resolve the hosts, and return each model's servers. A name that cannot be resolved keeps its last addresses.
 
         Raises:
-            OSError, UnicodeError: a name has none, and had none.
+            OSError, UnicodeError: a name cannot be resolved, and never was.
         """
         for host in dict.fromkeys(each for hosts in self.hosts.values() for each in hosts):
             try:
@@ -67,7 +67,7 @@ class NamedServers:
             except (OSError, UnicodeError) as error:
                 if host not in self.known:
                     raise
-                logger.warning("%s cannot be looked up; what was found before stays: %s", host[0], error)
+                logger.warning("%s cannot be resolved; the addresses found before stay in use: %s", host[0], error)
         return {
             name: tuple(dict.fromkeys(netloc(address, host[1]) for host in hosts for address in self.known[host]))
             for name, hosts in self.hosts.items()
@@ -80,18 +80,19 @@ class NamedServers:
         any_lost: Callable[[], bool],
         lookup_s: float = LOOKUP_S,
     ) -> None:
-        """Looks names up again, until it is cancelled.
+        """Resolve the names periodically until cancelled.
 
         Args:
-            model_registry: what is served at first.
-            change: told what is served from now on.
-            any_lost: whether a model has no server that answers.
+            model_registry: the initial registry.
+            change: called with the new registry when addresses have changed.
+            any_lost: returns whether a model has no server that answers.
+            lookup_s: interval of lookups, in seconds.
         """
         loop = asyncio.get_running_loop()
         while True:
             until = loop.time() + lookup_s
             await asyncio.sleep(min(SOON_S, lookup_s))
-            while loop.time() < until and not any_lost():  # noqa: ASYNC110 - pickers tell nobody
+            while loop.time() < until and not any_lost():  # noqa: ASYNC110 - pickers have no event for this
                 await asyncio.sleep(min(SOON_S, until - loop.time()))
             found = await asyncio.to_thread(self.servers)
             endpoints = {name: replace(each, servers=found[name]) for name, each in model_registry.endpoints.items()}

@@ -1,1 +1,1 @@
-"""The gateway's processes: a supervisor, the picker beside Envoy, and the configuration in force."""
+"""The gateway's processes, a supervisor and the picker beside Envoy, and the live configuration."""

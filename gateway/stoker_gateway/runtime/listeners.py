@@ -1,4 +1,4 @@
-"""What pickers are told: by servers, who answer the poller, and by Envoy, whose requests have ended."""
+"""Callbacks that pass poll results and completed requests to the pickers and the limiter."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from stoker_gateway.usage.completed_request import CompletedRequest
 def listener(
     model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None]
 ) -> Callable[[PollResult], None]:
-    """What takes a server's answers to the endpoints that have it, and to no others.
+    """Return a callback that passes poll results to the pickers of the server's endpoints.
 
     Args:
-        pickers: by served name.
-        wake: told the served name of each that may have room now.
+        model_registry: the models and their servers.
+        pickers: pickers by served name.
+        wake: called with the served name of each endpoint whose servers may have room now.
     """
     names_of: dict[str, list[str]] = {}
     for name, endpoint in model_registry.endpoints.items():
@@ -40,12 +41,12 @@ def listener(
 def ended_listener(
     pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[CompletedRequest], None]:
-    """What counts requests out that have ended, and tells of servers that could not be reached.
+    """Return a callback that reports completed requests, and servers that failed, to the pickers.
 
     Args:
-        pickers: by served name.
-        wake: told the served name of each that may have room now.
-        clock: the pickers', in seconds.
+        pickers: pickers by served name.
+        wake: called with the served name of each endpoint whose servers may have room now.
+        clock: clock of the pickers, in seconds.
     """
 
     def hear(ended: CompletedRequest) -> None:
@@ -62,10 +63,10 @@ def ended_listener(
 
 
 def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[CompletedRequest], None]:
-    """What tells which server answered a request.
+    """Return a callback that reports which server answered a request.
 
     Args:
-        answered: told the model's served name, the number of the pick, and the server.
+        answered: called with the model's served name, the number of the pick, and the server.
     """
 
     def hear(ended: CompletedRequest) -> None:
@@ -76,10 +77,10 @@ def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[Co
 
 
 def in_flight_listener(has_ended: Callable[[str, int], None]) -> Callable[[CompletedRequest], None]:
-    """What tells which request has ended.
+    """Return a callback that reports the end of a request.
 
     Args:
-        has_ended: told the model's served name, and the number of the pick.
+        has_ended: called with the model's served name and the number of the pick.
     """
 
     def hear(ended: CompletedRequest) -> None:
@@ -89,7 +90,7 @@ def in_flight_listener(has_ended: Callable[[str, int], None]) -> Callable[[Compl
 
 
 def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[CompletedRequest], None]:
-    """What tells limits how many tokens a request used, in place of those that were reserved for it."""
+    """Return a callback that replaces a request's reserved tokens by the tokens that it used."""
 
     def hear(ended: CompletedRequest) -> None:
         if ended.grant:

@@ -1,8 +1,9 @@
-"""What is served, in all parts that must know: Envoy, the picker, and whoever asks servers how they do.
+"""The live configuration: applies a model registry to Envoy, the picker and the poller.
 
-A change comes in an order in which the picker never names a server that Envoy does not know: Envoy learns of what is
-new, and says itself when it has; the picker goes over to it; when what the picker said before must have arrived, Envoy
-forgets what is gone. What is under way to a server that is gone goes on.
+The order of a change ensures that the picker never chooses a server that Envoy does not know. First new models and
+servers are added to Envoy's files, and Envoy's statistics confirm that it has read them. Then the picker adopts the new
+registry. When all earlier decisions must have reached Envoy, the removed models and servers are deleted from its files.
+Active requests to a removed server continue.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from stoker_gateway.scheduling.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks whether Envoy has read its files, and how long it may take.
+#: Interval of checks whether Envoy has read its files, and maximum time that it may take, in seconds.
 _LOOK_S: Final = 0.02
 _READ_S: Final = 10.0
 _ON_THE_WAY_S: Final = ON_THE_WAY_S
-#: How many models a log line names.
+#: Maximum number of models that a log line names.
 _MAX_SHOWN: Final = 20
 
 
 class LiveConfig:
-    """The model registry in force, handed to whoever needs it. Lives in one event loop.
+    """Applies model registries to all parts of the gateway. Runs in one event loop.
 
     Args:
-        identity: what tells this gateway's pickers from others'.
+        files: Envoy's configuration files.
+        envoy: Envoy's admin interface.
+        picker: the picker's server.
+        identity: unique name of this gateway's pickers.
     """
 
     def __init__(self, files: EnvoyFiles, envoy: EnvoyAdmin, picker: PickerServer, identity: str) -> None:
@@ -52,7 +56,7 @@ class LiveConfig:
         self._ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None
         self._departing: dict[float, ModelRegistry] = {}
         self.model_registry = self._next = ModelRegistry()
-        #: By served name.
+        #: Pickers by served name.
         self.pickers: dict[str, EndpointPicker] = {}
 
     def ask_through(
@@ -60,25 +64,25 @@ class LiveConfig:
         set_servers: Callable[[Iterable[str]], None],
         ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None,
     ) -> None:
-        """By this, whoever asks servers is told which there are, and what they may want to be told in
-        ``Authorization``."""
+        """Set the poller's callbacks, which receive the servers and the ``Authorization`` candidates of each, and call
+        them with the current ones."""
         self._ask, self._ask_as = set_servers, ask_as
         ask_as(_authorizations(self.model_registry))
         set_servers(_servers(self.model_registry))
 
     def hear(self, heard: PollResult) -> None:
-        """A server was asked how it does."""
+        """Process the result of a poll."""
         self._watch.heard(heard)
         self._tell(heard)
 
     def any_lost(self) -> bool:
-        """Whether a model has servers, and none that is ready."""
+        """Return whether any model has servers but none that is ready."""
         return any(
             self.model_registry.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items()
         )
 
     def begin(self, model_registry: ModelRegistry) -> None:
-        """Has this be served, which Envoy was started with.
+        """Apply the first registry, with which Envoy was started.
 
         Raises:
             OSError: a file cannot be written.
@@ -88,7 +92,7 @@ class LiveConfig:
         self._adopt(model_registry)
 
     async def change(self, model_registry: ModelRegistry) -> None:
-        """Has this be served, and nothing else.
+        """Apply a new registry in place of the current one.
 
         Raises:
             OSError: a file cannot be written.
@@ -106,15 +110,15 @@ class LiveConfig:
         self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
-        """Has Envoy forget a model registry that the picker left some time ago."""
+        """Delete a registry from Envoy's files that the picker no longer uses."""
         del self._departing[left_at]
         try:
             self._write()
         except OSError as error:
-            logger.error("what is gone cannot be taken from Envoy: %s", error)
+            logger.error("removed models or servers cannot be deleted from Envoy's configuration: %s", error)
 
     async def _until_read(self) -> None:
-        """Until Envoy has read what was written."""
+        """Wait until Envoy has read the files; after a timeout, log an error and continue."""
         deadline = time.monotonic() + _READ_S
         while True:
             try:
@@ -125,7 +129,7 @@ class LiveConfig:
                 return
             if time.monotonic() > deadline:
                 shown = ", ".join(sorted(waits)[:_MAX_SHOWN])
-                logger.error("Envoy has not taken what is new within %g s; it may refuse requests: %s", _READ_S, shown)
+                logger.error("Envoy has not read its new files within %g s and may reject requests: %s", _READ_S, shown)
                 return
             await asyncio.sleep(_LOOK_S)
 
@@ -163,7 +167,7 @@ def _servers(model_registry: ModelRegistry) -> list[str]:
 
 
 def describe(model_registry: ModelRegistry) -> str:
-    """The models of a registry and how many servers each has, for a log line."""
+    """Return the models of a registry and their numbers of servers, for a log line."""
     counts = {name: len(endpoint.servers) for name, endpoint in model_registry.endpoints.items()}
     shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MAX_SHOWN]]
     return ", ".join(shown + ["…"] * (len(counts) > _MAX_SHOWN)) or "no model"

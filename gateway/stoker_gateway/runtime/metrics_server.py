@@ -1,7 +1,6 @@
-"""``/metrics``, on a port of its own: what the picker counts, and what Envoy does. ``/scaling`` there is what the
-operator's autoscaler reads.
+"""HTTP server for ``/metrics`` (the picker's and Envoy's), and ``/scaling``, which the operator's autoscaler reads.
 
-Envoy's are read from its administration interface, which nobody else reaches: whoever did could end Envoy.
+Envoy's metrics come from its admin interface, which is not exposed, because it could be used to stop Envoy.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ class MetricsServer:
     """Serves metrics to Prometheus and reports to the autoscaler, and nothing else.
 
     Args:
-        registry: what this process counts.
-        envoy_statistics: Envoy's metrics as Prometheus reads them; raises `GatewayError` if it cannot be
-            asked, and then they are left out.
-        host: the IP address to listen on.
-        port: the port; 0: one that is free.
-        scaling: makes the report for the autoscaler, in JSON; its None: there is none yet, which is answered with 503.
-            None: no endpoint is scaled.
+        registry: metrics of this process.
+        envoy_statistics: returns Envoy's metrics in Prometheus' format; on `GatewayError` they are left out.
+        host: IP address to listen on.
+        port: port to listen on; 0: a free one.
+        scaling: returns the report for the autoscaler in JSON, or None if there is none yet, which is answered with
+            503. None: ``/scaling`` is not served.
     """
 
     def __init__(
@@ -48,10 +46,10 @@ class MetricsServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
 
     async def start(self) -> int:
-        """Begins to answer; returns the port.
+        """Start to serve; returns the port.
 
         Raises:
-            OSError: it cannot be listened there.
+            OSError: the address cannot be bound.
         """
         await self._runner.setup()
         await web.SockSite(self._runner, bind(self._host, self._port)).start()
@@ -59,7 +57,7 @@ class MetricsServer:
         return port
 
     async def stop(self) -> None:
-        """Ends."""
+        """Stop the server."""
         await self._runner.cleanup()
 
     async def _answer(self, _: web.Request) -> web.Response:
@@ -72,7 +70,9 @@ class MetricsServer:
 def _answer_with(scaling: Callable[[], bytes | None]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
         if (report := scaling()) is None:
-            return web.Response(status=503, text="it is not known yet what is served\n", headers={"retry-after": "1"})
+            return web.Response(
+                status=503, text="the gateway has no complete report yet; try again\n", headers={"retry-after": "1"}
+            )
         return web.Response(body=report, content_type="application/json")
 
     return answer

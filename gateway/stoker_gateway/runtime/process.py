@@ -1,6 +1,6 @@
-"""The picker's process: what decides, whoever asks servers how they do, and what hears of requests' ends.
+"""The picker's process: the picker, the poller, and the receiver of Envoy's access log.
 
-Envoy is another process, which outlives this one (`supervising`).
+Envoy is a separate process and outlives this one (`supervisor`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from stoker_gateway.usage.metrics import UsageMetrics
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that Envoy has at the end to report requests that have ended.
+#: Maximum time at shutdown for Envoy to report completed requests, in seconds.
 _REPORT_TIMEOUT_S: Final = 10.0
-#: For how many seconds at the beginning Envoy's answers may be late.
+#: Time after the start for which late answers of Envoy are tolerated, in seconds.
 _LATE_S: Final = 60.0
 
-#: Makes what tells of a cluster's models and keys as they change, with its metrics.
+#: Creates the watch of a cluster's models and keys, with its metrics in the given registry.
 MakeClusterWatch = Callable[[CollectorRegistry], ClusterWatch]
 
 
@@ -62,24 +62,26 @@ async def run(
     is_restart: bool = False,
     names: NamedServers | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends this at once.
+    """Serve until SIGTERM or SIGINT, then wait for active requests; a second signal ends the process at once.
 
     Args:
-        folder: Envoy's.
-        model_registry: what is served; None: `cluster` says it.
-        keys: of clients; None: anyone may use all models, or `cluster` says them.
-        is_restart: an earlier picker of this Envoy's was killed.
-        names: the hosts that the registry's servers are of; None: they do not change.
+        settings: settings of the gateway.
+        folder: Envoy's folder.
+        model_registry: models to serve; None: they come from `cluster`.
+        keys: the clients' keys; None: they come from `cluster`, or if that is None, no key is required.
+        cluster: creates the watch of the cluster; None: no cluster.
+        is_restart: whether this picker replaces one that was killed, while Envoy kept running.
+        names: hosts of the registry's servers; None: their addresses do not change.
 
     Raises:
-        GatewayError: a part cannot serve, or Envoy does not do its work.
-        OSError: a file cannot be written, or a socket not made.
+        GatewayError: a part of the gateway cannot serve, or Envoy does not work.
+        OSError: a file cannot be written, or an address cannot be bound.
     """
     await _Picker(settings, folder, model_registry, keys, cluster, is_restart, names).run()
 
 
 class _Picker:
-    """All parts, put together."""
+    """All parts of the picker's process."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class _Picker:
         self._is_restart = is_restart
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
-        self._registry_known = asyncio.Event()  # what is served is known
+        self._registry_known = asyncio.Event()  # set once the model registry is known
         self._reported_before = 0  # ended requests that Envoy counted before this picker started
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -146,7 +148,7 @@ class _Picker:
         """See `run`."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
-        async with AsyncExitStack() as ending:  # the last first
+        async with AsyncExitStack() as ending:  # stops the parts in reverse order
             if self._billing is not None:
                 ending.push_async_callback(asyncio.to_thread, self._billing.close)
             if self._peers is not None:
@@ -179,7 +181,7 @@ class _Picker:
             await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
         port = await self._envoy.retry_while_late(self._envoy.port, deadline)
         url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, port)}"
-        # Where lines for machines are on standard output, nothing else is.
+        # Standard output has nothing but the access log or billing log if one of them is written there.
         if not self._is_restart and not self._settings.access_log and self._settings.billing_log != STDOUT:
             print(f"stoker gateway: {url}", flush=True)  # noqa: T201
         works = [self._watch_envoy(), self._poller.watch(), self._until_drained(url), self._stop_now.wait()]
@@ -210,8 +212,8 @@ class _Picker:
         await self._until_all_reported()
 
     async def _until_all_reported(self) -> None:
-        """Waits until Envoy has reported all requests that ended. It reports them a little later, and discards the
-        rest when it ends."""
+        """Wait until Envoy has reported all completed requests. It reports them with a delay, and discards unsent
+        reports when it exits."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REPORT_TIMEOUT_S
         while loop.time() < deadline:
@@ -221,7 +223,7 @@ class _Picker:
             await asyncio.sleep(FLUSH_S)
 
     async def _watch_envoy(self) -> None:
-        await self._registry_known.wait()  # until then the picker says that it is not ready
+        await self._registry_known.wait()  # until then the picker reports that it is not ready
         await self._envoy.watch()
 
     async def _change(self, model_registry: ModelRegistry) -> None:

@@ -1,5 +1,5 @@
-"""What scaling needs beside the requests themselves: Envoy's counts of requests under way, polls of the servers that
-requests wait for, and the report for the autoscaler.
+"""Periodic work for scaling: reading Envoy's counts of active requests, frequent polls of servers that requests wait
+for, and the report for the autoscaler.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from stoker_gateway.ext_proc.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks for what is to be done.
+#: Interval of the main loop, in seconds.
 _LOOK_S: Final = 0.1
-#: Seconds between two of Envoy's counts, while the end of requests is waited for and otherwise.
+#: Interval of reading Envoy's counts in seconds: while an endpoint drains, and otherwise.
 _DRAINING_PERIOD_S: Final = 0.25
 _PERIOD_S: Final = 2.0
 
 
 class ScalingWatch:
-    """Keeps the picker informed, and reports to the autoscaler. Lives in one event loop.
+    """Passes Envoy's counts to the picker, and creates the report for the autoscaler. Runs in one event loop.
 
     Args:
-        identity: what tells this gateway from others.
-        is_known: whether it is known what is served.
-        set_awaited: told which servers requests wait for.
+        picker: the picker's server.
+        envoy: Envoy's admin interface.
+        identity: unique name of this gateway.
+        is_known: returns whether the model registry is known.
+        set_awaited: called with the servers that requests wait for, when they change.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class ScalingWatch:
         self._began = time.monotonic()
 
     def report(self) -> bytes | None:
-        """What the autoscaler reads, in JSON; None as long as it is not known what is served, or what an earlier picker
-        sent: that would be a report of nothing, and not of what there is."""
+        """Return the report for the autoscaler in JSON.
+
+        It is None until the model registry and Envoy's counts of requests from an earlier picker are known, because the
+        report would show too few requests."""
         if not self._has_counted:
             return None
         endpoints = self._picker.scaling_report()
@@ -60,7 +64,7 @@ class ScalingWatch:
         return orjson.dumps({"gateway": self._identity, "uptimeSeconds": uptime_s, "endpoints": endpoints})
 
     async def watch(self) -> NoReturn:
-        """Keeps the picker informed until it is cancelled."""
+        """Update the picker and the poller until cancelled."""
         awaited: set[str] = set()
         last_count = next_count = 0.0
         while True:
@@ -82,7 +86,7 @@ class ScalingWatch:
         try:
             active = await self._envoy.active_by_cluster()
         except GatewayError as error:
-            logger.debug("Envoy does not say how many requests are under way: %s", error)
+            logger.debug("the counts of active requests cannot be read: %s", error)
             return
         self._picker.counted(active, asked_at)
         self._has_counted = self._has_counted or self._is_known()

@@ -1,10 +1,11 @@
-"""The gateway's first process, whose children are Envoy and the picker.
+"""The gateway's main process, which supervises Envoy and the picker.
 
-    stoker gateway ─┬─ Envoy     moves the bytes; its end is the gateway's
-                    └─ picker    decides; where it is killed, another begins
+    stoker gateway ─┬─ Envoy     forwards requests; if it exits, the gateway exits
+                    └─ picker    routes requests; if it is killed, it is restarted
 
-Answers under way go through Envoy alone, so the death of a picker does not touch them; requests that come until the
-next one serves are refused, with 503 and when to come again. Both end with this process, however that ends.
+Responses in progress pass through Envoy alone, so the death of the picker does not affect them. Requests that arrive
+until the next picker is ready are answered with 503 and Retry-After, or with `fail_open` go to any server. Both
+processes are killed if this one dies.
 """
 
 from __future__ import annotations
@@ -32,27 +33,29 @@ from stoker_gateway.tasks import first_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks whether the picker listens.
+#: Interval of checks whether the picker listens, in seconds.
 _LOOK_S: Final = 0.02
-#: Seconds between the beginnings of two pickers, at least.
+#: Minimum time between the starts of two pickers, in seconds.
 _PAUSE_S: Final = 1.0
-#: The picker's program. Its arguments are Envoy's folder, this process, how many pickers there were, and the command's.
+#: The picker's module. Its arguments are Envoy's folder, the id of this process, the number of earlier pickers, and the
+#: arguments of the command.
 _PICKER: Final = "stoker_gateway.cli.picker"
 
 
 async def run(settings: GatewaySettings, model_registry: ModelRegistry | None, argv: Sequence[str]) -> int:
-    """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends them.
+    """Serve until SIGTERM or SIGINT, then wait for active requests; a second signal aborts them.
 
     Args:
-        model_registry: what is served at first; None: nothing yet.
-        argv: the command line, which the picker reads again.
+        settings: settings of the gateway.
+        model_registry: models to serve at the start; None: they are not known yet.
+        argv: command line, which the picker parses again.
 
     Returns:
-        The exit code: the picker's, which has said why.
+        the picker's exit code; the picker has logged the cause.
 
     Raises:
-        GatewayError: Envoy cannot serve, or has ended.
-        OSError: a file cannot be written, or the port is taken.
+        GatewayError: Envoy cannot serve, or has exited.
+        OSError: a file cannot be written, or the port is in use.
     """
     check_free(settings.host, settings.port)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
@@ -89,20 +92,20 @@ class _Supervisor:
             await self._envoy.end()
 
     async def _run_envoy(self) -> NoReturn:
-        # Whom Envoy does not reach at first it asks again only after a while.
+        # Start Envoy after the picker's socket exists, because after a failed connection it retries only later.
         while not self._settings.envoy(self._folder).picker_socket.exists():  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
         await self._envoy.start()
         raise EnvoyError(await self._envoy.ended())
 
     async def _run_pickers(self) -> None:
-        """One after another, until one has ended by itself."""
+        """Run the picker, and restart it if it is killed, until it exits by itself."""
         loop = asyncio.get_running_loop()
         arguments = [str(self._folder), str(os.getpid())]
         for number in count():
             began = loop.time()
             command = [sys.executable, "-m", _PICKER, *arguments, str(number), *self._argv]
-            # In a session of its own: signals of a terminal come through this process only.
+            # In a new session, so that signals of the terminal reach only this process, which forwards them.
             self._picker = await asyncio.create_subprocess_exec(*command, start_new_session=True)
             if self._stop.is_set():  # the signal came while there was no picker
                 self._picker.terminate()
@@ -112,11 +115,11 @@ class _Supervisor:
                 return
             cause = cause_of_death(code, None, killed_for_memory=False, subject="the picker").message
             if not self._stop.is_set():
-                until = "are refused" if self._settings.fail_open is None else "go to any server"
-                logger.error("%s; another begins, and requests %s until it serves", cause, until)
+                until = "are rejected" if self._settings.fail_open is None else "go to any server"
+                logger.error("%s; a new picker is started, and requests %s until it is ready", cause, until)
                 await asyncio.sleep(began + _PAUSE_S - loop.time())
             if self._stop.is_set():
-                logger.warning("%s; requests under way go on to their ends", cause)
+                logger.warning("%s; running requests are completed", cause)
                 with suppress(EnvoyError):  # it may not have started
                     await first_of(self._envoy.drain(self._settings.drain_s), self._stop_now.wait())
                 return
@@ -125,5 +128,5 @@ class _Supervisor:
         is_second = self._stop.is_set()
         (self._stop_now if is_second else self._stop).set()
         if self._picker is not None and self._picker.returncode is None:
-            # The kernel delivers two equal signals as one where the process has not yet taken the first.
+            # The second signal is another one, because the kernel merges two equal pending signals.
             self._picker.send_signal(signal.SIGINT if is_second else signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""Which server gets a request. Pure: time is an argument, and nothing is sent."""
+"""Choice of a server for each request. Pure code: time is an argument, and there is no I/O."""

@@ -1,8 +1,8 @@
-"""Whether an endpoint's requests may be sent to its servers, by what the operator announces in its status.
+"""Whether an endpoint's requests may be sent to its servers, according to the operator's announcement in its status.
 
-Before the operator removes an endpoint's last servers it announces that, by a new word each time. From then on none of
-its requests is sent. An announcement that the operator does not withdraw lapses, so an operator that is gone stops no
-traffic for long.
+Before the operator removes an endpoint's last servers, it announces the drain with a new id. From then on the gateway
+sends none of the endpoint's requests. An announcement expires after `ANNOUNCED_S`, so a dead operator stops traffic
+only for a limited time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Final
 
 from stoker_gateway.registry.model_registry import Phase, Scaling
 
-#: Seconds for which an announcement holds, by this process's own clock, from when it was first seen. The operator
+#: Seconds for which an announcement is valid, by this process's own clock, from when it was first seen. The operator
 #: removes servers at most 15 s after it.
 ANNOUNCED_S: Final = 30.0
 
 
 class Drain:
-    """What was announced for one endpoint. Used by one thread.
+    """Drain state of one endpoint. Used by one thread.
 
     Attributes:
-        stopped_at: since when no request may be sent, while none may.
+        stopped_at: time since which no request may be sent, in seconds; meaningful only while that is so.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Drain:
         self.stopped_at = 0.0
 
     def update(self, scaling: Scaling, now: float) -> None:
-        """This is announced now."""
+        """Adopt the announcement in the endpoint's current status."""
         stopped = self.stops(now)
         if scaling.phase is Phase.DRAINING and (self._phase is not Phase.DRAINING or scaling.drain != self._word):
             self._since = now
@@ -39,11 +39,11 @@ class Drain:
             self.stopped_at = now
 
     def stops(self, now: float) -> bool:
-        """Whether no request may be sent."""
+        """Whether requests must not be sent."""
         return self._phase is Phase.ZERO or self._is_announced(now)
 
     def word(self, now: float) -> str:
-        """The word of the announcement that holds; empty: none does."""
+        """Return the id of the valid announcement; empty if there is none."""
         return self._word if self.stops(now) else ""
 
     def _is_announced(self, now: float) -> bool:

@@ -1,8 +1,8 @@
-"""Requests that wait until a server has room: fair by key, by priority, bounded in number and time.
+"""Queue of waiting items that is fair between keys, ordered by priority, and bounded in number and time.
 
-Keys take turns, so one that floods the queue delays another by one turn of its own, however much it sends. Higher
-priorities go first. When the queue is full, whoever has most in it gives up its newest request; that may be the
-newcomer.
+Keys take turns, so a key that floods the queue delays another by only one turn, however many items it adds. Higher
+priorities go first. When the queue is full, the key with the most items loses its newest one, which may be the item
+that is being added.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class FairQueue(Generic[Item]):
-    """A queue of items, each in it once at most.
+    """A fair queue. Each item may be in it only once.
 
     Args:
-        max_items: how many may wait, unless `push` says otherwise.
-        hold_s: for how many seconds each may, unless `push` or `extend` says otherwise.
+        max_items: maximum number of items, unless `push` is given another.
+        hold_s: maximum time that an item waits, in seconds, unless `push` or `extend` are given another.
     """
 
     def __init__(self, max_items: int, hold_s: float) -> None:
         self._max_items = max_items
         self._hold_s = hold_s
-        # By priority, by key: the keys that are next come first.
+        # Items by priority and key, the key whose turn is next first.
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
-        # By item: its priority, its key, and until when it waits.
+        # Item → its priority, its key, and the time at which it expires.
         self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
-        # Until when items wait, the earliest first; with entries that do not hold any more.
+        # Heap of expiry times; it may contain outdated entries.
         self._limits: list[tuple[float, int, Item]] = []
         self._order = count()
 
@@ -40,12 +40,12 @@ class FairQueue(Generic[Item]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Item]:
-        """The items, in the order in which they came."""
+        """Iterate over the items in the order of arrival."""
         return iter(self._entries)
 
     @property
     def next_limit(self) -> float:
-        """When the first of them has waited for too long; infinite if none waits."""
+        """Time at which the next item expires; infinite if the queue is empty."""
         while self._limits and not self._holds(self._limits[0]):
             heappop(self._limits)
         return self._limits[0][0] if self._limits else math.inf
@@ -59,15 +59,15 @@ class FairQueue(Generic[Item]):
         hold_s: float | None = None,
         max_items: int | None = None,
     ) -> Item | None:
-        """Lets an item wait.
+        """Add an item.
 
         Args:
-            priority: the higher, the earlier.
-            hold_s: for how many seconds it may.
-            max_items: how many may wait now.
+            priority: items with a higher priority leave first.
+            hold_s: maximum time that it waits, in seconds; None: the queue's default.
+            max_items: maximum number of items; None: the queue's default.
 
         Returns:
-            The item that must give way, which may be this one; None if there is room.
+            the item that is displaced, which may be this one; None if there is room.
         """
         displaced: Item | None = None
         if len(self._entries) >= (self._max_items if max_items is None else max_items):
@@ -82,16 +82,16 @@ class FairQueue(Generic[Item]):
         return displaced
 
     def extend(self, item: Item, until: float) -> None:
-        """Lets an item that waits do so until then."""
+        """Set the time at which a waiting item expires."""
         priority, key, _ = self._entries[item]
         self._entries[item] = (priority, key, until)
         heappush(self._limits, (until, next(self._order), item))
 
     def pop(self, now: float, may_go: Callable[[Item], bool] = lambda item: True) -> Item | None:
-        """Takes out whose turn it is; None if nobody may go. What is over its time is left to `expire`.
+        """Remove and return the next item; None if no item may leave. Expired items are left to `expire`.
 
         Args:
-            may_go: asked of one after the other, until one may. Those who may not keep their places.
+            may_go: called with one item after another until it returns True. The others keep their positions.
         """
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
@@ -104,7 +104,7 @@ class FairQueue(Generic[Item]):
         return None
 
     def expire(self, now: float) -> list[Item]:
-        """Takes out those that have waited for too long."""
+        """Remove and return the items that have expired."""
         expired = []
         while self._limits and self._limits[0][0] <= now:
             limit = heappop(self._limits)
@@ -114,7 +114,7 @@ class FairQueue(Generic[Item]):
         return expired
 
     def remove(self, item: Item) -> bool:
-        """Takes out an item whose client has gone; whether it was there."""
+        """Remove an item; returns whether it was in the queue."""
         entry = self._entries.pop(item, None)
         if entry is None:
             return False
@@ -134,12 +134,12 @@ class FairQueue(Generic[Item]):
     def least_deserving(
         self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] | None = None
     ) -> Item | None:
-        """The item that gives way to a newcomer: of the lowest priority below or at its own, the newest of the key that
-        has most there. None: the newcomer itself.
+        """Return the item that a new one displaces: in the lowest priority that is at most the new item's, the newest
+        item of the key with the most items. None: the new item itself is rejected.
 
         Args:
-            weight: the newcomer's.
-            weigh: how much an item counts; None: 1.
+            weight: weight of the new item.
+            weigh: returns the weight of an item; None: each counts 1.
         """
         lowest = min(self._levels, default=priority)
         if lowest > priority or not self._levels:

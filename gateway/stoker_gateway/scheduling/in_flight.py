@@ -1,8 +1,7 @@
-"""The requests of one model that were sent to its servers and have not ended: exactly, by what is reported of each, and
-corrected by what Envoy counts.
+"""Exact count of a model's active requests, from the report about each request and corrected by Envoy's count.
 
-Envoy's count is needed for two things. A picker that replaces one that was killed knows nothing of the requests that
-its predecessor sent. And where it is unknown whether Envoy has read a request's route, its end may never be reported.
+Envoy's count is needed in two cases. A restarted picker does not know the requests that its predecessor sent. And if it
+is unknown whether Envoy has read a request's route, the request's end may never be reported.
 """
 
 from __future__ import annotations
@@ -10,24 +9,24 @@ from __future__ import annotations
 import math
 from typing import Final
 
-#: Seconds that a decision may be on its way to Envoy.
+#: Maximum time until Envoy has received a decision, in seconds.
 ON_THE_WAY_S: Final = 2.0
-#: Seconds between two counts of 0 that show that nothing is under way. Envoy waits at most 10 ms before a retry, and
-#: counts a request nowhere meanwhile.
+#: Two counts of 0 this many seconds apart prove that no request is active. Before a retry Envoy waits up to 10 ms, in
+#: which it does not count the request.
 _APART_S: Final = 0.2
 
 
 class InFlight:
-    """Counts the requests of one model. Used by one thread.
+    """Counts the active requests of one model. Used by one thread.
 
     Args:
-        now: when this began to count. Requests may have been sent before.
+        now: time at which counting begins, in seconds. Requests may have been sent before.
     """
 
     def __init__(self, now: float) -> None:
-        self._sent: dict[int, float] = {}  # by the number of the pick, when it was sent; the oldest first
+        self._sent: dict[int, float] = {}  # number of the pick → time at which the request was sent; the oldest first
         self._last_sent = now
-        # Requests that were sent before, at most; None: not known yet.
+        # Upper bound of active requests that were sent before `now`; None: not known yet.
         self._earlier: int | None = None
         self._zero_since = math.inf
         self._zero_until = -math.inf
@@ -37,20 +36,20 @@ class InFlight:
 
     @property
     def needs_count(self) -> bool:
-        """Whether the number is not known without Envoy's count."""
+        """Whether the number of active requests depends on Envoy's count."""
         return self._earlier is None or self._earlier > 0
 
     def sent(self, number: int, now: float) -> None:
-        """A request was sent."""
+        """Record that a request was sent."""
         self._sent[number] = now
         self._last_sent = now
 
     def ended(self, number: int) -> None:
-        """A request has ended, or was not sent after all. Unknown ones are ignored."""
+        """Record that a request has ended, or was not sent. Unknown ones are ignored."""
         self._sent.pop(number, None)
 
     def counted(self, active: int, asked_at: float) -> None:
-        """Envoy has so many of its requests under way, or counted them after `asked_at`."""
+        """Record Envoy's count of the model's active requests, which was taken at `asked_at` or later."""
         if active:
             self._zero_since, self._zero_until = math.inf, -math.inf
         else:
@@ -63,7 +62,7 @@ class InFlight:
                 del self._sent[number]
 
     def is_none(self) -> bool:
-        """Whether none is under way for certain: none is known, and Envoy's count was 0 since the last decision must
-        have reached it."""
+        """Whether certainly no request is active: none is known, and Envoy's count has been 0 since it must have
+        received the last decision."""
         settled = self._last_sent + ON_THE_WAY_S
         return not self._sent and self._zero_until - max(self._zero_since, settled) >= _APART_S

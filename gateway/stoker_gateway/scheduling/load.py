@@ -1,12 +1,12 @@
-"""What a server has to do: what it last said, what it was sent since, and what has ended since.
+"""Load of a server: its last report, and the requests that were sent and that ended since.
 
-Work is counted in bytes of prompt text, since no tokenizer is here:
+Work is measured in bytes of prompt text, because the gateway has no tokenizer:
 
-    work =  prompts sent since, less what of them was there already
-         +  requests that waited when it last said × what one usually has to compute
-         +  SEQUENCE_BYTES × sequences there
+    work =  bytes of prompts sent since the report, without their cached prefixes
+         +  waiting requests in the report × average bytes that a request has to compute
+         +  SEQUENCE_BYTES × requests at the server
 
-as data-parallel engines are weighed too, by tokens.
+The engine weighs its data-parallel engines by the same formula, in tokens.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-#: How many bytes of a prompt take as long as one sequence's share of the steps that a new request will see.
+#: Bytes of a prompt whose prefill takes as long as one running sequence delays a new request.
 SEQUENCE_BYTES: Final = 256
 
-#: For how many seconds a prompt that was sent counts as not computed yet, unless the server says so earlier.
+#: Seconds after which a sent prompt counts as computed, unless a report comes earlier.
 PROMPT_S: Final = 2.0
 
-#: For how many seconds a request that was sent counts, where the server says nothing.
+#: Seconds for which a sent request counts if the server does not report its load.
 SEQUENCE_S: Final = 30.0
 
-#: Part of a KV cache from which it counts as full, where requests wait.
+#: Usage of the KV cache from which a server with waiting requests counts as full.
 FULL: Final = 0.95
 
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """What a server says of itself.
+    """A server's report.
 
     Attributes:
-        running, waiting: requests in its batch, and before it.
-        kv_usage: part of its KV cache in use.
-        ready: whether it may be sent requests: it is neither starting nor about to end.
-        counted: whether it said the numbers; else what it was sent counts for a while.
+        running, waiting: numbers of running and waiting requests.
+        kv_usage: fraction of its KV cache in use.
+        ready: whether it may be sent requests: it is neither starting nor shutting down.
+        counted: whether it reported these numbers; if not, sent requests count for `SEQUENCE_S`.
     """
 
     running: float = 0.0
@@ -48,14 +48,14 @@ class ServerLoad:
 
 @dataclass
 class Load:
-    """What is known of one server's load. Requests are told apart by numbers, which grow.
+    """Load of one server. Requests are identified by increasing numbers.
 
     Attributes:
-        reported: its last word.
-        sent: when what was sent since was sent, by number, oldest first.
-        prompts: of these, the bytes of those prompts that count as not computed yet: a number of the newest.
-        prompt_bytes: of all of them.
-        ended: when requests that are in its last word ended, oldest first.
+        reported: last report.
+        sent: number → time in seconds, of requests sent since the report; oldest first.
+        prompts: number → bytes, of prompts sent since that count as not computed yet: the newest of `sent`.
+        prompt_bytes: sum of `prompts`.
+        ended: times at which requests that the report includes ended, oldest first.
     """
 
     reported: ServerLoad = ServerLoad()
@@ -66,38 +66,38 @@ class Load:
 
     @property
     def sequences(self) -> float:
-        """Requests there."""
+        """Number of requests at the server."""
         return max(0.0, self.reported.running + self.reported.waiting - len(self.ended)) + len(self.sent)
 
     def work(self, usual: float) -> float:
-        """Bytes it has to compute, or what takes as long. `usual` is how many a request has."""
+        """Return the work before a new request's prompt, in bytes. `usual` is the average for a request."""
         return self.prompt_bytes + self.reported.waiting * usual + SEQUENCE_BYTES * self.sequences
 
     def is_full(self, max_waiting: float) -> bool:
-        """Whether it should get nothing now, by its own report: what was sent counts only where requests waited."""
+        """Whether the server should get no more requests. Sent requests count only if the report has waiting ones."""
         reported = self.reported
         return reported.waiting > 0 and (reported.kv_usage >= FULL or reported.waiting + len(self.sent) >= max_waiting)
 
     def send(self, number: int, size: int, now: float) -> None:
-        """It is sent a request, of whose prompt it has to compute `size` bytes."""
+        """Record that a request was sent, of whose prompt the server has to compute `size` bytes."""
         self.sent[number] = now
         self.prompts[number] = size
         self.prompt_bytes += size
 
     def end(self, number: int, now: float) -> None:
-        """A request that it was given has ended."""
+        """Record that a request at the server has ended."""
         if number in self.sent:
             self._drop(number)
         elif self.reported.counted and len(self.ended) < self.reported.running + self.reported.waiting:
             self.ended.append(now)
 
     def take_back(self, number: int) -> None:
-        """A request that it was sent went elsewhere."""
+        """Record that a request was not served by this server but by another one."""
         if number in self.sent:
             self._drop(number)
 
     def update(self, reported: ServerLoad, sent_at: float) -> None:
-        """It was asked at `sent_at`, and says this: what it was sent, and what ended, before is in it."""
+        """Adopt the report of a poll at `sent_at`, which includes requests that were sent or ended before."""
         self.reported = reported
         if reported.counted:
             self._forget(sent_at)
@@ -105,13 +105,13 @@ class Load:
                 self.ended.popleft()
 
     def pass_time(self, now: float) -> None:
-        """Prompts have been computed by now, and requests have ended."""
+        """Expire prompts and requests by time."""
         while self.prompts and self.sent[number := next(iter(self.prompts))] <= now - PROMPT_S:
             self.prompt_bytes -= self.prompts.pop(number)
         self._forget(now - SEQUENCE_S)
 
     def _forget(self, until: float) -> None:
-        """Drops what was sent until then."""
+        """Drop requests that were sent until this time."""
         while self.sent and self.sent[number := next(iter(self.sent))] <= until:
             self._drop(number)
 

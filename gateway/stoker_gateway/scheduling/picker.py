@@ -1,20 +1,21 @@
-"""Which of an endpoint's servers gets a request: where most of its prompt is, unless that is more loaded than it saves.
+"""Choice of a server: the one with most of the prompt in its prefix cache, unless its load outweighs the savings.
 
 In this order:
 
-- The server that holds the response it goes on from: no other can.
-- Its session's: the first in the session's order (`rendezvous.py`) that has room.
-- Of those that were given the beginning of its prompt (`prefix_scorer.py`), and its *home*, the one with the least work
-  before its first token, its own prompt included (`load.py`).
+- The server that stores the response that the request continues: no other can serve it.
+- The session's server: the first one with room in the session's order (`rendezvous.py`).
+- Of the servers that received the prompt's prefix (`prefix_scorer.py`) and the *home* server, the one with the least
+  work before the first token, including the request's own prompt (`load.py`).
 
-A conversation that is not known yet has a home: the first in the order of its first unknown block that is loaded at
-most `BALANCE` times the mean (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
-Two pickers find the same home, so they agree about a conversation of which each sees every other turn. A beginning that
-conversations share does not draw them all to where it is: it is brought to their homes, a long one rarely at first and
-the oftener the more servers have it, so that a new conversation costs some `HOME_BYTES` for each of those on average.
+The home of a new conversation is the first server, in the order given by the prompt's first unknown block, whose load
+is at most `BALANCE` times the mean (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
+Two pickers compute the same home, so they agree about a conversation even if each sees only every other turn. A prefix
+that conversations share does not send all of them to the same server: new ones also go to their homes, rarely if the
+prefix is long and more often the more servers have it, so that a new conversation recomputes about `HOME_BYTES` on
+average for each of these servers.
 
-Which servers are ready, full or failing is known from what they report and what becomes of requests (`server_pool.py`);
-nothing here has a clock or does any I/O.
+Which servers are ready, full or failing follows from their reports and from the results of requests (`server_pool.py`).
+This module has no clock and does no I/O.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from stoker_gateway.scheduling.rendezvous import Rendezvous
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 from stoker_gateway.scheduling.server_pool import ServerPool
 
-#: How much more than the mean a server may have when a conversation, or a session, is brought to it.
+#: Maximum load of a server, relative to the mean, to which a conversation or a session is assigned.
 BALANCE: Final = 1.25
 SESSION_BALANCE: Final = 2.0
 
-#: Up to so many requests a server is not loaded, whatever the mean is.
+#: With fewer requests than this a server counts as within the balance, whatever the mean is.
 FEW: Final = 8
 
-#: How many servers a pick names: the first, and those for the retry.
+#: Maximum number of servers in a pick: the first, and those for the retry.
 MAX_SERVERS: Final = 3
 
-#: How many servers of an order that are loaded too much are looked at, where another is not.
+#: The search for servers stops after this many servers beyond the balance if it has found one within it.
 MAX_LOOKS: Final = 32
 
-#: How much a request moves the mean of what is usual.
+#: Weight of a request in the moving average of the bytes to compute.
 USUAL_GAIN: Final = 0.05
 
 
 @dataclass(frozen=True)
 class PickerSettings:
-    """How an endpoint's servers are picked.
+    """Settings of a picker.
 
     Attributes:
-        max_blocks: blocks of prompts that are remembered.
-        max_waiting: a server where requests wait is full with so many.
+        max_blocks: maximum number of prompt blocks in the prefix index.
+        max_waiting: number of waiting requests from which a server counts as full.
         retry_after_s: seconds after which a refused request should be sent again.
     """
 
@@ -64,14 +65,14 @@ class PickerSettings:
 
 @dataclass(frozen=True)
 class Pick:
-    """Where a request goes.
+    """Servers chosen for a request.
 
     Attributes:
-        servers: the best first; the others, if any, are for a retry.
-        why: ``held``, ``session``, ``prefix``, ``home`` or ``load``.
-        cached_share: part of its prompt that the first server was given before, as far as is known.
-        number: tells it from others of its picker: when it was made, in microseconds, or a little later.
-        held_s: for how many seconds its request was held before; None: it was not.
+        servers: ``IP:PORT``, the best first; the others, if any, are for a retry.
+        why: reason of the choice: ``held``, ``session``, ``prefix``, ``home`` or ``load``.
+        cached_share: fraction of the prompt that the first server is known to have received before.
+        number: unique number of the pick within its picker: its time in microseconds, or slightly more.
+        held_s: seconds for which the request was held; None if it was not.
     """
 
     servers: tuple[str, ...]
@@ -83,13 +84,14 @@ class Pick:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a request goes nowhere.
+    """Reason why a request gets no server.
 
     Attributes:
-        kind: ``none``: no server may get it; ``saturated``: all that may are full; ``not held``: too much is held;
-            ``held``: it was held for as long as it may be; ``not started``: the endpoint's servers do not start.
-        retry_after_s: seconds after which it should be sent again.
-        held_s: for how many seconds it was held; None: it was not.
+        kind: ``none``: no server may get the request; ``saturated``: all servers that may are full; ``not held``: the
+            limit of held requests is reached; ``held``: it was held for the maximum time; ``not started``: the
+            endpoint's servers fail to start.
+        retry_after_s: seconds after which the request should be sent again.
+        held_s: seconds for which the request was held; None if it was not.
     """
 
     kind: Literal["none", "saturated", "not held", "held", "not started"]
@@ -98,25 +100,25 @@ class Refusal:
 
 
 class EndpointPicker(ServerPool):
-    """Picks among the servers of one endpoint, and counts what it sent them. Used by one thread.
+    """Chooses among the servers of one endpoint, and counts the requests sent to them. Used by one thread.
 
     Args:
-        settings: how.
-        identity: what tells this picker from others of the same endpoint: where nothing is known of a request, they
-            begin at different places of the order of servers.
+        settings: settings of the picker.
+        identity: unique name of this picker. Pickers of the same endpoint distribute requests without known properties
+            from different starting points.
     """
 
     def __init__(self, settings: PickerSettings | None = None, identity: str = "") -> None:
         self._settings = settings or PickerSettings()
         super().__init__(self._settings.max_blocks, self._settings.max_waiting)
         self._prefixes = PrefixScorer(self._index)
-        self._usual = 1024.0  # bytes of a prompt that are to be computed, a moving mean
+        self._usual = 1024.0  # moving average of the bytes of a prompt that a server has to compute
         self._last_number = 0
-        start = blake2b(identity.encode(), digest_size=7).digest()  # a byte of the key's eight is left to count on
+        start = blake2b(identity.encode(), digest_size=7).digest()  # one of the key's 8 bytes is left for counting
         self._unknown = count(int.from_bytes(start, "little"))
 
     def pick(self, ask: RoutingRequest, now: float) -> Pick | Refusal:
-        """Chooses servers for a request, and counts it for the first of them."""
+        """Choose servers for a request, and count the request for the first one."""
         order, mask = self._ready, self._ready_mask
         if ask.subset is not None:
             allowed = [name for name in ask.subset if name in self._servers and self._servers[name].load.reported.ready]
@@ -164,7 +166,7 @@ class EndpointPicker(ServerPool):
         return self._send(ask, tuple(best[:MAX_SERVERS]), why, masks, now)
 
     def _key(self, ask: RoutingRequest, known: int) -> bytes:
-        """What decides the order of servers: the session, the first unknown block, or else nothing that lasts."""
+        """Return the key of the servers' order: the session, else the first unknown block, else a counter."""
         if ask.session is not None:
             return b"session " + ask.session.encode()
         if known < len(ask.chain):
@@ -172,7 +174,7 @@ class EndpointPicker(ServerPool):
         return next(self._unknown).to_bytes(8, "little")
 
     def _with_room(self, order: Rendezvous, key: bytes, balance: float, now: float) -> list[str]:
-        """The first servers of a key's order that may get a request: those within the balance before those beyond."""
+        """Return the first servers with room in a key's order, those within the balance before those beyond it."""
         limit = max(FEW, math.ceil(balance * (self.sequences + 1) / max(1, self.num_ready)))
         within, beyond = list[str](), list[str]()
         for server in order.order(key):
@@ -186,8 +188,8 @@ class EndpointPicker(ServerPool):
     def _none_has_room(
         self, ask: RoutingRequest, order: Rendezvous, key: bytes, masks: list[int], now: float
     ) -> Pick | Refusal:
-        """All are full or have failed. If all have failed, they are tried nevertheless: it may be us who failed. A
-        careful pool waits instead until one of them reports."""
+        """Handle a request when all servers are full or failing. If all are failing, they are tried anyway, because the
+        fault may be in the gateway's network. A careful pool waits until one of them reports instead."""
         failed = list[str]()
         for server in order.order(key):
             if self._servers[server].failed_until <= now:
@@ -206,7 +208,7 @@ class EndpointPicker(ServerPool):
         masks: list[int],
         now: float,
     ) -> Pick:
-        """Counts a request for the first of these servers."""
+        """Count a request for the first of these servers, and return the pick."""
         server = servers[0]
         known = min(ask.size, self._prefixes.cached_bytes(server, masks))
         to_compute = ask.size - known

@@ -1,10 +1,10 @@
-"""Which servers were given which beginnings of prompts: a guess at what their caches hold, bounded in memory.
+"""Index of prompt prefixes and the servers that received them: an estimate of the servers' prefix caches.
 
-An entry is a block of text (its hash in the chain) and the servers it went to, as the bits of a number: so what is
-asked of many servers at once is one operation, and blocks that went to one server share its number. Entries used
-longest ago are forgotten first; of a prompt, its end before its beginning, which is of no use without it.
+An entry maps a block of text (its hash in the chain) to a bit mask of the servers that received it. A query about many
+servers is thus one operation, and blocks that went to the same server share one integer. The least recently used
+entries are evicted first; of one prompt, the last blocks before the first ones, without which they are useless.
 
-A wrong guess costs time, never an answer.
+A wrong estimate costs time, but never affects a response.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-#: Set where something followed a block: a prompt that goes on otherwise is another conversation that begins alike.
+#: Bit that is set if another block followed this one. A prompt that continues differently is then another conversation
+#: with a common prefix.
 FOLLOWED: Final = 1
 
 
 class PrefixIndex:
-    """Blocks of prompts, and the servers that were given them.
+    """Blocks of prompts, and the servers that received them.
 
     Args:
-        max_blocks: how many are kept. One takes some 250 bytes; where it went to several servers, an eighth of a byte
-            more for each server there is.
+        max_blocks: maximum number of blocks. One takes about 250 bytes; if it went to several servers, 1 bit more for
+            each server in the pool.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -36,10 +37,10 @@ class PrefixIndex:
         return len(self._blocks)
 
     def add_server(self, server: str) -> None:
-        """A server that holds nothing, whatever it held under this name before.
+        """Add a server with an empty cache, whatever it received under this name before.
 
-        The place of one that has gone is taken only after as many others have gone as there are servers: by then most
-        of what it was given is forgotten.
+        The bit of a removed server is reused only after as many others were removed as there are servers (at least 64):
+        by then most of its blocks have been evicted.
         """
         self.remove_server(server)
         if len(self._retired) > max(64, len(self._masks)):
@@ -49,25 +50,25 @@ class PrefixIndex:
         self._masks[server], self._names[bit] = (bit, bit | FOLLOWED), server
 
     def remove_server(self, server: str) -> None:
-        """A server has gone; unknown ones are ignored."""
+        """Remove a server; unknown ones are ignored."""
         masks = self._masks.pop(server, None)
         if masks is not None:
             del self._names[masks[0]]
             self._retired.append(masks[0])
 
     def mask(self, servers: Iterable[str]) -> int:
-        """The bits of these servers."""
+        """Return the bits of these servers."""
         mask = 0
         for server in servers:
             mask |= self._masks[server][0]
         return mask
 
     def bit(self, server: str) -> int:
-        """A server's bit."""
+        """Return a server's bit."""
         return self._masks[server][0]
 
     def names(self, mask: int, limit: int, start: int = 0) -> list[str]:
-        """Up to `limit` of the servers of a mask; which of them, when there are more, `start` decides."""
+        """Return up to `limit` servers of a mask. If there are more, `start` determines which."""
         start %= 1 + len(self._masks) + len(self._retired)
         names: list[str] = []
         for part in (mask >> start << start, mask & ((1 << start) - 1)):
@@ -80,7 +81,7 @@ class PrefixIndex:
         return names
 
     def find(self, chain: Sequence[bytes]) -> list[int]:
-        """The masks of a chain's blocks, up to the first that is unknown. Bit 0 says whether something followed."""
+        """Return the masks of a chain's blocks up to the first unknown one. Bit 0 is `FOLLOWED`."""
         blocks = self._blocks
         masks = []
         for each in chain:
@@ -91,7 +92,7 @@ class PrefixIndex:
         return masks
 
     def remember(self, chain: Sequence[bytes], server: str) -> None:
-        """A server is given a prompt."""
+        """Record that a server received a prompt."""
         blocks = self._blocks
         last, inner = self._masks[server]
         mask = last

@@ -1,6 +1,6 @@
-"""Scores servers by how much of a prompt each was given before, as `prefix_index` remembers it.
+"""Scores servers by the part of a prompt that each received before, according to `prefix_index`.
 
-A match is a list of masks, one for each known block of the prompt: the servers that were given the prompt up to there.
+A match is a list of masks, one for each known block of the prompt: the servers that received the prompt up to there.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from typing import Final
 from stoker_common.text_prefix_hash import block_ends
 from stoker_gateway.scheduling.prefix_index import FOLLOWED, PrefixIndex
 
-#: Bytes of a shared beginning that are computed again, on average, to bring a conversation home: some 1,024 tokens.
+#: Average bytes of a shared prefix that may be recomputed to move a new conversation to its home: about 1,024 tokens.
 HOME_BYTES: Final = 4096
 
-#: How many servers that were given a prompt's beginning are weighed.
+#: Maximum number of servers with a prompt's prefix that are considered.
 MAX_HOLDERS: Final = 8
 
-#: Bytes of a prompt up to the end of each block; a chain is shorter.
+#: Bytes of a prompt up to the end of each block, for more blocks than any chain has.
 _ENDS: Final = tuple(block_ends(1 << 40))
 
 
 class PrefixScorer:
-    """Finds the servers that hold a prompt's beginning.
+    """Finds the servers that received a prompt's prefix before.
 
     Args:
-        index: which servers were given which beginnings.
+        index: prefixes that servers received.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
 
     def match(self, chain: Sequence[bytes], allowed: int) -> list[int]:
-        """The match of a prompt with these hashes, by servers of the mask `allowed`."""
+        """Return the match of a prompt with these hashes, for the servers of the mask `allowed`."""
         masks = [each & (allowed | FOLLOWED) for each in self._index.find(chain)]
         while masks and masks[-1] <= FOLLOWED:
-            masks.pop()  # whoever was given this has gone
+            masks.pop()  # no allowed server received this block
         return masks
 
     def cached_bytes(self, server: str, masks: list[int]) -> int:
-        """Bytes of a prompt's beginning that a server was given before."""
+        """Return the bytes of a prompt's prefix that a server received before."""
         bit = self._index.bit(server)
         for number in range(len(masks) - 1, -1, -1):
             if masks[number] & bit:
@@ -47,10 +47,10 @@ class PrefixScorer:
         return 0
 
     def holders(self, key: bytes, masks: list[int], has_room: Callable[[str], bool]) -> list[str]:
-        """Servers with room that were given the most of a prompt, the longest beginning first.
+        """Return the servers with room that received the longest prefixes of a prompt, the longest first.
 
         Args:
-            key: decides which are named, where there are more than are weighed.
+            key: determines which servers are returned if there are more than `MAX_HOLDERS`.
         """
         holders, weighed = list[str](), FOLLOWED
         for number in range(len(masks) - 1, -1, -1):
@@ -68,12 +68,12 @@ class PrefixScorer:
 
     @staticmethod
     def is_new(chain: Sequence[bytes], masks: list[int]) -> bool:
-        """Whether a prompt with a known beginning is of another conversation that begins alike."""
+        """Whether a prompt with a known prefix belongs to a new conversation, rather than continuing a known one."""
         return len(masks) < len(chain) and bool(masks[-1] & FOLLOWED)
 
     @staticmethod
     def comes_home(key: bytes, masks: list[int]) -> bool:
-        """Whether a new conversation goes to its home, where the beginning that it shares is computed again: a long
-        one rarely at first, and the oftener the more servers have it."""
+        """Whether a new conversation goes to its home, where its shared prefix is recomputed. The probability is lower
+        for a longer prefix, and higher the more servers have it."""
         draw = int.from_bytes(key[:4], "little") / 2**32
         return draw * _ENDS[len(masks) - 1] < HOME_BYTES * (masks[-1] & ~FOLLOWED).bit_count()

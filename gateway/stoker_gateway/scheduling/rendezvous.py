@@ -1,10 +1,10 @@
-"""Which server a key goes to, agreed on by all who know the same servers: rendezvous hashing in O(log servers).
+"""Rendezvous hashing in O(log servers): all processes that know the same servers map a key to the same server.
 
-Rendezvous hashing gives each (key, server) a weight, and a key goes to the server that weighs most: when a server
-comes, keys move to it only; when it goes, only its own move. Here a server is a point on a circle, a key is `PROBES`
-points, and a pair weighs more the shorter the way from one of the key's points on to the server's. So the heaviest are
-found by bisection (Appleton and O'Reilly, "Multi-probe consistent hashing", 2015), and shares are even: with 21 probes
-the largest is some 1.05 of the mean.
+Rendezvous hashing gives each pair of key and server a weight, and a key goes to the server with the largest weight. If
+a server is added, keys move only to it; if one is removed, only its keys move. Here a server is a point on a circle, a
+key has `PROBES` points, and the weight is larger the shorter the distance from one of the key's points forward to the
+server's point. The servers with the largest weights are found by bisection (Appleton and O'Reilly, "Multi-probe
+consistent hashing", 2015). With 21 probes the largest share is about 1.05 times the mean.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PROBES: Final = 21
 _BITS: Final = 64
 _MASK: Final = (1 << _BITS) - 1
 
-#: A digest of 64 bytes is eight of a key's points.
+#: A digest of 64 bytes contains eight of a key's points.
 _POINTS: Final = Struct("<8Q")
 
 
 def point(server: str) -> int:
-    """A server's place on the circle."""
+    """Return a server's point on the circle."""
     return int.from_bytes(blake2b(server.encode(), digest_size=8).digest(), "little")
 
 
 def probes(key: bytes) -> list[int]:
-    """A key's places on the circle."""
+    """Return a key's points on the circle."""
     points: list[int] = []
     for number in range(-(-PROBES // 8)):
         points += _POINTS.unpack(blake2b(key, salt=bytes([number])).digest())
@@ -39,7 +39,7 @@ def probes(key: bytes) -> list[int]:
 
 
 class Rendezvous:
-    """A set of servers, to be met by keys."""
+    """A set of servers with an order for each key."""
 
     def __init__(self, servers: Iterable[str]) -> None:
         positions = sorted((point(server), server) for server in set(servers))
@@ -47,7 +47,7 @@ class Rendezvous:
         self._servers = [server for _, server in positions]
 
     def order(self, key: bytes) -> Iterator[str]:
-        """All servers, the heaviest for this key first; found as they are asked for."""
+        """Yield all servers, the one with the largest weight for this key first."""
         points, servers = self._points, self._servers
         count = len(servers)
         if not count:
@@ -67,5 +67,5 @@ class Rendezvous:
             distance = (points[following] - probe) & _MASK
             if distance > candidates[0][0]:
                 heapreplace(candidates, (distance, following, probe))
-            else:  # once around
+            else:  # this probe has passed all servers
                 heappop(candidates)

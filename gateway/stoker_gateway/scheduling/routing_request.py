@@ -1,4 +1,4 @@
-"""What a request asks of its endpoint's servers, as far as choosing one goes."""
+"""The properties of a request that determine its server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RoutingRequest:
-    """A request that wants a server.
+    """A request for which a server is chosen.
 
     Attributes:
-        chain: hashes of the full blocks of its prompt's text, as `stoker_common.text_prefix_hash` makes them.
-        size: bytes of its prompt.
-        session: what keeps it with the others of its session.
-        held_by: the server, ``IP:PORT``, that holds the response it goes on from; no other can answer it.
-        subset: the only servers it may go to; None stands for all.
+        chain: hashes of the full blocks of its prompt's text, from `stoker_common.text_prefix_hash`.
+        size: size of its prompt's text in bytes.
+        session: session id; requests of a session go to the same server.
+        held_by: ``IP:PORT`` of the server that stores the response it continues; no other can serve it.
+        subset: servers to which it may be sent; None: all.
     """
 
     chain: Sequence[bytes] = ()

@@ -1,4 +1,4 @@
-"""The servers of one endpoint: which are ready, full or failing, and what each has to do (`load.py`)."""
+"""The servers of one endpoint: which are ready, full or failing, and the load of each (`load.py`)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from stoker_gateway.scheduling.load import Load, ServerLoad
 from stoker_gateway.scheduling.prefix_index import PrefixIndex
 from stoker_gateway.scheduling.rendezvous import Rendezvous
 
-#: For how many seconds a server that failed gets nothing while others do; doubled with each failure, up to the longest.
+#: Seconds for which a failed server gets no requests while others do: doubled with each failure, up to the maximum.
 FAILED_S: Final = 1.0
 LONGEST_FAILED_S: Final = 30.0
 
-#: Requests that a server of a careful pool gets after it has started, until it reports again.
+#: Requests that a server of a careful pool may get after its start, until it reports again.
 FIRST_REQUESTS: Final = 8
 
 
 @dataclass
 class PooledServer:
-    """What is known of a server.
+    """State of a server.
 
     Attributes:
-        asked_at: when it was asked what it last said.
-        failures: since it last said that it is ready.
-        failed_at, failed_until: the last of them, and until when it gets nothing.
-        allowance: how many requests it may be sent until it reports again; None: as many as there are.
+        asked_at: time of the poll that returned its last report, in seconds.
+        failures: number of failures since it last reported that it is ready.
+        failed_at, failed_until: time of the last failure, and until when it gets no requests.
+        allowance: number of requests that it may have until it reports again; None: unlimited.
     """
 
     load: Load = field(default_factory=Load)
@@ -39,17 +39,17 @@ class PooledServer:
 
 
 class ServerPool:
-    """Keeps what is known of servers, from what they report and what became of requests. Used by one thread.
+    """Tracks the state of servers, from their reports and the results of requests. Used by one thread.
 
     Args:
-        max_blocks: blocks of prompts that are remembered.
-        max_waiting: a server where requests wait is full with so many.
+        max_blocks: maximum number of prompt blocks in the prefix index.
+        max_waiting: number of waiting requests from which a server counts as full.
 
     Attributes:
-        num_ready: servers that are ready.
-        sequences: requests at all of these, as far as is known.
-        careful: whether a server gets nothing before it has reported that it is ready, and then a number of requests
-            that grows with each report in which none waits. So what waited for the first server is not all sent to it.
+        num_ready: number of ready servers.
+        sequences: known number of requests at all ready servers.
+        careful: whether a server gets no requests before it has reported that it is ready, and then a number that grows
+            with each report in which none waits. So the first server to start does not get all waiting requests.
         backlog: whether requests wait for servers with room.
     """
 
@@ -61,18 +61,17 @@ class ServerPool:
         self._ready_mask = 0
         self.sequences = 0.0
         self.num_ready = 0
-        self._all_full = False  # when last looked at, and nothing was heard since
+        self._all_full = False  # at the last check, with no report since
         self.careful = False
         self.backlog = False
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of prompts that are remembered."""
+        """Number of prompt blocks in the prefix index."""
         return len(self._index)
 
     def set_servers(self, addresses: Iterable[str], now: float) -> None:
-        """These are all servers there are. New ones count as ready and idle until they say otherwise; where the pool is
-        careful, as not ready."""
+        """Set the servers. New ones count as ready and idle until they report; in a careful pool, as not ready."""
         current = dict.fromkeys(addresses)
         for departed in [server for server in self._servers if server not in current]:
             del self._servers[departed]
@@ -85,7 +84,7 @@ class ServerPool:
         self._count_ready()
 
     def observe(self, server: str, load: ServerLoad, sent_at: float, now: float) -> None:
-        """A server was asked at `sent_at`, and says this. Unknown servers and old words are ignored."""
+        """Record a server's report of a poll at `sent_at`. Unknown servers and outdated reports are ignored."""
         known = self._servers.get(server)
         if known is None or sent_at < known.asked_at:
             return
@@ -97,7 +96,7 @@ class ServerPool:
         if load.ready and sent_at >= known.failed_at:
             known.failures, known.failed_until = 0, -math.inf
         if load.ready and not was_ready:
-            self._index.add_server(server)  # another process, by the same address
+            self._index.add_server(server)  # a new process at the same address: its cache is empty
             known.allowance = FIRST_REQUESTS if self.careful else None
         elif known.allowance is not None:
             known.allowance = self._next_allowance(known.allowance, load)
@@ -107,7 +106,7 @@ class ServerPool:
             self.sequences += known.load.sequences - before
 
     def _next_allowance(self, allowance: int, load: ServerLoad) -> int | None:
-        """What a server may be sent after this report: twice as much while none of its requests waits, else half."""
+        """Return a server's allowance after this report: doubled if none of its requests waits, else halved."""
         if load.waiting > 0:
             return max(FIRST_REQUESTS, allowance // 2)
         if allowance >= self._max_waiting and not self.backlog:
@@ -115,27 +114,30 @@ class ServerPool:
         return min(2 * allowance, max(FIRST_REQUESTS, int(self._max_waiting)))
 
     def has_server(self, now: float) -> bool:
-        """Whether a server is ready, and did not fail since it last reported."""
+        """Whether any server is ready and not failing."""
         return self.num_ready > 0 and any(
             known.load.reported.ready and known.failed_until <= now for known in self._servers.values()
         )
 
     def states(self) -> Iterator[tuple[str, PooledServer]]:
-        """What is known of each server, by its address."""
+        """Iterate over the servers' addresses and states."""
         return iter(self._servers.items())
 
     def ended(self, number: int, tried: Sequence[str], now: float) -> None:
-        """The request of a pick has ended.
+        """Record that the request of a pick has ended.
 
         Args:
-            tried: servers that it was sent to, in order. Only the last can have answered; unknown ones are ignored.
+            number: number of the pick.
+            tried: servers that the request was sent to, in order. Only the last can have answered; unknown ones are
+                ignored.
         """
         for server in dict.fromkeys(tried):
             known = self._servers.get(server)
             if known is None:
                 continue
             before = known.load.sequences
-            # Its last word knows of the request only if it came before: a retry's server may have spoken earlier.
+            # The server's last report includes the request only if it was sent before the poll. After a retry, the
+            # poll may be older than the request.
             if server == tried[-1] and (number in known.load.sent or number <= known.asked_at * 1e6):
                 known.load.end(number, now)
             else:
@@ -146,8 +148,8 @@ class ServerPool:
                 self._all_full = False
 
     def failed(self, server: str, now: float) -> None:
-        """A server did not answer: it gets nothing for a while, unless all have failed. Unknown ones are ignored, and
-        what it has said something since."""
+        """Record that a server did not answer at `now`: it gets no requests for a while, unless all servers fail.
+        Unknown servers are ignored, and failures before the server's last report."""
         known = self._servers.get(server)
         if known is not None and now >= known.asked_at:
             known.failed_at = now
@@ -155,7 +157,7 @@ class ServerPool:
             known.failures += 1
 
     def _has_room(self, server: str, now: float) -> bool:
-        """Whether a ready server may get requests: it neither fails nor is full, by what is brought up to date."""
+        """Whether a ready server is neither failing nor full, after an update of its load to `now`."""
         known = self._servers[server]
         before = known.load.sequences
         known.load.pass_time(now)
@@ -169,7 +171,7 @@ class ServerPool:
         return known.load.is_full(self._max_waiting)
 
     def _count_ready(self) -> None:
-        """Servers have come or gone, or have started or ceased to be ready."""
+        """Recompute the set of ready servers."""
         ready = {name: known.load for name, known in self._servers.items() if known.load.reported.ready}
         self._ready = Rendezvous(ready)
         self._ready_mask = self._index.mask(ready)

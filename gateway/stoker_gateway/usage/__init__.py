@@ -1,1 +1,1 @@
-"""What became of requests, and what they used."""
+"""Completed requests and their token usage: metrics and billing."""

@@ -1,4 +1,4 @@
-"""Envoy's log of ended requests, taken in by gRPC and told to whoever listens."""
+"""gRPC service that receives Envoy's access log of completed requests and passes it to listeners."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from stoker_gateway.usage.completed_request import CompletedRequest
 
 logger = logging.getLogger(__name__)
 
-#: Told of each request that has ended, in the event loop.
+#: Called with each completed request, in the event loop.
 EndedListener = Callable[[CompletedRequest], None]
 
 
 class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
-    """Envoy's service.
+    """Envoy's access log service.
 
     Args:
-        listeners: told in this order. One that fails keeps nothing from the others.
+        listeners: called in this order. If one raises, the others are still called.
     """
 
     def __init__(self, listeners: Sequence[EndedListener]) -> None:
         self._listeners = listeners
         self._closed = asyncio.Event()
-        #: Entries that came.
+        #: Number of received entries.
         self.received = 0
 
     def register(self, server: Any) -> None:
-        """Has a gRPC server serve it."""
+        """Register the service with a gRPC server."""
         als_pb2_grpc.add_AccessLogServiceServicer_to_server(self, server)
 
     async def StreamAccessLogs(self, messages: Any, context: Any) -> Any:  # noqa: N802, gRPC's name
-        """Takes in entries as long as Envoy has any, or until this is closed."""
+        """Receive entries until Envoy ends the stream, or `close` is called."""
         await first_of(self._read(messages), self._closed.wait())
         return als_pb2.StreamAccessLogsResponse()
 
     def close(self) -> None:
-        """Takes in no more."""
+        """Stop receiving entries."""
         self._closed.set()
 
     async def _read(self, messages: Any) -> None:
@@ -54,7 +54,7 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
         try:
             ended = CompletedRequest.of(entry)
         except Exception:
-            logger.exception("an entry of Envoy's log cannot be read")
+            logger.exception("an entry of Envoy's access log cannot be parsed")
             return
         if ended is None:
             return
@@ -62,6 +62,4 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
             try:
                 listener(ended)
             except Exception:
-                logger.exception(
-                    "a request that has ended could not be accounted for", extra={"request_id": ended.request_id}
-                )
+                logger.exception("a completed request could not be processed", extra={"request_id": ended.request_id})

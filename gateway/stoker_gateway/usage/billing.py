@@ -1,7 +1,7 @@
-"""The log for billing: a line of JSON for each request that used tokens. No prompts, no answers, no secrets.
+"""The billing log: a JSON line for each request that used tokens, without prompts, outputs or secrets.
 
-A thread writes it, so that nothing waits for a disk. A file that is renamed is followed by a new one by the old name,
-at the next line; nobody has to be told.
+A thread writes it, so that the event loop does not wait for the disk. If the file is renamed, for example by log
+rotation, the next line creates a new file with the old name.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from stoker_gateway.usage.completed_request import CompletedRequest
 
 logger = logging.getLogger(__name__)
 
-#: What stands for standard output.
+#: Destination that means standard output.
 STDOUT: Final = "-"
-#: Lines that wait for a disk that is full, or a reader that does not read. Later ones are lost, which the log tells.
+#: Maximum number of lines that wait, for example while the disk is full. Further lines are lost, which is logged.
 MAX_LINES: Final = 200_000
-#: Seconds until a line is tried again.
+#: Seconds until a failed write is retried.
 _AGAIN_S: Final = 1.0
-#: Seconds that the last lines may take in the end.
+#: Maximum time for writing the last lines at shutdown, in seconds.
 _CLOSE_S: Final = 10.0
 _MODE: Final = 0o640
 
 
 class BillingLog:
-    """Writes the log, from `BillingLog(…)` to `close`.
+    """Writes the billing log, from its creation to `close`.
 
     Args:
-        destination: a file, which is added to, or ``-``: standard output.
+        destination: file to which lines are appended, or ``-`` for standard output.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, destination: str) -> None:
@@ -55,24 +55,24 @@ class BillingLog:
         self._thread.start()
 
     def ended(self, ended: CompletedRequest) -> None:
-        """Takes note of a request; says nothing of one that used no tokens."""
+        """Queue the line of a request; requests without tokens are skipped."""
         if not ended.tokens.prompt and not ended.tokens.output:
             return
         if len(self._lines) >= MAX_LINES:
             if not self._lost:
-                logger.error("the billing log cannot be written for too long: lines are lost from now on")
+                logger.error("the billing log could not be written for too long: lines are lost from now on")
             self._lost += 1
             return
         self._lines.append(line(ended))
         self._has_lines.set()
 
     def close(self) -> None:
-        """Writes what there is, and ends."""
+        """Write the waiting lines and stop the thread."""
         self._closing.set()
         self._has_lines.set()
         self._thread.join(_CLOSE_S)
         if num_lost := self._lost + len(self._lines):
-            logger.error("%d lines of the billing log are lost", num_lost)
+            logger.error("%d lines of the billing log were lost", num_lost)
 
     def _write_on(self) -> None:
         while not self._closing.is_set() or self._lines:
@@ -81,12 +81,12 @@ class BillingLog:
             try:
                 self._write_all()
             except OSError as error:
-                logger.error("the billing log cannot be written; trying again: %s", error)
+                logger.error("the billing log cannot be written, and is tried again: %s", error)
                 time.sleep(_AGAIN_S)
                 self._has_lines.set()
 
     def _write_all(self) -> None:
-        """Each line is written once: what is left of one that was written in part comes first the next time."""
+        """Write the waiting lines. After a partial write, the rest of the line stays first in the queue."""
         while self._lines:
             if self._path is not None and not self._in_line and not _is_at(self._file, self._path):
                 os.close(self._file)
@@ -101,7 +101,7 @@ class BillingLog:
 
 
 def line(ended: CompletedRequest) -> bytes:
-    """What is written of a request; its time is when it began."""
+    """Return the line of a request; its time is the start of the request."""
     used = ended.tokens
     fields = {
         "time": rfc3339(ended.began),

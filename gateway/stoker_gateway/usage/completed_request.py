@@ -1,4 +1,4 @@
-"""A request that has ended, as Envoy's log tells it."""
+"""A completed request, from an entry of Envoy's access log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker_gateway.usage import tokens
 from stoker_gateway.usage.tokens import Tokens
 
 _POST: Final = base_pb2.RequestMethod.POST
-#: Envoy's flags of answers that did not end as they should: the client left, or the server did, or nothing happened.
+#: Envoy's response flags of incomplete responses: closed by the client or the server, timed out, or invalid.
 _BROKEN_OFF: Final = (
     "downstream_connection_termination",
     "downstream_remote_reset",
@@ -39,21 +39,22 @@ _BROKEN_OFF: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
-    """A request that was routed, and has ended.
+    """A request that was routed and has ended.
 
     Attributes:
-        model: its served name.
-        key: who asked, by the key's id; empty without keys.
-        grant: what limits reserved for it; empty without.
-        pick: the number of the pick that routed it.
-        servers: that it was sent to, in order. Only the last can have answered.
-        unreachable: whether the last could not be connected to either.
-        status: of the answer; 0: there was none.
-        tokens: that it used.
-        response_bytes: of the answer's body.
-        aborted: whether the answer broke off, by whomever.
-        began: seconds since 1970.
-        duration_s: seconds until it ended.
+        model: served name.
+        key: id of the client's key; empty without keys.
+        grant: id of the limits' reservation; empty without one.
+        pick: number of the pick that routed it.
+        servers: servers that it was sent to, in order. Only the last can have answered.
+        unreachable: whether the connection to the last server failed too.
+        status: HTTP status of the response; 0 if there was none.
+        tokens: tokens that it used.
+        response_bytes: size of the response's body.
+        aborted: whether the response is incomplete, whatever the cause.
+        began: start time in seconds since 1970.
+        duration_s: duration in seconds.
+        request_id: value of X-Request-Id.
     """
 
     model: str
@@ -72,7 +73,7 @@ class CompletedRequest:
 
     @classmethod
     def of(cls, entry: Any) -> CompletedRequest | None:
-        """What an entry of Envoy's log (`HTTPAccessLogEntry`) says; None if the request was not routed."""
+        """Return the request of an access log entry (`HTTPAccessLogEntry`); None if it was not routed."""
         common, response = entry.common_properties, entry.response
         spaces = common.metadata.filter_metadata
         picker_fields = _fields(spaces, METADATA)
@@ -98,8 +99,8 @@ class CompletedRequest:
 
 
 def _fields(spaces: Any, name: str) -> dict[str, Any]:
-    """A namespace's fields that are numbers or text."""
-    if name not in spaces:  # indexing would add it
+    """Return the fields of a metadata namespace that are numbers or text."""
+    if name not in spaces:  # indexing a protobuf map would add the key
         return {}
     fields = spaces[name].fields
     kinds = {key: value.WhichOneof("kind") for key, value in fields.items()}
@@ -117,10 +118,11 @@ def _servers(common: Any, destination: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted: bool) -> Tokens:
-    """What was used: said by the answer, or estimated where it does not say it, or broke off before it did."""
+    """Return the tokens of a request: from the response's usage, or an estimate if the response has none or broke off
+    before it."""
     path = entry.request.path.partition("?")[0]
     if entry.request.request_method != _POST or path not in POSTED:
-        return Tokens()  # an answer that was made before tells again what it took
+        return Tokens()  # a retrieved stored response repeats the usage of the original request
     known = tokens.reported(usage)
     if known is not None and (not aborted or "stoker_usage" in usage):
         return known
@@ -129,7 +131,7 @@ def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted
         return known or Tokens()
     streamed = entry.response.response_headers.get("content-type", "").startswith("text/event-stream")
     guess = tokens.estimated(entry.request.request_body_bytes, entry.response.response_body_bytes, streamed=streamed)
-    if known is not None:  # up to the answer's beginning
+    if known is not None:  # the response broke off, and its usage counts only the beginning
         return Tokens(known.prompt, known.cached, max(known.output, guess.output), estimated=True)
     prompt = int(prompt_tokens) if isinstance(prompt_tokens, float) else guess.prompt
     return Tokens(prompt, 0, guess.output, estimated=True)

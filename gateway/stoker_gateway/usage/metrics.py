@@ -1,4 +1,4 @@
-"""What keys use, for Prometheus. Only keys that there are have series, so that there are not more and more of them."""
+"""Prometheus metrics of the keys' usage. Only current keys have series, so that their number does not grow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from stoker_gateway.usage.completed_request import CompletedRequest
 
 
 class UsageMetrics:
-    """Metrics of one gateway.
+    """Usage metrics of one gateway.
 
     Args:
-        registry: that they are in.
-        keys: ids of the keys there are; none where there are no keys, and who asks is not known.
+        registry: Prometheus registry.
+        keys: ids of the current keys; empty if requests need no key.
     """
 
     def __init__(self, registry: CollectorRegistry, keys: Iterable[str] = ()) -> None:
         self.tokens = Counter(
             "stoker:gateway_tokens", "Tokens of requests that have ended.", ["key", "model", "kind"], registry=registry
         )
-        #: By the status of the answer; 0: there was none.
+        #: The label ``code`` is the response's status; 0: there was no response.
         self.requests = Counter(
             "stoker:gateway_key_requests",
             "Routed requests that have ended.",
@@ -32,17 +32,17 @@ class UsageMetrics:
         self.set_keys(keys)
 
     def set_keys(self, keys: Iterable[str]) -> None:
-        """These are all keys there are. The series of others go, also if one of their requests ends later."""
+        """Set the current keys. The series of others are removed, and stay so if one of their requests ends later."""
         before, self._keys = self._keys, frozenset(keys) | {""}
         for key in before - self._keys:
             self._forget("key", key)
 
     def forget_model(self, model: str) -> None:
-        """The model is not served any more."""
+        """Remove the series of a model that is no longer served."""
         self._forget("model", model)
 
     def ended(self, ended: CompletedRequest) -> None:
-        """Counts a request."""
+        """Count a completed request."""
         if ended.key not in self._keys:
             return
         self.requests.labels(ended.key, ended.model, str(ended.status)).inc()

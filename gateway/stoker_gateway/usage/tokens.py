@@ -1,11 +1,11 @@
-"""How many tokens a request used: by what the answer says, or else by an estimate.
+"""Token usage of a request, from the response or by an estimate.
 
-Who says it, and how:
+Usage fields by source:
 
-    our engine, in events       prompt_tokens, completion_tokens, cached_tokens
+    Stoker's engine, in events  prompt_tokens, completion_tokens, cached_tokens
     OpenAI, /v1/completions …   prompt_tokens, completion_tokens, prompt_tokens_details.cached_tokens
     OpenAI, /v1/responses       input_tokens, output_tokens, input_tokens_details.cached_tokens
-    Anthropic, /v1/messages     input_tokens, output_tokens, and beside the first: cache_read_input_tokens,
+    Anthropic, /v1/messages     input_tokens, output_tokens; not included in the former: cache_read_input_tokens,
                                 cache_creation_input_tokens
 """
 
@@ -19,25 +19,25 @@ import orjson
 
 from stoker_gateway.protocol.envoy_headers import USAGES
 
-#: Bytes of text that a token usually has, and of an event with one token.
+#: Average bytes of a token's text, and of a stream event with one token.
 TOKEN_BYTES: Final = 4
 EVENT_BYTES: Final = 220
 
-#: What is counted of an answer.
+#: Names of the output's token count.
 _ANSWERS: Final = ("completion_tokens", "output_tokens")
-#: No request has as many tokens: a larger number is as good as none.
+#: Larger token counts are invalid and ignored.
 _MAX_COUNT: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a request used.
+    """Tokens that a request used.
 
     Attributes:
-        prompt: tokens of its prompt, those in `cached` included.
-        cached: of these, tokens that did not have to be computed.
-        output: tokens of its answer.
-        estimated: whether any of them is an estimate.
+        prompt: prompt tokens, including those in `cached`.
+        cached: prompt tokens from the prefix cache.
+        output: output tokens.
+        estimated: whether any of the values is an estimate.
     """
 
     prompt: int = 0
@@ -47,10 +47,10 @@ class Tokens:
 
 
 def reported(usage: Mapping[str, Any]) -> Tokens | None:
-    """What an answer says; None if it says nothing.
+    """Return the usage that a response reports; None if it reports none.
 
     Args:
-        usage: the metadata that Envoy made of it.
+        usage: metadata that Envoy extracted from the response.
     """
     objects = {name: _object(usage.get(name)) for name in USAGES}
     for known in (objects["stoker_usage"], _together(objects["message"], objects["usage"], objects["response"])):
@@ -60,7 +60,7 @@ def reported(usage: Mapping[str, Any]) -> Tokens | None:
 
 
 def estimated(prompt_bytes: int, answer_bytes: int, *, streamed: bool) -> Tokens:
-    """What a request probably used, by the sizes of its body and its answer."""
+    """Estimate the usage from the sizes of the request's and the response's bodies."""
     return Tokens(
         prompt=-(-prompt_bytes // TOKEN_BYTES),
         output=-(-answer_bytes // (EVENT_BYTES if streamed else TOKEN_BYTES)),
@@ -85,13 +85,13 @@ def _tokens(known: Mapping[str, Any]) -> Tokens | None:
 
 
 def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
-    """What several usages of one answer say: each adds to the one before. A prompt gets no shorter: a later one that
-    counts none of its tokens does not know them.
+    """Merge several usages of one response, later ones over earlier ones. Prompt counts never decrease, because a later
+    usage without prompt tokens just does not have them.
     """
     merged: dict[str, Any] = {}
     for usage in usages:
         if _says_prompt(usage) and not any(map(_count, usage.values())):
-            merged = {**usage, **merged}  # it knows nothing
+            merged = {**usage, **merged}  # all counts are 0 or absent, so earlier values take precedence
             continue
         for name, value in usage.items():
             previous, current = _count(merged.get(name)), _count(value)
@@ -106,7 +106,7 @@ def _says_prompt(usage: Mapping[str, Any]) -> bool:
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens, if it is one."""
+    """Return a value as a token count; None if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_COUNT:
         return None
     return int(value)

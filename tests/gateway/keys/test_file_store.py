@@ -94,7 +94,7 @@ def test_a_key_is_made_once(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "keys.yaml")
     store.create(manifests.write(key("a")))
     before = store.read()
-    with pytest.raises(ArgumentError, match=r"--id: there is a key 'a' already"):
+    with pytest.raises(ArgumentError, match=r"--id: the key 'a' already exists"):
         store.create(manifests.write(key("a", "m")))
     assert store.read() == before
 

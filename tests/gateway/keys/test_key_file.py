@@ -113,7 +113,7 @@ def test_what_cannot_be_read_changes_nothing_and_is_said_once(
                 path.mkdir()
             elif isinstance(content, bytes):
                 path.write_bytes(content)
-            line = await until_logged(caplog, "the keys stay as they were")
+            line = await until_logged(caplog, "the previous keys stay valid")
             assert str(path) in line and "\n" not in line and len(line) < 300
             await looked_again(monkeypatch)
             assert not caplog.records
@@ -199,20 +199,20 @@ def test_what_has_changed_is_said_once(tmp_path: Path, caplog: pytest.LogCapture
 
     async def main() -> None:
         async with watched(path) as next_one:
-            assert [each.getMessage() for each in caplog.records] == [f"{path}: 2 keys are in force"]
+            assert [each.getMessage() for each in caplog.records] == [f"{path}: 2 valid keys"]
             for content, lines in [
-                (text("a", "c"), ["keys that are new: c", "keys that are gone: b"]),
-                (text("a", "c", priority="5"), ["keys that are changed: a, c"]),
+                (text("a", "c"), ["keys added: c", "keys removed: b"]),
+                (text("a", "c", priority="5"), ["keys changed: a, c"]),
                 (
                     text("c", priority="5") + text("a", priority="high"),
                     [
-                        "this key is not in force: Secret stoker-key-a: priority: 'high' is no whole number from -1000"
+                        "an invalid key is ignored: Secret stoker-key-a: priority: 'high' is not an integer from -1000"
                         " to 1000",
-                        "keys that are gone: a",
+                        "keys removed: a",
                     ],
                 ),
-                (text("c") + text("a", priority="high"), ["keys that are changed: c"]),
-                ("", ["keys that are gone: c", "no key is in force, so every request is refused until there is one"]),
+                (text("c") + text("a", priority="high"), ["keys changed: c"]),
+                ("", ["keys removed: c", "there is no valid key, so every request is rejected until there is one"]),
             ]:
                 caplog.clear()
                 path.write_text(content)
@@ -227,9 +227,9 @@ def test_a_file_that_cannot_be_read_at_first_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for path, says in [
         (tmp_path / "none", "does not exist"),
-        (tmp_path, "is no file"),
-        (pipe, "is no file"),
-        (Path("/dev/zero"), "is no file"),
+        (tmp_path, "is not a regular file"),
+        (pipe, "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
         (Path("a\0b"), "cannot be read"),
         (Path("a" * 5000), "cannot be read"),
     ]:

@@ -168,7 +168,7 @@ def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: P
                 api.put(KEYS, key_secret("two"))
                 await until_async(lambda: _is(gateway.status("org/a", "two"), 200))
                 await until_async(lambda: _is(gateway.status("org/b"), 503))
-                assert "key that its servers want" in str(await gateway.ask("org/b"))
+                assert "API key of its servers" in str(await gateway.ask("org/b"))
                 assert not b.requests
                 api.put("secrets", secret("s", "two", api_key="k1"))
                 api.put(ENDPOINTS, api.kinds[ENDPOINTS][("two", "b")] | {"metadata": _next(api, "two", "b")})

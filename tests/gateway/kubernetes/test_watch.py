@@ -104,7 +104,7 @@ def test_a_right_that_is_missing_is_said_once_and_tried_again(caplog: pytest.Log
         again = "endpoints can be watched again"
         until(lambda: again in caplog.messages, lambda: caplog.messages)  # it is written after it is listed
         refused = (
-            "endpoints cannot be watched: refused with 403; let the gateway's service account list and watch them; the"
-            " gateway is not ready until they are"
+            "endpoints cannot be watched: refused with 403; allow the gateway's service account to list and watch"
+            " them; the gateway is not ready until they are"
         )
         assert caplog.messages.count(refused) == 1 and caplog.messages[-1] == again, caplog.messages
