@@ -93,7 +93,7 @@ def test_no_pattern_takes_much_work(expression: str) -> None:
     ],
 )  # fmt: skip
 def test_others_are_refused(expression: str) -> None:
-    with pytest.raises(ModelError, match=r"config\.json: ignore holds .*, a pattern that is not computed"):
+    with pytest.raises(ModelError, match=r"config\.json: ignore holds .*, a pattern that is not supported"):
         ListedModules.of(["lm_head", f"re:{expression}"], "ignore")
 
 

@@ -194,7 +194,7 @@ def test_a_foreign_architecture_is_not_quantized(tmp_path: Path) -> None:
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     find_checkpoint(EngineArgs(model=str(tmp_path)))
-    with pytest.raises(ArgumentError, match="PersimmonForCausalLM runs by transformers' own modules"):
+    with pytest.raises(ArgumentError, match="PersimmonForCausalLM runs on the Transformers backend"):
         find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int8"))
 
 

@@ -287,7 +287,7 @@ def test_pairs_may_be_cut_between_any_columns() -> None:
 
 @pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "W4A8_AWQ", "MIXED_PRECISION", ""])
 def test_other_algorithms_of_model_optimizer_are_refused_by_name(algorithm: str) -> None:
-    with pytest.raises(ModelError, match="computed are FP8"):
+    with pytest.raises(ModelError, match="supported are FP8"):
         _modelopt(algorithm)
 
 

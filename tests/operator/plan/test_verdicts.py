@@ -332,7 +332,7 @@ def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> Non
     [
         ({"architectures": ["BertForMaskedLM"]}, "an encoder that fills masks"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder-decoder"),
-        ({"architectures": ["ViTForImageClassification"]}, "a model of images"),
+        ({"architectures": ["ViTForImageClassification"]}, "an image model"),
         ({"architectures": ["CLIPModel"]}, "without a head"),
     ],
 )
