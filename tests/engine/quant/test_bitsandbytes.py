@@ -132,7 +132,7 @@ def test_what_is_not_computed_is_refused_with_a_remedy(stated: dict[str, Any], m
 
 def test_rows_that_blocks_cut_anywhere() -> None:
     read = parse({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}})
-    with pytest.raises(ModelError, match=r"up_proj has rows of 40 numbers.*no multiple of 16; .*load_in_8bit"):
+    with pytest.raises(ModelError, match=r"up_proj has rows of 40 values.*not a multiple of 16; .*load_in_8bit"):
         read.format_of("model.layers.0.mlp.up_proj", 64, 40)
 
 

@@ -233,7 +233,7 @@ def test_schemes_by_names_patterns_and_classes() -> None:
         ({"format": "mxfp6-pack-quantized"}, "mxfp6-pack-quantized"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 6, "type": "float"}}}}, "float6"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 16}}}}, "num_bits"),
-        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 8}}}}, "multiples of 16"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 8}}}}, "not a multiple of 16"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 0}}}}, "group_size"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 2**30}}}}, "group_size"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "attn_head"}}}}, "attn_head"),

@@ -333,7 +333,7 @@ def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> Non
         ({"architectures": ["BertForMaskedLM"]}, "an encoder that fills masks"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder-decoder"),
         ({"architectures": ["ViTForImageClassification"]}, "an image model"),
-        ({"architectures": ["CLIPModel"]}, "without a head"),
+        ({"architectures": ["CLIPModel"]}, "without a language-model head"),
     ],
 )
 def test_what_is_no_decoder_is_refused_saying_so(spec: SpecOf, config: dict[str, Any], reason: str) -> None:

@@ -67,7 +67,7 @@ def nf4_format(inner: int, block: int) -> GroupFormat | None:
 def unfit(block: int) -> str:
     """Return why `nf4_format` returned None, as the end of a sentence."""
     return (
-        f"which do not align with blocks of {block} in multiples of 16; quantize the model again to 8 bits "
+        f"which blocks of {block} split into groups that are not a multiple of 16; quantize the model again to 8 bits "
         "(load_in_8bit)"
     )
 
