@@ -144,15 +144,15 @@ def _state(**changes: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("end", "tensor", "message"),
     [
-        ("weight", None, "nested is quantized and has no weight"),
-        ("weight.absmax", None, "nested is quantized and has no weight.absmax"),
+        ("weight", None, "nested is quantized but has no weight"),
+        ("weight.absmax", None, "nested is quantized but has no weight.absmax"),
         ("weight.quant_map", None, "has no weight.quant_map"),
         ("weight.nested_quant_map", None, "has no weight.nested_quant_map"),
         ("weight.nested_absmax", None, r"absmax holds uint8, its matrix needs float32"),
         ("weight.absmax", torch.zeros(3, dtype=torch.uint8), r"absmax has shape \(3,\)"),
         ("weight.nested_absmax", torch.zeros(9), r"nested_absmax has shape \(9,\)"),
         ("weight.nested_absmax", torch.zeros(2, dtype=torch.int64), r"nested_absmax holds int64"),
-        ("weight.quant_map", torch.linspace(-1, 1, 16), r"quant_map is not that of nf4"),
+        ("weight.quant_map", torch.linspace(-1, 1, 16), r"quant_map is not the table of nf4"),
         ("weight", torch.zeros(9, 1, dtype=torch.uint8), r"nested.weight has shape \(9, 1\)"),
         ("weight", torch.zeros(96, 192, dtype=torch.int64), r"nested.weight holds int64"),
         (f"weight.{_STATE}", torch.zeros(9, dtype=torch.uint8), "does not hold JSON"),
@@ -184,11 +184,11 @@ def test_damaged_tensors_are_refused_by_name(end: str, tensor: torch.Tensor | No
 @pytest.mark.parametrize(
     ("end", "tensor", "message"),
     [
-        ("weight", None, "eight is quantized and has no weight"),
+        ("weight", None, "eight is quantized but has no weight"),
         ("weight", torch.zeros(24, 48), "weight holds float32, its matrix needs int8"),
         ("weight", torch.zeros(24 * 48, dtype=torch.int8), "needs 2 dimensions"),
         ("weight", torch.zeros(24, 0, dtype=torch.int8), "is not a matrix"),
-        ("SCB", torch.zeros(23), r"SCB has shape \(23,\); .* needs \(24,\)"),
+        ("SCB", torch.zeros(23), r"SCB has shape \(23,\), .* needs \(24,\)"),
         ("SCB", torch.zeros(24, dtype=torch.int32), "SCB holds int32"),
         ("weight_format", torch.tensor(2, dtype=torch.uint8), "not stored by rows are not supported"),
     ],

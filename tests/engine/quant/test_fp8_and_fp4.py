@@ -202,7 +202,7 @@ def test_configs_that_cannot_be_are_refused(changes: dict[str, Any], message: st
         ({"weight_scale": _scales(1)}, "no weight"),
         (
             {"weight": _numbers(8, 8), "weight_scale": _scales(1), "weight_scale_inv": _scales(1)},
-            "weight_scale_inv is not used",
+            "weight_scale_inv does not belong",
         ),
         ({"weight": torch.zeros(8, 8), "weight_scale": _scales(1)}, "holds float32"),
         ({"weight": torch.zeros(8, 8, dtype=torch.float8_e4m3fnuz), "weight_scale": _scales(1)}, "float8_e4m3fnuz"),

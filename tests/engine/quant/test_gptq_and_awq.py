@@ -178,7 +178,7 @@ def test_modules_have_settings_of_their_own() -> None:
     wide = Quantized(8, 128, 8, 64)
     module = _find({**config, "quant_method": "gptq"}, wide.gptq("model.layers.0.mlp.up_proj"))
     assert torch.equal(_numbers(module["model.layers.0.mlp.up_proj"]), wide.weight)
-    with pytest.raises(WeightsError, match=r"down_proj is quantized, though config\.json"):
+    with pytest.raises(WeightsError, match=r"down_proj is quantized, but config\.json"):
         _find({**config, "quant_method": "gptq"}, wide.gptq("model.layers.0.mlp.down_proj"))
 
 
@@ -247,9 +247,9 @@ def _changed(tensors: dict[str, torch.Tensor], part: str, change: Any) -> dict[s
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("scales", None, rf"{_Q} is quantized and has no scales"),
-        ("qzeros", None, rf"{_Q} is quantized and has no qzeros"),
-        ("scales", lambda x: x[:-1], r"scales has shape \(3, 32\); .* needs \(4, 32\)"),
+        ("scales", None, rf"{_Q} is quantized but has no scales"),
+        ("qzeros", None, rf"{_Q} is quantized but has no qzeros"),
+        ("scales", lambda x: x[:-1], r"scales has shape \(3, 32\), .* needs \(4, 32\)"),
         ("scales", lambda x: x.t(), r"scales has shape"),
         ("scales", lambda x: x.to(torch.int32), r"scales holds int32, its matrix needs float32 or"),
         ("qzeros", lambda x: x[:, :-1], r"qzeros has shape \(4, 3\)"),
