@@ -276,8 +276,8 @@ def longest_sequence(
 
 
 def _sharded(spec: LayerCache, tensor: int) -> LayerCache:
-    """Return the cache spec of one rank. KV heads are split, or replicated if there are fewer than devices. Latent vectors
-    and state tensors without a shard dimension are replicated."""
+    """Return the cache spec of one rank. KV heads are split, or replicated if there are fewer than devices. Latent
+    vectors and state tensors without a shard dimension are replicated."""
     if spec.kind == "tokens":
         heads = spec.num_kv_heads if spec.latent else -(-spec.num_kv_heads // tensor)
         return replace(spec, num_kv_heads=heads)

@@ -251,7 +251,7 @@ def _changed(tensors: dict[str, torch.Tensor], part: str, change: Any) -> dict[s
         ("qzeros", None, rf"{_Q} is quantized but has no qzeros"),
         ("scales", lambda x: x[:-1], r"scales has shape \(3, 32\), .* needs \(4, 32\)"),
         ("scales", lambda x: x.t(), r"scales has shape"),
-        ("scales", lambda x: x.to(torch.int32), r"scales holds int32, its matrix needs float32 or"),
+        ("scales", lambda x: x.to(torch.int32), r"scales holds int32, but its matrix needs float32 or"),
         ("qzeros", lambda x: x[:, :-1], r"qzeros has shape \(4, 3\)"),
         ("qzeros", lambda x: x.long(), r"qzeros holds int64"),
         ("qweight", lambda x: x.to(torch.int16), r"qweight holds int16"),
