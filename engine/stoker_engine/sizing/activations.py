@@ -18,8 +18,8 @@ SAMPLER_COPIES: Final = 11
 #: Minimum number of logits that the sampler processes at a time.
 SAMPLER_LOGITS: Final = 2**20
 
-#: The sampler's chunks begin at multiples of this many rows. So they are 16-byte aligned for any vocabulary size, as the
-#: kernels require.
+#: The sampler's chunks begin at multiples of this many rows. So they are 16-byte aligned for any vocabulary size, as
+#: the kernels require.
 _ROWS_TOGETHER: Final = 4
 
 #: Live vectors of the hidden size for each token: during the widest part of a layer, the same with parallel attention
@@ -85,7 +85,8 @@ def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:
 
 def _mixing_numbers(attention: AttentionConfig, tensor: int) -> int:
     """Return the elements of a token's queries, keys, values and results. If the norm is not per head
-    or QKV is clipped, torch operators need extra copies; with a norm over all heads, each device temporarily gathers all heads."""
+    or QKV is clipped, torch operators need extra copies. With a norm over all heads, each device temporarily gathers
+    all heads."""
     norm = attention.qk_norm
     if (norm is None or norm.over == "head") and attention.clip_qkv is None:
         return (2 * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim // tensor

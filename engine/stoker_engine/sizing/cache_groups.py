@@ -17,8 +17,8 @@ Layers that keep one *state* for each sequence (`StateSpec`) form another group,
                                                 state  │ 5 │ 9 │ 2 │ 4 │      a fixed number
 
 Every step overwrites the state, so its blocks are never in the prefix cache. Cached attention blocks are useless
-without the state at their end, so models with states have no prefix hits. Forked sequences share a state's blocks until one of
-them computes, which requires a copy of all of them.
+without the state at their end, so models with states have no prefix hits. Forked sequences share a state's blocks until
+one of them computes, which requires a copy of all of them.
 
 Block 0 is the *null block* (as in vLLM). It belongs to no sequence and fills the entries of block tables without a
 block: those that a window has left, and those past the end of a sequence. Its contents never affect a result.
