@@ -1,12 +1,12 @@
-"""The shape of a mixture of experts (Shazeer et al., 2017): how tokens choose experts, and how large these are.
+"""The shape of a mixture of experts (Shazeer et al., 2017): routing and expert sizes.
 
-All families' routers are one formula with other constants:
+The routers of all families follow one formula:
 
     scores   s = softmax(logits) or sigmoid(logits)                           over all experts, float32
     choice   the top k of s + correction bias, within the best groups         (groups: DeepSeek-V2 and V3)
     weights  s at the chosen ÷ their p-norm (p = 1: their sum, or undivided) × routed_scaling_factor
 
-Taking the top k logits first and their softmax then (Granite, gpt-oss) is the same as p = 1.
+A softmax over only the top k logits (Granite, gpt-oss) equals p = 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from stoker_common.errors import ModelError
 
-#: More are taken for a damaged file: each has weights with names of its own.
+#: Limit on the experts of one layer; a config.json with more is taken to be damaged.
 MOST_EXPERTS: Final = 10_000
 
 
@@ -25,20 +25,20 @@ class MoEConfig:
     """One layer's mixture of experts.
 
     Attributes:
-        num_experts: routed experts.
-        num_experts_per_tok: experts that one token goes to.
-        intermediate_size: of one routed expert, a gated MLP.
+        num_experts: number of routed experts.
+        num_experts_per_tok: number of routed experts selected for each token.
+        intermediate_size: inner size of one routed expert, a gated MLP.
         bias: whether the routed experts have biases (gpt-oss).
         scoring: how router logits become scores.
-        normalize: p of the norm that weights are divided by; None leaves them.
-        router_bias: whether the router's logits have one.
-        correction_bias: whether a bias, learned for balance, joins the scores for the choice only.
-        num_groups: groups of experts, of equal size.
-        topk_groups: how many groups a token may choose from.
+        normalize: p of the norm that the weights are divided by; None: not normalized.
+        router_bias: whether the router's logits have a bias.
+        correction_bias: whether a learned load-balancing bias is added to the scores for the selection only.
+        num_groups: number of expert groups, of equal size.
+        topk_groups: number of groups that the experts of a token may come from.
         group_score: a group's score: the sum of its two best experts' (DeepSeek-V3), or its best one (DeepSeek-V2).
         routed_scaling_factor: weights are multiplied by it.
-        shared_intermediate_size: of the shared experts together, which see every token; 0: there are none.
-        shared_gate: whether the shared experts' result is weighted by a sigmoid of its own (Qwen2-MoE).
+        shared_intermediate_size: total inner size of the shared experts, which process every token; 0: none.
+        shared_gate: whether the shared experts' result is weighted by a sigmoid gate (Qwen2-MoE).
     """
 
     num_experts: int
@@ -58,24 +58,28 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         """Raises:
-        ModelError: the numbers do not fit together.
+        ModelError: the sizes are inconsistent.
         """
         if self.num_experts > MOST_EXPERTS:
-            raise ModelError(f"a layer of {self.num_experts} experts; {MOST_EXPERTS} is the most")
+            raise ModelError(f"a layer of {self.num_experts} experts; {MOST_EXPERTS} is the maximum")
         if self.num_experts_per_tok > self.num_experts:
-            raise ModelError(f"a token goes to {self.num_experts_per_tok} experts, and there are {self.num_experts}")
+            raise ModelError(
+                f"{self.num_experts_per_tok} experts per token are more than the {self.num_experts} experts"
+            )
         if self.num_experts % self.num_groups or self.topk_groups > self.num_groups:
             raise ModelError(
-                f"{self.num_experts} experts cannot be {self.num_groups} equal groups, "
-                f"{self.topk_groups} of them chosen"
+                f"{self.num_experts} experts cannot be split into {self.num_groups} equal groups "
+                f"of which {self.topk_groups} are selected"
             )
         if self.num_experts_per_tok > self.topk_groups * (self.num_experts // self.num_groups):
-            raise ModelError(f"{self.topk_groups} groups have less than {self.num_experts_per_tok} experts")
+            raise ModelError(f"{self.topk_groups} groups have fewer than {self.num_experts_per_tok} experts")
         if self.group_score == "top2" and 1 < self.num_groups > self.num_experts // 2:
-            raise ModelError(f"{self.num_groups} groups of less than two experts cannot be ranked by their two best")
+            raise ModelError(
+                f"{self.num_groups} groups of fewer than two experts cannot be ranked by their two best ones"
+            )
 
     def weights(self, hidden_size: int) -> int:
-        """How many numbers the layer's matrices hold, router included, biases not."""
+        """Return the number of elements of the layer's matrices, including the router, without biases."""
         experts = 3 * self.num_experts * self.intermediate_size * hidden_size
         shared = 3 * self.shared_intermediate_size * hidden_size + (hidden_size if self.shared_gate else 0)
         return self.num_experts * hidden_size + experts + shared

@@ -1,4 +1,4 @@
-"""Models that no engine of this kind serves, and why: they do not generate token by token from text alone."""
+"""Reasons why a model is not supported: it is not an autoregressive decoder of text."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
 
-#: How the names of such architectures end → what they are.
+#: Suffix of the architecture's name → kind of model, for messages.
 _ENDINGS: Final = {
     "ForMaskedLM": "an encoder that fills masks",
-    "ForPreTraining": "a model without a head that generates",
+    "ForPreTraining": "a model without a language-model head",
     "ForSequenceClassification": "a classifier",
     "ForTokenClassification": "a classifier",
     "ForMultipleChoice": "a classifier",
-    "ForQuestionAnswering": "a model that marks answers",
-    "ForImageClassification": "a model of images",
-    "ForSpeechSeq2Seq": "a model of speech",
-    "ForCTC": "a model of speech",
+    "ForQuestionAnswering": "a question-answering model that extracts spans",
+    "ForImageClassification": "an image model",
+    "ForSpeechSeq2Seq": "a speech model",
+    "ForCTC": "a speech model",
     "EncoderModel": "an encoder",
-    "Model": "a model without a head that generates",
+    "Model": "a model without a language-model head",
 }
 
-#: What is wrong with a config.json that does not say which model it describes, and the remedy.
+#: Error and remedy for a config.json without ``architectures``.
 NO_ARCHITECTURES: Final = "config.json names no architectures"
-NAME_ONE: Final = 'it must say, for example, ["LlamaForCausalLM"]'
+NAME_ONE: Final = 'add the field, for example "architectures": ["LlamaForCausalLM"]'
 
 
 def why_no_decoder(config: Mapping[str, Any]) -> str | None:
-    """The reason why a parsed config.json is no autoregressive decoder of text; None: it may be one.
+    """Return why a parsed config.json is not an autoregressive decoder of text, or None if it may be one.
 
     Raises:
-        ModelError: its ``architectures`` are no list of names.
+        ModelError: ``architectures`` is not a list of names.
     """
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder, not an autoregressive decoder"
     if "AutoModelForCausalLM" in Fields(config, {}).object("auto_map"):
-        return None  # its files' own classes are named freely (ChatGLMModel)
+        return None  # custom classes may have any name (ChatGLMModel)
     for architecture in Fields(config, {}).items("architectures", str):
         if architecture.endswith("LMHeadModel"):
             continue

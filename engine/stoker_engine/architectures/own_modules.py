@@ -1,6 +1,6 @@
-"""Architectures that no family here describes: transformers' own modules run them, and are given no quantized weights.
+"""Architectures that only the Transformers backend runs. It does not load quantized weights.
 
-The engine refuses them at its start, and the planner before there is a pod.
+The engine rejects their quantized checkpoints at startup, and the planner before a pod is created.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ UNQUANTIZED_ONE = "use the unquantized model"
 
 
 def own_modules(config: Mapping[str, Any]) -> str:
-    """The architectures that a parsed config.json names, where transformers' own modules run them; empty: a family here
-    describes one of them, or it names none.
+    """Return the architectures of a parsed config.json if the Transformers backend runs them. Return an empty string if
+    a supported family describes one of them, or if there are none.
 
     Raises:
-        ModelError: its ``architectures`` are no list of names.
+        ModelError: ``architectures`` is not a list of names.
     """
     names = Fields(config, {}).items("architectures", str)
     return "" if any(name in FAMILIES for name in names) else ", ".join(names)
 
 
 def why_not_loaded(config: Mapping[str, Any]) -> str:
-    """Why the checkpoint of such an architecture is not loaded: it is quantized; empty: it is not.
+    """Return why the Transformers backend cannot load the checkpoint, or an empty string if it can.
 
     Raises:
-        ModelError: what the config says of its quantization is no object.
+        ModelError: ``quantization_config`` is not an object.
     """
     method = quantization_method(config)
     return method and (
-        f"the checkpoint is quantized ({method}), and its architecture runs by transformers' own modules, which are "
-        "given no quantized weights here"
+        f"the checkpoint is quantized ({method}), and its architecture runs on the Transformers backend, which "
+        "does not load quantized weights"
     )
 
 
 def refuse_quantized(config: Mapping[str, Any]) -> None:
-    """Refuses a config of quantized weights.
+    """Reject the config.json of a quantized checkpoint.
 
     Raises:
-        ModelError: it is one.
+        ModelError: the checkpoint is quantized.
     """
     if why := why_not_loaded(config):
         raise ModelError(f"{why}; {UNQUANTIZED_ONE}")
 
 
 def why_not_quantized(architectures: str) -> str:
-    """Why such architectures are not quantized when they are loaded, either (``--quantization``)."""
-    return f"{architectures} runs by transformers' own modules, which are not quantized here"
+    """Return why ``--quantization`` is not supported for these architectures."""
+    return f"{architectures} runs on the Transformers backend, which does not quantize weights"

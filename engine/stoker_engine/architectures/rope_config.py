@@ -70,7 +70,7 @@ def read_rope(
         renamed: rope types that the family's files call by another name.
 
     Raises:
-        ModelError: a rope type that is not computed here.
+        ModelError: the rope type is not supported, or a parameter is out of range.
     """
     parameters = _given(c, kind)
     stated = parameters.text("rope_type" if parameters.get("rope_type") else "type")
@@ -80,12 +80,14 @@ def read_rope(
     rotary_dim = int(head_dim * _either(parameters, c, "partial_rotary_factor", 1.0, 0, 1))
     local = kind == "sliding_attention" and c.get("rope_local_base_freq") is not None  # Gemma 3
     if not 1 <= rotary_dim <= head_dim - head_dim % 2:
-        raise ModelError(f"config.json: {rotary_dim} of a head's {head_dim} numbers cannot be rotated in pairs")
+        raise ModelError(
+            f"config.json: a rotary dimension of {rotary_dim} does not fit a head of {head_dim} dimensions"
+        )
     theta = _either(parameters, c, "rope_local_base_freq" if local else "rope_theta", 10000.0, 2)
     if rope_type == "default":
         return RopeParameters(rotary_dim, interleaved, rope_theta=theta)
     if rope_type == "dynamic" and rotary_dim < 4:
-        raise ModelError(f"config.json: rope type 'dynamic' cannot stretch {rotary_dim} rotated numbers a head")
+        raise ModelError(f"config.json: rope type 'dynamic' needs at least 4 rotated dimensions, not {rotary_dim}")
     longest = c.integer("max_position_embeddings")
     original = longest
     if rope_type in ("llama3", "yarn", "longrope"):
@@ -98,7 +100,7 @@ def read_rope(
         raise ModelError(f"rope parameters: factor must be at least 1, not {factor:g}")
     low, high = parameters.optional("low_freq_factor", 0) or 1.0, parameters.optional("high_freq_factor", 0) or 4.0
     if rope_type == "llama3" and low == high:
-        raise ModelError(f"rope parameters: low_freq_factor and high_freq_factor must differ, and are both {low:g}")
+        raise ModelError(f"rope parameters: low_freq_factor and high_freq_factor must differ, but are both {low:g}")
     return RopeParameters(
         rotary_dim,
         interleaved,
@@ -158,5 +160,5 @@ def _attention_factor(parameters: Fields, rope_type: str, factor: float, origina
 def _factors(parameters: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
     factors = parameters.get(name)
     if not isinstance(factors, list | tuple) or len(factors) != -(-rotary_dim // 2):
-        raise ModelError(f"rope parameters: {name} must be a list of {-(-rotary_dim // 2)} numbers, one a pair")
+        raise ModelError(f"rope parameters: {name} must be a list of {-(-rotary_dim // 2)} numbers, one for each pair")
     return tuple(Fields({name: factor}, {}).number(name, MIN_POSITIVE) for factor in factors)

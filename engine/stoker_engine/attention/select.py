@@ -41,7 +41,7 @@ def attention_backend(
             f"{dtype_name(requirements.dtype)} on {device.type}, by {FLAG} {taken}"
             + ("; choose --dtype, or see the log for why they are not available" * (device.type == "cpu")),
         )
-    logger.info("attention is computed by %s", taken)
+    logger.info("attention backend: %s", taken)
     return backend
 
 
@@ -68,7 +68,7 @@ def _backend(
     if name == "triton":
         raise ArgumentError(FLAG, f"triton cannot run here: {lacks}; choose auto, or sdpa")
     if device.type == "cuda":
-        logger.warning("attention is slow here, by sdpa: %s", lacks)
+        logger.warning("using the slow attention backend sdpa: %s", lacks)
     return SdpaBackend(), "sdpa"
 
 

@@ -27,7 +27,7 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: Weight
         for module in modules:
             for param_name in module.param_names:
                 if param_name in held:
-                    raise WeightsError(f"weights hold {param_name} twice: as {held[param_name]} and as {name}")
+                    raise WeightsError(f"the weights contain {param_name} twice: as {held[param_name]} and as {name}")
                 held[param_name] = name
             if all(param_name in needed for param_name in module.param_names):
                 rows, inner = (
@@ -40,11 +40,11 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: Weight
                         f"the model needs {rows} of {inner}"
                     )
     if missing := sorted(needed.keys() - held.keys()):
-        raise WeightsError(f"weights lack {len(missing)} matrices the model needs: {some(missing)}")
+        raise WeightsError(f"the weights lack {len(missing)} matrices that the model needs: {some(missing)}")
     unused = [held[param_name] for param_name in sorted(held.keys() - needed.keys())]
     unused += [name for name, modules in tensors.items() if not modules and not _is_known(name, weight_names, config)]
     if unused:
-        raise WeightsError(f"weights hold {len(unused)} tensors the model has no place for: {some(unused)}")
+        raise WeightsError(f"the weights contain {len(unused)} tensors that the model does not use: {some(unused)}")
 
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, int]]:

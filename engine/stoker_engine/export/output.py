@@ -32,7 +32,7 @@ def new_output(target: Path, size: int) -> Iterator[Path]:
         free = shutil.disk_usage(parent).free
         if size > free:
             raise ArgumentError(
-                "--output", f"{size // _MIB:,} MiB will be written, and {parent} has {free // _MIB:,} MiB free"
+                "--output", f"{size // _MIB:,} MiB are needed, but {parent} has {free // _MIB:,} MiB free"
             )
         partial = parent / f".{target.name}.{os.getpid()}.partial"
         _partials.add(partial)

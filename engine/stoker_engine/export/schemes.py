@@ -83,7 +83,7 @@ def with_group_size(scheme: Scheme, group_size: int | None) -> Scheme:
     if group_size is None:
         return scheme
     if not scheme.group_size:
-        raise ArgumentError("--group-size", "of this format a whole row shares a scale; leave it out")
+        raise ArgumentError("--group-size", "this format has one scale for each row; leave it out")
     if group_size < 16 or group_size % 16:
         raise ArgumentError("--group-size", f"must be a multiple of 16, such as 32, 64 or 128, got {group_size}")
     return replace(scheme, group_size=group_size)

@@ -74,8 +74,8 @@ class MergedLinear(nn.Module):
         for name, method in zip(self._parts, methods, strict=True):
             if method.whole_columns:
                 raise ModelError(
-                    f"{name} is stored with its columns in an order of its own (act order), "
-                    f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size 1"
+                    f"{name} is stored in activation order (act order), "
+                    f"so {build.ranks.size} ranks cannot share it; choose --tensor-parallel-size 1"
                 )
             if any(at % method.column_multiple for at in (inputs.start, inputs.stop) if at != inputs.full):
                 sizes = range(2, build.ranks.size)

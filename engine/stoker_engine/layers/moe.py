@@ -69,8 +69,8 @@ class MoE(nn.Module):
             self._inner = build.share(config.intermediate_size, down.column_multiple)
         if down.whole_columns and not self._inner.is_whole:
             raise ModelError(
-                f"{prefix}.experts are stored with their columns in an order of their own (act order), "
-                f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size 1"
+                f"{prefix}.experts are stored in activation order (act order), "
+                f"so {build.ranks.size} ranks cannot share them; choose --tensor-parallel-size 1"
             )
         size, count = self._inner.size, self._ours.size
         self.gate_up: Products = merged([(gate, size), (up, size)], hidden_size, build.dtype, build.kernels, count)

@@ -1,4 +1,4 @@
-"""MODEL → a checkpoint on this machine: its config, how it is loaded, and what it says about itself."""
+"""Find the checkpoint that MODEL names: its files, config, loader and model card."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
-    """Makes the model of a checkpoint."""
+    """Loads the model of a checkpoint."""
 
     def load(
         self,
@@ -46,36 +46,37 @@ class Loader(Protocol):
         max_model_len: int,
         on_progress: OnProgress,
     ) -> Model:
-        """The model on `device`, or this rank's share of it; sequences are up to `max_model_len` tokens long.
+        """Load the model, or this rank's shard of it.
 
         Args:
-            build: what layers are built with.
-            on_progress: called whenever loading gets on; see `OnProgress`.
+            build: how layers are built.
+            max_model_len: longest sequence, in tokens.
+            on_progress: called while loading; see `OnProgress`.
 
         Raises:
-            WeightsError: tensors are missing, unused or of another shape.
-            ModelError: the model asks for something that we do not compute.
+            WeightsError: tensors are missing, unused or have the wrong shape.
+            ModelError: the model needs an unsupported operation.
         """
         ...
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
-        """How weights are stored in a model of `dtype` on `device`; known before it is made."""
+        """Return the storage formats of the weights, before loading."""
         ...
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
-        """The layers' own scales of the KV cache, where ``--kv-cache-dtype`` asks for them
+        """Return the checkpoint's KV-cache scales by layer; empty if ``--kv-cache-dtype`` uses none
         (`models.loading.kv_scales`)."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's files, found and understood, not yet loaded.
+    """The files of a model whose weights are not loaded yet.
 
     Attributes:
-        path: a Hugging Face folder, or a GGUF file.
-        card: what the model says about itself.
-        method: how its weights are quantized, as config.json says; empty: they are not, or it is a GGUF file.
+        path: Hugging Face folder or GGUF file.
+        card: the model's own metadata.
+        method: quantization method from config.json; empty if the weights are not quantized or in a GGUF file.
     """
 
     path: Path
@@ -98,12 +99,12 @@ class Checkpoint:
     def weight_formats(self, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `Loader.weight_formats`."""
         known, key = self._formats, (dtype, device)
-        if key not in known:  # to go through the names of a large mixture takes seconds
+        if key not in known:  # cached: matching the names of a large mixture of experts takes seconds
             known[key] = self.loader.weight_formats(self.config, dtype, device)
         return known[key]
 
     def weights_stored_as(self, dtype: torch.dtype, device: torch.device) -> str:
-        """The formats of matrices for people, with the method they come from; or `dtype`, of all weights."""
+        """Return the weight formats for messages: the matrices' formats with the quantization method, or `dtype`."""
         names = self.weight_formats(dtype, device).names or str(dtype).removeprefix("torch.")
         return f"{self.method} ({names})" if self.method else names
 
@@ -113,18 +114,19 @@ class Checkpoint:
 
 
 def find_checkpoint(args: EngineArgs) -> Checkpoint:
-    """Finds MODEL: a folder, a GGUF file, ``demo://NAME`` or a hub id (downloaded with progress).
+    """Find MODEL: a folder, a GGUF file, ``demo://NAME`` or a hub id, which is downloaded.
 
     Raises:
-        ModelError: it cannot be found, read or served.
-        ArgumentError: a revision of something that has none, or ``--quantization`` of what is quantized otherwise.
+        ModelError: the model cannot be found or read, or is not supported.
+        ArgumentError: ``--revision`` for a model that is not from the hub, or ``--quantization`` or
+            ``--batch-invariant`` for a checkpoint that does not support it.
     """
     path = locate_model(args)
     checkpoint = _gguf(path, args.quantization) if path.is_file() else _folder(path, args)
     if args.batch_invariant and not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(
             "--batch-invariant",
-            f"{checkpoint.config.architecture} runs by transformers' own modules, which are not; leave it out",
+            f"{checkpoint.config.architecture} runs on the Transformers backend, which lacks it; leave it out",
         )
     return checkpoint
 
@@ -135,14 +137,14 @@ def _gguf(path: Path, quantization: str | None) -> Checkpoint:
     config = gguf.config()
     if dequantized := gguf.other_types():
         counts = ", ".join(f"{count} of type {name}" for name, count in sorted(dequantized.items()))
-        logger.info("there is no kernel for the types of these tensors, which are dequantized: %s", counts)
+        logger.info("dequantizing tensors whose type has no kernel: %s", counts)
     return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.weight_names(), gguf, on_load))
 
 
 def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise ModelError(
-            f"{path} holds an adapter (adapter_config.json), not a model; "
+            f"{path} is an adapter (adapter_config.json), not a model; "
             "merge it into its base model first (PEFT's merge_and_unload, then save_pretrained)"
         )
     raw_config = read_config(path)
@@ -166,7 +168,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     if args.quantization is not None:
         raise ArgumentError("--quantization", f"{why_not_quantized(names)}; leave it out")
-    # Imported when needed: transformers' model classes take seconds.
+    # Imported only when needed: importing transformers' model classes takes seconds.
     from stoker_engine.models.transformers_backend.loader import TransformersLoader
 
     _safetensors(path)
@@ -178,7 +180,7 @@ def _safetensors(folder: Path) -> SafetensorsFolder:
     others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if not any(folder.glob("*.safetensors")) and others:
         raise WeightsError(
-            f"{folder} has its weights in {', '.join(others[:3])} and no *.safetensors; the former can run code when "
-            "read. Convert them: load the model with transformers and save it with save_pretrained"
+            f"{folder} has no *.safetensors, and {', '.join(others[:3])} can run code when loaded; to convert them, "
+            "load the model with transformers and save it with save_pretrained"
         )
     return SafetensorsFolder(folder)

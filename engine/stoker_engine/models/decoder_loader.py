@@ -1,4 +1,4 @@
-"""Loads the families described here: a `Decoder` filled from a file's weights."""
+"""Loader for natively supported families: builds a `Decoder` and fills it with a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DecoderLoader:
-    """Weights, and how their file spells them.
+    """Loader of a `Decoder`.
 
     Attributes:
-        on_load: what matrices are quantized into when they are loaded; None: they stay as they are stored.
+        weight_names: map from the files' tensor names to parameters.
+        weights: tensors of the checkpoint.
+        on_load: format that matrices are quantized to while loading; None: they keep their format.
         kv_cache: see `architectures.quantization.read.kv_cache_of`.
     """
 
@@ -77,17 +79,17 @@ class DecoderLoader:
 
 
 def settle(model: Decoder) -> None:
-    """Prepares a model whose weights are all there, and stay."""
+    """Prepack the weights and fuse layers, once all weights are loaded."""
     packed = [module for module in model.modules() if isinstance(module, Packable)]
     for module in packed:
         module.pack()
     if any(isinstance(module, BlockMatrix) and module.is_packed for module in packed):
-        logger.info("weights in blocks are multiplied by activations rounded to 8 bits; --dtype float32 rounds none")
+        logger.info("GEMMs with block-quantized weights round activations to 8 bits; --dtype float32 disables this")
     model.fuse()
 
 
 def _params_of_whole_model(config: ModelConfig, build: Build) -> frozenset[str]:
-    """Where the weights of all stages and of the head go; no memory is taken."""
+    """Return the parameter names of all pipeline stages and the head, from a model on the meta device."""
     with torch.device("meta"):
         whole = replace(build, stage=Stage(), has_head=True, extend=None)
         return frozenset(Decoder(config, whole, max_model_len=1).weight_targets())
@@ -95,7 +97,7 @@ def _params_of_whole_model(config: ModelConfig, build: Build) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Watched:
-    """`source`, each read of which is progress: a tensor may be read in many parts."""
+    """A weight source that reports progress at each read, since a tensor may be read in many parts."""
 
     source: WeightSource
     progress: LoadProgress

@@ -39,7 +39,7 @@ def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
         config = Fields(read_json_object(path), {}, file=str(path))
     except FileNotFoundError:
         raise ArgumentError(
-            "--generation-config", f"there is no {path}; give auto, vllm, or a folder that has one"
+            "--generation-config", f"{path} does not exist; use auto, vllm, or a folder that contains one"
         ) from None
     read = {name: config.integer if name in _WHOLE else config.number for name in _NAMES}
     defaults: dict[str, Any] = {
@@ -48,5 +48,5 @@ def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
     try:
         SamplingParams(**defaults)
     except RequestError as error:
-        raise ModelError(f"{path}: {error}; --generation-config vllm leaves the file unread") from error
+        raise ModelError(f"{path}: {error}; use --generation-config vllm to ignore the file") from error
     return defaults

@@ -1,8 +1,8 @@
-"""How much memory a model takes, by arithmetic: the operator plans by these sums and the engine allocates by them.
+"""Memory arithmetic for a model: the operator plans with these sums, and the engine allocates by them.
 
-memory                                              what each device holds, and how many KV-cache blocks are left
+memory                                              memory use of each device, and number of KV-cache blocks
 weight_sizes  quantized_weights  weight_formats  dtype_sizes
-                                                    every tensor of a model, also where it is stored with fewer bits
-cache_groups                                        layers of different kinds over one pool of equal blocks
-pipeline_stages                                     which layers each stage of a pipeline holds
+                                                    sizes of all tensors, including quantized ones
+cache_groups                                        layers of different kinds share one pool of equal blocks
+pipeline_stages                                     layers of each pipeline stage
 """

@@ -1,27 +1,27 @@
-"""How the KV cache of a model's layers is cut into blocks that all layers share one pool of.
+"""Groups of layers whose KV cache shares one pool of blocks.
 
-Layers that keep the same tokens (same window) go by one block table: a *group*. Each block belongs to one group at a
-time and holds `block_size` tokens of all its layers, so a window's old blocks can serve other layers next. For that,
-blocks have one size, and layers of one kind are split into groups of about equal size:
+Layers that keep the same tokens (same window) share a block table and form a *group*. Each block belongs to one group
+at a time and holds `block_size` tokens of all its layers, so blocks that a window has left can be reused by other
+groups. For this all blocks have the same size, and layers of one kind are split into groups of about equal size:
 
     Gemma 3, 18 layers:   W W W W W F  W W W W W F  W W W W W F      W window, F full
     groups of 3:          F F F │ W W W │ W W W │ W W W │ W W W │ W W W
 
-A sequence then holds, for each group, one block for every `block_size` tokens that its layers still see.
-(The idea is vLLM's hybrid KV cache manager.)
+For each group, a sequence holds one block for every `block_size` tokens that the layers can still attend to (as in
+vLLM's hybrid KV cache manager).
 
-Layers that keep one *state* of a sequence (`StateSpec`) are one more group, of kind "state". Its table has
-`blocks_per_sequence` blocks from the sequence's admission to its end, however long it gets:
+Layers that keep one *state* for each sequence (`StateSpec`) form another group, of kind "state". Its table always has
+`blocks_per_sequence` blocks, whatever the length of the sequence:
 
     Jamba: 4 attention layers, 28 of Mamba      tokens │ 7 │ 3 │ …      a block for every 16 tokens
-                                                state  │ 5 │ 9 │ 2 │ 4 │      always as many
+                                                state  │ 5 │ 9 │ 2 │ 4 │      a fixed number
 
-Every step overwrites a state, so its blocks are never in the prefix cache, and a prefix that attention layers still
-have is of no use without the state at its end: a model with states has no prefix hits. Sequences that fork may share
-a state's blocks until one of them computes, which then needs a copy of all of them.
+Every step overwrites the state, so its blocks are never in the prefix cache. Cached attention blocks are useless
+without the state at their end, so models with states have no prefix hits. Forked sequences share a state's blocks until
+one of them computes, which requires a copy of all of them.
 
-Block 0 is the *null block* (vLLM's term): it belongs to no sequence, and entries of block tables that have no block
-name it: those that a window has left, and those past a sequence's end. What it holds never reaches a result.
+Block 0 is the *null block* (as in vLLM). It belongs to no sequence and fills the entries of block tables without a
+block: those that a window has left, and those past the end of a sequence. Its contents never affect a result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stoker_engine.architectures.cache_spec import LayerCache
 from stoker_engine.sizing.kv_format import KVFormat
 from stoker_engine.sizing.state_layout import aligned, state_bytes
 
-#: The block that is never handed out; empty entries of block tables name it.
+#: Index of the block that is never allocated and fills empty entries of block tables.
 NULL_BLOCK: Final = 0
 
 
@@ -43,13 +43,12 @@ class CacheGroup:
     """Layers that share block tables.
 
     Attributes:
-        sliding_window: tokens that its layers see back; None sees all, and where the kind is "state".
-        layers: indices of the layers, in order.
-        bytes_per_token: what one token takes in all of them; 0 where the kind is "state".
-        kind: whether they keep something of each token, or one state of each sequence.
-        state_bytes: of one sequence in all of them; 0 where the kind is "tokens".
-        blocks_per_sequence: entries of a sequence's table where the kind is "state"; else 0, and they follow from its
-            length.
+        sliding_window: window of the layers in tokens; None for full attention and for the kind "state".
+        layers: indices of the layers, ascending.
+        bytes_per_token: bytes of one token in all layers; 0 for the kind "state".
+        kind: whether the layers keep data of each token or one state for each sequence.
+        state_bytes: bytes of one sequence's state in all layers; 0 for the kind "tokens".
+        blocks_per_sequence: fixed number of blocks of a sequence for the kind "state"; 0 for the kind "tokens".
     """
 
     sliding_window: int | None
@@ -61,17 +60,18 @@ class CacheGroup:
 
 
 def cache_groups(specs: Sequence[LayerCache], block_size: int, kv: KVFormat) -> tuple[CacheGroup, ...]:
-    """The groups of a model whose layers have `specs`: those that see everything come first, states last.
+    """Return the groups of a model: full attention first, states last.
 
     Args:
-        block_size: tokens of one block.
-        kv: how the cache stores numbers.
+        specs: cache spec of each layer.
+        block_size: tokens in one block.
+        kv: storage format of the cache.
     """
     groups = _token_groups(specs, kv)
     states = {layer: spec for layer, spec in enumerate(specs) if spec.kind == "state"}
     if states:
         sizes = [state_bytes(spec, kv.state_bytes) for spec in states.values()]
-        # Where there are no blocks of tokens, a block is as large as a layer's state.
+        # Without attention layers, a block is as large as the largest layer's state.
         block = aligned(bytes_per_position(groups) * block_size) or max(sizes)
         count = -(-sum(sizes) // block)
         groups.append(CacheGroup(None, tuple(states), 0, "state", sum(sizes), count))
@@ -88,7 +88,7 @@ def _token_groups(specs: Sequence[LayerCache], kv: KVFormat) -> list[CacheGroup]
     if not kinds:
         return []
     counts = [len(layers) for layers in kinds.values()]
-    # A few more layers of one kind than of another are not worth a second group: it would be almost empty.
+    # If the counts are similar, a second group of the more frequent kind would be almost empty.
     size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
     groups = []
     for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0)):
@@ -99,17 +99,18 @@ def _token_groups(specs: Sequence[LayerCache], kv: KVFormat) -> list[CacheGroup]
 
 
 def bytes_per_position(groups: Sequence[CacheGroup]) -> int:
-    """What one token's place in a block has room for: what it takes in the largest group."""
+    """Return the bytes of one token's slot in a block: the maximum over all groups."""
     return max((group.bytes_per_token for group in groups), default=0)
 
 
 def usable_blocks(num_blocks: int) -> int:
-    """How many of a cache's blocks sequences can hold: all but the null block."""
+    """Return the number of blocks that sequences can use: all but the null block."""
     return max(num_blocks - 1, 0)
 
 
 def blocks_per_sequence(groups: Sequence[CacheGroup], num_tokens: int, step_tokens: int, block_size: int) -> int:
-    """The most blocks that one sequence of `num_tokens` holds at once, computed `step_tokens` at a time."""
+    """Return the maximum number of blocks that a sequence of `num_tokens` holds at once, with at most `step_tokens`
+    tokens in a step."""
     total = 0
     for group in groups:
         if group.kind == "state":
@@ -117,7 +118,7 @@ def blocks_per_sequence(groups: Sequence[CacheGroup], num_tokens: int, step_toke
             continue
         seen = num_tokens
         if group.sliding_window is not None:
-            # The window before the step's first token, the step, and one block more where they lie askew.
+            # The window before the step's first token, the step's tokens, and one block if they are not block-aligned.
             seen = min(num_tokens, group.sliding_window - 1 + step_tokens + block_size)
         total += -(-seen // block_size)
     return total
@@ -126,10 +127,11 @@ def blocks_per_sequence(groups: Sequence[CacheGroup], num_tokens: int, step_toke
 def blocks_for_beams(
     groups: Sequence[CacheGroup], num_prompt: int, num_tokens: int, step_tokens: int, block_size: int, width: int
 ) -> int:
-    """The most blocks that `width` beams hold at once, each of `num_tokens` with the prompt of `num_prompt`.
+    """Return the maximum number of blocks that `width` beams hold at once, each of `num_tokens` tokens including the
+    prompt of `num_prompt` tokens.
 
-    They share the prompt's full blocks in the groups that see everything; each has a state of its own. One of them may
-    be computing many tokens at once, after a preemption; the others take a token a step.
+    Beams share the prompt's full blocks in groups with full attention. Each beam has its own state. After a preemption
+    one beam may compute many tokens in a step; the others compute one.
     """
     tokens = [group for group in groups if group.kind == "tokens"]
     shared = num_prompt // block_size * sum(group.sliding_window is None for group in tokens)

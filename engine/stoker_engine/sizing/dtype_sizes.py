@@ -1,4 +1,4 @@
-"""Bytes of one number, by the names of `contract.names`."""
+"""Bytes of one element, by dtype name (`contract.names`)."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ _BYTES: Final = {
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of one number of a config.json's dtype (``bfloat16``, ``torch.bfloat16``); 2 where it is none of ours."""
+    """Return the bytes of one element of a dtype (``bfloat16``, ``torch.bfloat16``), or 2 if it is unknown."""
     return _BYTES.get(dtype.removeprefix("torch."), 2)

@@ -1,14 +1,14 @@
-"""How the numbers of the KV cache are stored, by the names of ``--kv-cache-dtype`` (vLLM's).
+"""Storage formats of the KV cache, by their names in ``--kv-cache-dtype`` (as in vLLM).
 
     auto                  the model's dtype
     bfloat16              bfloat16
-    fp8, fp8_e4m3         float8 e4m3, times one scale a layer: the checkpoint's, or 1
-    fp8_e5m2              float8 e5m2: float16's range, and no scale
-    fp8_per_token_head    float8 e4m3, times a scale for each token and head, made as it is stored
+    fp8, fp8_e4m3         float8 e4m3 with one scale for each layer: the checkpoint's, or 1
+    fp8_e5m2              float8 e5m2 without scale: float16's range
+    fp8_per_token_head    float8 e4m3 with a scale for each token and head, computed when stored
     int8_per_token_head   int8, scaled as above
 
-The scale of a token and head is float32 and lies in the token's block, beside what it is the scale of: keys have one,
-values another, and the latent vector of multi-head latent attention has one.
+A scale for each token and head is float32 and stored in the token's block. Keys and values have separate scales; the
+latent vector of multi-head latent attention has one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _STORED: Final = {
 
 @dataclass(frozen=True)
 class KVFormat:
-    """How the numbers of the KV cache are stored.
+    """Storage format of the KV cache.
 
     Attributes:
-        dtype: of a number of a key or value, by torch's name.
-        element_bytes: of such a number.
-        state_bytes: of a number of a state (`StateSpec`), which is stored as the model computes it.
-        scale_bytes: of the scale that each token has for each head's key, and for its value; 0: there is none.
+        dtype: torch's name of the dtype of keys and values.
+        element_bytes: bytes of one element of a key or value.
+        state_bytes: bytes of one element of a state (`StateSpec`), which has the model's dtype.
+        scale_bytes: bytes of one scale for a token and head; 0 if there are no such scales.
     """
 
     dtype: str
@@ -49,11 +49,11 @@ class KVFormat:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether numbers are stored in 8 bits, and stand for themselves times a scale."""
+        """Whether keys and values are stored in 8 bits."""
         return self.element_bytes == 1
 
     def token_bytes(self, spec: CacheSpec) -> int:
-        """Bytes that one token takes in a layer: whole scales, so that those of the next layer lie where floats may."""
+        """Return the bytes of one token in a layer, padded so that the next layer's float32 scales are aligned."""
         size = spec.numbers_per_token * self.element_bytes
         if self.scale_bytes:
             size += self.num_scales(spec) * self.scale_bytes
@@ -61,16 +61,16 @@ class KVFormat:
         return size
 
     def num_scales(self, spec: CacheSpec) -> int:
-        """How many scales one token has in a layer, where it has any."""
+        """Return the number of scales of one token in a layer, for formats with scales for each token."""
         return spec.num_kv_heads * (1 if spec.latent else 2)
 
 
 def kv_format(kv_cache_dtype: str, model_dtype: str) -> KVFormat:
-    """The format that ``--kv-cache-dtype`` asks for, in a model that computes in `model_dtype`.
+    """Return the format for ``--kv-cache-dtype`` in a model that computes in `model_dtype`.
 
     Args:
         kv_cache_dtype: one of `contract.names.KV_CACHE_DTYPES`.
-        model_dtype: a config.json's, or torch's name (``bfloat16``, ``torch.bfloat16``).
+        model_dtype: dtype name of config.json or torch (``bfloat16``, ``torch.bfloat16``).
     """
     model_dtype = model_dtype.removeprefix("torch.")
     dtype = _STORED.get(kv_cache_dtype, model_dtype)

@@ -1,12 +1,11 @@
-"""What LoRA adapters take of a rank's memory: the planner predicts by these sums and the engine keeps so much free.
+"""Memory of LoRA adapters on a rank: the planner predicts with these sums, and the engine reserves as much.
 
-    one operation    A [rank × matrices, inputs]   +   for each matrix B [outputs, rank]    of what this rank has of it
+    one operation    A [rank × matrices, inputs]   +   for each matrix B [outputs, rank]    of the shards on this rank
 
-Operations merge matrices, such as those of queries, keys and values. An adapter is counted with the full rank at every
-matrix it may change, and with an A for each matrix, though files that merge several have one. So an adapter never takes
-more than is counted for it. The router, which every rank has whole, the embedding, the head and the matrices beside
-them are counted, too. Latent attention's ``k_b`` and ``v_b`` have one A and a B for each head. Matrices that
-``--lora-target-modules`` does not permit are left out.
+An operation merges matrices, such as those of queries, keys and values. The sums are upper bounds: every matrix that an
+adapter may change counts with the maximum rank and with its own A, although merged matrices may share one. The sums
+include the router, which is replicated, the embedding, the head, and the projections next to them. Latent attention's
+``k_b`` and ``v_b`` have one A and a B for each head. Matrices not in ``--lora-target-modules`` do not count.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from stoker_engine.sizing.sharding import dealt, share_of
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, MatrixSize, Sharding, WeightSize, layer_sizes
 
-#: Kernels read matrices in panels of so many rows, so numbers of rows are multiples of it.
+#: Rows of a panel; kernels read whole panels, so the number of rows is padded to a multiple.
 PANEL: Final = 16
 
-#: Matrices to the first one that an operation has beside them.
+#: Matrix → first matrix of the operation that merges it.
 _MERGED: Final = {
     "k": "q",
     "v": "q",
@@ -40,14 +39,14 @@ _MERGED: Final = {
 
 
 class AdapterMatrices(NamedTuple):
-    """A and B of some matrices of one size, on one rank.
+    """A and B of matrices of the same size, on one rank.
 
     Attributes:
-        weight: their name, as in `MatrixSize.weight`.
+        weight: name, as in `MatrixSize.weight`.
         inputs: columns of A.
         outputs: rows of B.
-        matrices: how many they are.
-        in_panels: whether kernels read A and B; else torch's operators do.
+        matrices: number of matrices.
+        in_panels: whether A and B are stored in panels for kernels; otherwise torch's operators read them.
     """
 
     weight: str
@@ -58,7 +57,7 @@ class AdapterMatrices(NamedTuple):
 
 
 def operation_bytes(merged: Sequence[AdapterMatrices], rank: int, element_bytes: int) -> int:
-    """What A and B of the matrices that one operation merges take, as kernels store them."""
+    """Return the bytes of A and B for the matrices that one operation merges, as stored for kernels."""
     if not merged[0].in_panels:
         return sum(each.matrices * rank * (each.inputs + each.outputs) for each in merged) * element_bytes
     even = rank + rank % 2
@@ -78,13 +77,13 @@ def adapter_bytes(
     formats: WeightFormats = ALL_NUMBERS,
     target_modules: Sequence[str] = (),
 ) -> list[int]:
-    """What one adapter takes, on the rank of each stage that has most.
+    """Return the bytes of one adapter for each stage, on the device with most.
 
     Args:
-        rank: of its matrices; --max-lora-rank.
-        element_bytes: of one of its numbers.
-        split: how the model is split.
-        formats: how the model's weights are stored: ranks share them between blocks.
+        rank: LoRA rank (``--max-lora-rank``).
+        element_bytes: bytes of one element.
+        split: devices of the engine.
+        formats: formats of the model's weights, since shards begin at block boundaries.
         target_modules: see `changeable`.
     """
     allowed = changeable(config, target_modules)
@@ -111,11 +110,11 @@ def adapter_bytes(
 
 
 def changeable(config: ModelConfig, target_modules: Sequence[str]) -> Container[str]:
-    """The matrices, by `AdapterMatrices.weight`, that adapters may change.
+    """Return the matrices that adapters may change, by `AdapterMatrices.weight`.
 
     Args:
-        target_modules: the last parts of the names that files of the family have for their modules; empty: all. One
-            that the family's weight maps do not have may be any, so then all are counted.
+        target_modules: last components of the files' module names; empty: all. If the family's weight names lack one of
+            them, it could be any matrix, so all are returned.
     """
     family = FAMILIES.get(config.architecture)
     if not target_modules or family is None:
@@ -124,7 +123,7 @@ def changeable(config: ModelConfig, target_modules: Sequence[str]) -> Container[
     for ours, theirs in family.weight_names.names.items():
         parts_of.setdefault(_last(theirs), set()).add(_plain(ours))
     for theirs, fused in family.weight_names.fused.items():
-        # A stack of all experts' matrices is a parameter, and adapters' files name it by its module, too.
+        # Adapter files may name a stack of experts by its parameter or by its module.
         for name in (theirs, theirs.rpartition(".")[0]) if fused.for_each else (theirs,):
             parts_of.setdefault(_last(name), set()).update(map(_plain, fused.parts))
     if not all(name in parts_of for name in target_modules):
@@ -133,10 +132,10 @@ def changeable(config: ModelConfig, target_modules: Sequence[str]) -> Container[
 
 
 def is_changeable(param_name: str, allowed: Container[str]) -> bool:
-    """Whether adapters may change the matrix of one of our parameters, such as ``layers.3.experts.7.gate``.
+    """Whether adapters may change the matrix of a parameter, such as ``layers.3.experts.7.gate``.
 
     Args:
-        allowed: see `changeable`.
+        allowed: result of `changeable`.
     """
     return re.sub(r"^layers\.\d+\.|\.\d+(?=\.)", "", param_name) in allowed
 
@@ -146,16 +145,16 @@ def _last(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Our name of a parameter as `MatrixSize.weight` has it: ``layers.{i}.experts.{j}.gate.weight`` → experts.gate."""
+    """Convert a parameter name for `MatrixSize.weight`: ``layers.{i}.experts.{j}.gate.weight`` → ``experts.gate``."""
     return re.sub(r"^layers\.\{i\}\.|\.\{j\}", "", name.removesuffix(".weight"))
 
 
 def _end_matrices(config: ModelConfig, stage: int, split: Sharding) -> Iterator[AdapterMatrices]:
-    """Of the embedding, whose input is a token, the head, and the matrices between them and the layers."""
+    """Yield the matrices of the embedding, the head, and the projections between them and the layers."""
     hidden, vocabulary, width = config.hidden_size, config.vocab_size, config.decoder.embedding.size
     width = width or hidden
     first, last = stage == 0, stage == split.pipeline - 1
-    # The last stage has the embedding again where the head is tied to it.
+    # With tied embeddings the last stage also holds the embedding.
     if first or (last and config.tie_word_embeddings):
         yield AdapterMatrices("embed", vocabulary, width, in_panels=False)
     if last:

@@ -1,12 +1,11 @@
-"""Memory arithmetic: the planner predicts by these sums and the runner allocates by them.
+"""Memory arithmetic: the planner predicts with these sums, and the runner allocates by them.
 
     budget  =  utilization × device memory
     KV      =  budget − weights − adapters − activations − allowances
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
-All results are bytes on one device. An engine of the model is spread over `Sharding.tensor` × `Sharding.pipeline`
-devices; the block tables are the same on all of them, so the stage with the least room decides how many blocks there
-are.
+All results are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
+them share the block tables, so the stage with the least memory determines the number of blocks.
 """
 
 from __future__ import annotations
@@ -36,31 +35,30 @@ from stoker_engine.sizing.weight_sizes import weight_bytes as weight_bytes
 
 GIB: Final = 1024**3
 
-#: An allowance for the interpreter, torch, a device's context and its buffers; not measured yet, and meant to be more
-#: than they take.
+#: Bytes reserved for the interpreter, torch, and the device's context and buffers: an upper estimate, not measured.
 RUNTIME_BYTES: Final = 1 * GIB
 
-#: An allowance for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion weights.
+#: Bytes reserved for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion weights.
 GRAPH_BYTES: Final = 1 * GIB
 
-#: An allowance for the buffers of collective communication, where an engine is spread over several devices. CPUs need
-#: none: of the memory in which ranks meet, each one's part is half a MiB.
+#: Bytes reserved for buffers of collective communication if an engine has several devices. CPUs need none: their shared
+#: memory takes half a MiB for each rank.
 COMMUNICATION_BYTES: Final = GIB // 2
 
-#: On CPU the memory is the machine's own and shared with other programs, so the cache stops here unless
-#: ``--kv-cache-memory-bytes`` is larger (vLLM's default on CPU).
+#: Limit of the KV cache on CPUs, whose memory is shared with other programs; ``--kv-cache-memory-bytes`` overrides it
+#: (vLLM's default on CPU).
 CPU_KV_CACHE_LIMIT: Final = 4 * GIB
 
 
 @dataclass(frozen=True)
 class Device:
-    """What an engine of the model is given.
+    """The devices of an engine.
 
     Attributes:
-        memory_bytes: of one device; on CPU the container's.
-        utilization: share of it that may be used.
-        on_cpu: whether it is a CPU.
-        sharding: over how many devices an engine is spread.
+        memory_bytes: bytes of one device; on CPU those of the container.
+        utilization: fraction of the memory that may be used.
+        on_cpu: whether the device is a CPU.
+        sharding: devices that the engine is spread over.
     """
 
     memory_bytes: int
@@ -70,7 +68,7 @@ class Device:
 
     @property
     def allowances(self) -> int:
-        """What is kept free beside weights, activations and cache."""
+        """Bytes reserved beside weights, activations and cache."""
         if self.on_cpu:
             return RUNTIME_BYTES
         devices = self.sharding.tensor * self.sharding.pipeline * self.sharding.expert
@@ -79,13 +77,13 @@ class Device:
 
 @dataclass(frozen=True)
 class AdapterNumbers:
-    """The LoRA adapters that are in a device's memory.
+    """The LoRA adapters in a device's memory.
 
     Attributes:
-        count: at most so many: those of the slots on GPUs; on CPU all that are resident.
-        rank: the largest of one.
-        element_bytes: of one number of theirs.
-        target_modules: the modules that they may change; empty: all.
+        count: maximum number of adapters: the slots on GPUs, all resident adapters on CPUs.
+        rank: maximum rank.
+        element_bytes: bytes of one element.
+        target_modules: modules that adapters may change; empty: all.
     """
 
     count: int
@@ -99,20 +97,20 @@ class AdapterNumbers:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What takes memory, beside the model's shape.
+    """Settings that determine memory use, beside the model's shape.
 
     Attributes:
-        element_bytes: of one weight and one activation.
-        kv: how the KV cache stores numbers.
-        block_size: tokens of one block.
-        max_num_batched_tokens: most tokens of one step.
-        max_num_seqs: most sequences of one step.
-        quantized: how matrices are stored, where not as `element_bytes` says.
-        formats: the matrices that are stored in blocks, and how.
-        fused: whether a step is computed by our kernels of GPUs.
-        adapters: LoRA adapters beside the model; None: none are served.
-        kv_cache_memory_bytes: size of the cache, where it is not what the sums leave.
-        num_blocks: blocks of the cache, the null block included, where neither decides.
+        element_bytes: bytes of one element of unquantized weights and activations.
+        kv: storage format of the KV cache.
+        block_size: tokens in one block.
+        max_num_batched_tokens: maximum tokens in one step.
+        max_num_seqs: maximum sequences in one step.
+        quantized: format of the layers' matrices; None: unquantized, or as `formats` states.
+        formats: formats of the matrices that are stored in blocks.
+        fused: whether Stoker's GPU kernels compute the step.
+        adapters: LoRA adapters; None: none are served.
+        kv_cache_memory_bytes: size of the cache; None: the memory that is left.
+        num_blocks: number of cache blocks, including the null block, if it is fixed; None: computed.
     """
 
     element_bytes: int
@@ -130,15 +128,15 @@ class Numbers:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """How one device's memory is used: on the stage whose cache has the least room.
+    """Memory use of one device, in bytes.
 
     Attributes:
-        weights: bytes, on the stage that has most.
-        activations: bytes that a step holds beside weights and cache.
-        allowances: bytes kept free for everything else.
-        kv_cache: bytes left for the cache; below zero where the model does not fit.
-        num_blocks: blocks of the cache, on every device, the null block included.
-        adapters: bytes that LoRA adapters may take, on the stage where it is most.
+        weights: bytes of the weights, on the stage with most.
+        activations: bytes of a step's activations and logits.
+        allowances: bytes reserved for everything else.
+        kv_cache: bytes left for the cache, on the stage with the fewest blocks; negative if the model does not fit.
+        num_blocks: number of cache blocks on every device, including the null block.
+        adapters: bytes reserved for LoRA adapters, on the stage with most.
     """
 
     weights: int
@@ -150,12 +148,12 @@ class MemoryUse:
 
     @property
     def usable_blocks(self) -> int:
-        """Blocks that sequences can hold."""
+        """Number of blocks that sequences can use."""
         return usable_blocks(self.num_blocks)
 
 
 def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryUse:
-    """How a model uses the memory of each device that an engine of it is spread over."""
+    """Return how a model uses the memory of an engine's devices."""
     split = device.sharding
     activations = activation_bytes(
         config,
@@ -182,18 +180,18 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
 
 
 def model_cache_groups(config: ModelConfig, block_size: int, kv: KVFormat, tensor: int = 1) -> tuple[CacheGroup, ...]:
-    """The groups of layers that share block tables, on one device.
+    """Return the groups of layers that share block tables, on one device.
 
     Args:
-        block_size: tokens of one block.
-        kv: how the cache stores numbers.
-        tensor: devices that each layer is spread over.
+        block_size: tokens in one block.
+        kv: storage format of the cache.
+        tensor: tensor-parallel size.
     """
     return cache_groups(layer_caches(config, tensor), block_size, kv)
 
 
 def layer_caches(config: ModelConfig, tensor: int = 1) -> list[LayerCache]:
-    """What each layer keeps, on one of `tensor` devices that share it."""
+    """Return the cache spec of each layer on one of `tensor` devices."""
     specs: dict[int, LayerCache] = {}
     for layer in config.layers:
         if id(layer.attention) not in specs:
@@ -202,8 +200,8 @@ def layer_caches(config: ModelConfig, tensor: int = 1) -> list[LayerCache]:
 
 
 def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) -> list[int]:
-    """One block of the KV cache, on each stage. Block tables are the whole model's, so a stage holds its layers' part
-    of every group."""
+    """Return the bytes of one KV-cache block on each stage. Block tables cover the whole model, so a stage holds its
+    layers' part of every group."""
     size, kv = numbers.block_size, numbers.kv
     specs = layer_caches(config, split.tensor)
     groups = cache_groups(specs, size, kv)
@@ -216,10 +214,10 @@ def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) ->
 def stage_cache_groups(
     groups: Sequence[CacheGroup], layers: range, specs: Sequence[LayerCache], kv: KVFormat
 ) -> list[CacheGroup]:
-    """What the stage with `layers` has of each group; tables have as many blocks as everywhere.
+    """Return each group restricted to one stage's `layers`; block tables are the same on all stages.
 
     Args:
-        specs: what each layer of the model keeps, on one device.
+        specs: cache spec of each layer of the model, on one device.
     """
     return [_part(group, layers, specs, kv) for group in groups]
 
@@ -237,14 +235,14 @@ def _part(group: CacheGroup, layers: range, specs: Sequence[LayerCache], kv: KVF
 
 
 def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
-    """One block of the KV cache: of so many tokens, or of so much of a state, whichever is more."""
+    """Return the bytes of one KV-cache block: the maximum over `block_size` tokens and a block's part of a state."""
     block = bytes_per_position(groups) * block_size
     parts = [-(-group.state_bytes // group.blocks_per_sequence) for group in groups if group.kind == "state"]
     return aligned(max(block, *parts)) if parts else block
 
 
 def stage_adapter_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) -> list[int]:
-    """What LoRA adapters may take, on each stage."""
+    """Return the bytes reserved for LoRA adapters on each stage."""
     adapters = numbers.adapters
     if adapters is None:
         return [0] * split.pipeline
@@ -253,8 +251,8 @@ def stage_adapter_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) 
 
 
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
-    """What is left for the KV cache beside weights, those of adapters among them; zero or below when the model does not
-    fit."""
+    """Return the bytes left for the KV cache; `weights` include those of adapters. The result is not positive if the
+    model does not fit."""
     available = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
     return min(available, CPU_KV_CACHE_LIMIT) if device.on_cpu else available
 
@@ -262,8 +260,8 @@ def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
 def longest_sequence(
     groups: Sequence[CacheGroup], num_blocks: int, step_tokens: int, block_size: int, limit: int
 ) -> int:
-    """The longest sequence of at most `limit` tokens that `num_blocks` usable blocks hold, computed `step_tokens` at a
-    time."""
+    """Return the length, at most `limit` tokens, of the longest sequence that fits into `num_blocks` usable blocks if
+    at most `step_tokens` tokens are computed in a step."""
 
     def fits(length: int) -> bool:
         return blocks_per_sequence(groups, length, step_tokens, block_size) <= num_blocks
@@ -278,8 +276,8 @@ def longest_sequence(
 
 
 def _sharded(spec: LayerCache, tensor: int) -> LayerCache:
-    """One rank's share. KV heads are split, or replicated where they are fewer than the devices; latent vectors are
-    replicated, and of states the tensors without a dimension to split."""
+    """Return the cache spec of one rank. KV heads are split, or replicated if there are fewer than devices. Latent
+    vectors and state tensors without a shard dimension are replicated."""
     if spec.kind == "tokens":
         heads = spec.num_kv_heads if spec.latent else -(-spec.num_kv_heads // tensor)
         return replace(spec, num_kv_heads=heads)

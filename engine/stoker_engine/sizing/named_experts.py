@@ -1,7 +1,7 @@
-"""Which experts of a layer a ``quantization_config`` may tell apart.
+"""Experts of a layer that a ``quantization_config`` may treat differently.
 
-A large mixture has tens of thousands of matrices, and a plan in a webhook has no time to match the name of each. All
-experts of a layer are stored alike, unless a name or a pattern speaks of some by their numbers.
+A large mixture of experts has tens of thousands of matrices, too many for a webhook to match each name. All experts of
+a layer have the same format unless a name or pattern in the config selects some by number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: Patterns may tell numbers apart by how many digits they have.
+#: Experts that are always checked: patterns may depend on the number of digits.
 _ALWAYS: Final = (0, 1, 10, 100)
 _LAYER: Final = re.compile(r"layers\.(\d{1,9})\.")
 _EXPERTS: Final = re.compile(r"experts([^A-Za-z]*)")
@@ -21,11 +21,11 @@ _NUMBER: Final = re.compile(r"\d{1,9}")
 
 @dataclass(frozen=True)
 class NamedExperts:
-    """Experts that stand for all of a layer.
+    """Experts that are checked on behalf of all experts of a layer.
 
     Attributes:
-        everywhere: those that are named without a layer, or by a pattern.
-        layers: those that are named together with a layer, by it.
+        everywhere: experts named without a layer, or by a pattern.
+        layers: experts named together with a layer, by layer index.
     """
 
     everywhere: frozenset[int] = frozenset()
@@ -33,7 +33,7 @@ class NamedExperts:
 
     @classmethod
     def of(cls, stated: Any) -> NamedExperts:
-        """Of a parsed ``quantization_config``."""
+        """Collect the experts that a parsed ``quantization_config`` names."""
         found: defaultdict[int | None, set[int]] = defaultdict(set)
         for text in _texts(stated):
             layer = _LAYER.search(text)
@@ -45,18 +45,18 @@ class NamedExperts:
         return cls(frozenset(started), {layer: frozenset(named) for layer, named in found.items() if layer is not None})
 
     def __call__(self, layer: int, count: int) -> Iterable[int]:
-        """Those of `layer`, of its `count` experts, that stand for all: one that is named, and others beside it."""
+        """Return the experts to check of `layer`, which has `count` experts: the named ones and some others."""
         named = self.everywhere | (self.layers or {}).get(layer, frozenset())
         return sorted(number for number in {*_ALWAYS, count - 1, *named} if 0 <= number < count)
 
 
 def first_expert(layer: int, count: int) -> Iterable[int]:
-    """The first expert speaks for all."""
+    """Return only the first expert of a layer."""
     return range(min(count, 1))
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings within, keys among them."""
+    """Yield all strings in a nested value, including keys."""
     stack = [value]
     while stack:
         inner = stack.pop()

@@ -1,7 +1,7 @@
-"""Which layers each stage of a pipeline holds.
+"""Layers of each pipeline stage.
 
-Stages hold equally many. What is left over goes, one layer each, to the stages before the last, from the back: the
-last one also computes the logits, and the first one embeds (this is vLLM's division).
+Stages hold the same number of layers. Remaining layers go one each to the stages before the last, from back to front,
+because the last stage also computes the logits and the first one the embedding (as in vLLM).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Stage:
     """One stage of a pipeline.
 
     Attributes:
-        index: which, from 0.
-        count: how many there are.
+        index: index of the stage, from 0.
+        count: number of stages.
     """
 
     index: int = 0
@@ -26,30 +26,30 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it embeds the tokens."""
+        """Whether the stage computes the embedding."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it computes the logits."""
+        """Whether the stage computes the logits."""
         return self.index == self.count - 1
 
     def layers(self, num_layers: int) -> range:
-        """The layers it holds, of `num_layers`."""
+        """Return the indices of the stage's layers in a model of `num_layers`."""
         return pipeline_stages(num_layers, self.count)[self.index]
 
 
-#: All layers are in one place.
+#: No pipeline parallelism.
 ONE_STAGE: Final = Stage()
 
 
 @lru_cache(maxsize=1024)
 def pipeline_stages(num_layers: int, stages: int) -> tuple[range, ...]:
-    """The layers of each stage, first to last.
+    """Return the layers of each stage, first to last.
 
     Args:
-        num_layers: of the model.
-        stages: at least 1, and at most `num_layers`.
+        num_layers: number of layers of the model.
+        stages: number of stages, from 1 to `num_layers`.
     """
     assert 1 <= stages <= num_layers
     sizes = [num_layers // stages] * stages

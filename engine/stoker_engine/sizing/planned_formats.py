@@ -1,7 +1,7 @@
-"""How a model's weights will be stored, known from its config.json before there are files.
+"""Storage formats of a model's weights, derived from its config.json before the files are downloaded.
 
-The engine asks the files (`models.loading.stored_weights`); what it finds there is what config.json says, and so are
-these.
+The engine reads the formats from the files (`models.loading.stored_weights`). Both agree, since the files follow their
+config.json.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from stoker_engine.sizing.named_experts import NamedExperts, first_expert
 from stoker_engine.sizing.weight_formats import WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
 
-#: Latent attention computes with these transposed, so they are dequantized when they are loaded.
+#: Matrices that latent attention uses transposed; they are dequantized when they are loaded.
 _NUMBERS: Final = (".k_b", ".v_b")
 
-#: Architectures whose files hold matrices transposed, which blocks do not bear; and the methods by which they do not.
+#: Architectures whose files hold matrices transposed, which blocks along rows do not allow, with the methods whose
+#: files are exempt.
 _TRANSPOSED: Final[dict[str, tuple[str, ...]]] = {"GPT2LMHeadModel": (), "GptOssForCausalLM": ("mxfp4",)}
 
 
 def stated_formats(
     config: ModelConfig, quantization: QuantizationConfig, given: Mapping[str, Any] | None = None
 ) -> WeightFormats:
-    """Of a checkpoint that is quantized.
+    """Return the formats of a quantized checkpoint.
 
     Args:
-        given: its parsed config.json, by which one expert stands for others; without, the name of each is matched.
+        given: parsed config.json, from which the experts that need to be checked are chosen; if None, the name of
+            every expert is matched.
 
     Raises:
-        ModelError: a matrix is stored in a way that is not computed.
+        ModelError: a matrix is stored in an unsupported format.
     """
     refuse_transposed(config.architecture, quantization.method)
     sized = matrices(config) if given is None else matrices(config, NamedExperts.of(stated_quantization(given)))
@@ -51,10 +53,10 @@ def stated_formats(
 
 
 def file_formats(config: ModelConfig, quantization: QuantizationConfig, given: Mapping[str, Any]) -> WeightFormats:
-    """Of the same checkpoint as its files hold it, which is how large it is in other engines.
+    """Return the formats of a quantized checkpoint as its files hold it, which gives its size in other engines.
 
     Args:
-        given: its parsed config.json.
+        given: parsed config.json.
 
     Raises:
         ModelError: see `stated_formats`.
@@ -70,8 +72,8 @@ def file_formats(config: ModelConfig, quantization: QuantizationConfig, given: M
 
 
 def _wrapper(given: Mapping[str, Any]) -> tuple[str, str]:
-    """What the names of the text model's modules begin with in place of ``model.``, and the others', as its
-    ``quantization_config`` spells them: models that also read images have it within them."""
+    """Return the prefixes that ``quantization_config`` uses for the layers, instead of ``model.``, and for the modules
+    outside of them. Multimodal checkpoints nest the text model."""
     stated = json.dumps(stated_quantization(given), default=str).replace("\\\\", "")
     if "model.language_model." in stated:
         return "model.language_model.", ""
@@ -79,21 +81,21 @@ def _wrapper(given: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def refuse_transposed(architecture: str, method: str) -> None:
-    """Refuses a checkpoint that `method` quantized, if it holds matrices transposed.
+    """Reject a checkpoint quantized by `method` if its architecture stores matrices transposed.
 
     Raises:
-        ModelError: it does.
+        ModelError: the architecture does and `method` is not supported for it.
     """
     computed = _TRANSPOSED.get(architecture)
     if computed is not None and method not in computed:
         others = "".join(f"the one by {each}, or " for each in computed)
         raise ModelError(
-            f"{architecture}'s checkpoints hold matrices transposed, and those by {method} are not computed; use "
+            f"{architecture}'s checkpoints hold matrices transposed, and {method} is not supported for them; use "
             f"{others}the unquantized model with --quantization int8"
         )
 
 
 def on_load_formats(config: ModelConfig, method: str) -> WeightFormats:
-    """Of one that `method` of `ON_LOAD` quantizes when it is loaded."""
+    """Return the formats of a model that `method` of `ON_LOAD` quantizes when it is loaded."""
     modules = (module for module, _ in matrices(config, first_expert))
     return WeightFormats.of({module: ON_LOAD[method] for module in modules if is_quantized(f"{module}.weight")})

@@ -1,10 +1,9 @@
-"""How large the matrices of a layer are that another engine quantizes when it loads them (``--quantization``).
+"""Sizes of a layer's matrices that another engine quantizes while loading (``--quantization``).
 
-    bytes  =  numbers × bits ÷ 8  +  numbers ÷ group × bytes of a group's scale and zero point
+    bytes  =  elements × bits ÷ 8  +  elements ÷ group × bytes of a group's scale and zero point
 
-Which tensors that concerns is said by `sizing.weight_sizes`: matrices of attention, MLP and experts. Embeddings,
-head, norms and routers stay as they are. What a checkpoint says of itself is read by `architectures.quantization`, and
-counted a matrix at a time (`planned_formats`).
+This concerns the matrices of attention, MLP and experts (`sizing.weight_sizes`). Embeddings, head, norms and routers
+are not quantized. For checkpoints that are already quantized see `planned_formats`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Final
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """How matrices are stored.
+    """Storage format of quantized matrices.
 
     Attributes:
-        method: the name that ``--quantization`` takes.
-        bits: of one number.
-        group_size: numbers that share a scale; 0: so many (a row, a tensor) that scales weigh nothing.
-        group_bytes: of one group's scale and zero point.
+        method: value of ``--quantization``.
+        bits: bits of one element.
+        group_size: elements that share a scale; 0: so many (a row, a tensor) that the scales' size is negligible.
+        group_bytes: bytes of one group's scale and zero point.
     """
 
     method: str
@@ -30,12 +29,12 @@ class QuantizedWeights:
     group_bytes: float = 0.0
 
     def stored_bytes(self, numbers: int) -> int:
-        """What `numbers` numbers take."""
+        """Return the bytes of `numbers` elements."""
         scales = numbers / self.group_size * self.group_bytes if self.group_size else 0.0
         return int(numbers * self.bits / 8 + scales)
 
 
-#: What a method makes of weights when they are loaded.
+#: Formats that methods quantize to while loading.
 _USUAL: Final = {
     "awq": QuantizedWeights("awq", 4, 128, 2.5),
     "gptq": QuantizedWeights("gptq", 4, 128, 2.5),
@@ -49,7 +48,7 @@ _USUAL: Final = {
     "modelopt_fp4": QuantizedWeights("modelopt_fp4", 4, 16, 1),
     "bitsandbytes": QuantizedWeights("bitsandbytes", 4, 64, 4),
 }
-#: Further names of the same.
+#: Other names of the methods.
 _ALIASES: Final = {
     "awq_marlin": "awq",
     "auto_awq": "awq",
@@ -64,10 +63,10 @@ _ALIASES: Final = {
 
 
 def canonical_method(method: str) -> str:
-    """The format's name, of a name for it or for a kernel of it."""
+    """Return the method's canonical name; aliases may also name a kernel."""
     return _ALIASES.get(method, method)
 
 
 def usual_weights(method: str) -> QuantizedWeights | None:
-    """How `method` stores matrices that it quantizes; None: their size is not known."""
+    """Return the format of `method`, or None if it is unknown."""
     return _USUAL.get(canonical_method(method))

@@ -1,15 +1,15 @@
 """Tensor- and pipeline-parallel validation: whether ranks can share a model.
 
-These are the only rules. The planner refuses by them (`stoker_operator.plan.options`), and the engine before it starts
-any rank (`exec.check_sharding`). Rules of other runtimes are in `stoker_operator.plan.foreign_sharding`.
+The planner (`stoker_operator.plan.options`) and the engine, before it starts any rank (`exec.check_sharding`), both
+apply these rules. The rules of other runtimes are in `stoker_operator.plan.foreign_sharding`.
 
-    heads                     equally many on each rank; a key and value head may also be on several
-    inner sizes, vocabulary   any parts, the first of which are the largest; each rank has some
-    whole experts             dealt evenly: some ranks have one more than others; each has one
-    rows in blocks            are cut between blocks, and not at all where columns have an order of their own
-    layers                    each stage has some
+    heads                     the same number on each rank; a key-value head may be replicated on several ranks
+    inner sizes, vocabulary   contiguous shards, the first ones largest; no rank may be empty
+    whole experts             spread evenly: the first ranks may have one more; each rank has at least one
+    rows in blocks            split between blocks; not split at all if columns are in activation order
+    layers                    at least one for each stage
 
-Layers themselves cut by `layers.build`, which holds to the same rules.
+`layers.build` shards layers by the same rules.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
-#: Devices that a message names at most.
+#: Largest tensor-parallel size that messages suggest.
 _MOST: Final = 64
 
 
 class Objection(NamedTuple):
-    """Why ranks cannot share a model so.
+    """Why a model cannot be sharded as requested.
 
     Attributes:
         reason: one CamelCase word.
-        message: a sentence, without the remedy.
+        message: sentence without the remedy.
     """
 
     reason: str
@@ -46,19 +46,20 @@ def objection(
     whole_experts: bool = False,
     formats: WeightFormats = ALL_NUMBERS,
 ) -> Objection | None:
-    """What is wrong with a model on `tensor` × `pipeline` ranks; None: they can share it.
+    """Return why a model cannot run on `tensor` × `pipeline` ranks, or None if it can.
 
     Args:
-        config: the model.
-        tensor: ranks that share each layer.
-        pipeline: stages that the layers are dealt among.
-        whole_experts: whether ranks that share a layer have whole experts of it, instead of a part of each.
-        formats: how its weights are stored.
+        config: the model's shape.
+        tensor: tensor-parallel size.
+        pipeline: number of pipeline stages.
+        whole_experts: whether the tensor-parallel ranks hold whole experts (expert parallelism) instead of a shard of
+            each expert.
+        formats: storage formats of the weights.
     """
     if config.num_weights is not None and (tensor * pipeline > 1 or whole_experts):
         return not_split(config.architecture)
     if whole_experts and not any(layer.moe for layer in config.layers):
-        return Objection("NotMixtureOfExperts", "the model is no mixture of experts")
+        return Objection("NotMixtureOfExperts", "the model is not a mixture of experts")
     if pipeline > len(config.layers):
         return Objection("TooFewLayers", f"pipeline {pipeline} is more than the model's {len(config.layers)} layers")
     if tensor == 1:
@@ -76,14 +77,14 @@ def objection(
 
 
 def not_split(architecture: str) -> Objection:
-    """What is wrong with several ranks for an architecture that is no family of ours, whatever its sizes."""
-    return Objection("NotSplit", f"{architecture} runs by transformers' own modules, which are not split")
+    """Return the objection to several ranks for an architecture that only the Transformers backend runs."""
+    return Objection("NotSplit", f"{architecture} runs on the Transformers backend, which does not support sharding")
 
 
 def tensor_sizes(
     config: ModelConfig, limit: int, *, whole_experts: bool = False, formats: WeightFormats = ALL_NUMBERS
 ) -> list[int]:
-    """The numbers of ranks that can share each layer, up to `limit`."""
+    """Return the tensor-parallel sizes up to `limit` that the model can run with."""
     return [
         size
         for size in range(1, min(limit, _MOST) + 1)
@@ -92,44 +93,44 @@ def tensor_sizes(
 
 
 def largest_part(size: int, parts: int, multiple: int = 1) -> int:
-    """What the first of `parts` has of what is cut at multiples: the largest there is. The others have as much, as long
-    as there is any."""
+    """Return the largest shard, the first, of `size` units that are split into `parts` at multiples of `multiple`. The
+    next shards have the same size until the units are used up."""
     return min(-(-size // (parts * multiple)) * multiple, size)
 
 
 def share_of(size: int, parts: int, multiple: int, index: int) -> int:
-    """What the part with number `index` has; where parts share what cannot be cut further, each has as much."""
+    """Return the size of shard `index`. A shard for which no units are left is a replica of the full shard size."""
     each = largest_part(size, parts, multiple)
     remaining = size - index * each
     return min(each, remaining) if remaining > 0 else each
 
 
 def every_part_has_some(size: int, parts: int, multiple: int = 1) -> bool:
-    """Whether something is left for the last of `parts`."""
+    """Whether no shard is empty."""
     return parts == 1 or (parts - 1) * largest_part(size, parts, multiple) < size
 
 
 def dealt(count: int, parts: int, index: int) -> range:
-    """What the part with number `index` has of things that are dealt whole, in order; the first parts have one more
-    than the others where they do not come out even."""
+    """Return the indices, of `count` whole items, that part `index` holds. The parts are contiguous; if `parts` does
+    not divide `count`, the first ones hold one item more."""
     each, remainder = divmod(count, parts)
     start = index * each + min(index, remainder)
     return range(start, start + each + (index < remainder))
 
 
 def heads_problem(heads: int, kv_heads: int, tensor: int) -> Objection | None:
-    """What is wrong with sharing so many attention heads.
+    """Return why the attention heads cannot be sharded, or None if they can.
 
     Args:
-        heads: query heads.
-        kv_heads: heads of keys and values; 0: every rank has all of them.
-        tensor: ranks.
+        heads: number of query heads.
+        kv_heads: number of key-value heads; 0 if they are replicated on every rank.
+        tensor: tensor-parallel size.
     """
     if heads % tensor:
         message = f"tensor {tensor} does not divide the model's {heads} attention heads"
         return Objection("HeadsNotDivisible", message)
     if kv_heads and kv_heads % tensor and tensor % kv_heads:
-        message = f"tensor {tensor} neither divides the model's {kv_heads} key-value heads nor is their multiple"
+        message = f"tensor {tensor} neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
         return Objection("KVHeadsNotDivisible", message)
     return None
 
@@ -144,7 +145,7 @@ def _of_layer(
         return
     if whole_experts:
         if moe.num_experts < tensor:
-            message = f"tensor {tensor} deals the {moe.num_experts} experts, so that nothing is left for some ranks"
+            message = f"tensor {tensor} is more than the model's {moe.num_experts} experts: some ranks would have none"
             yield Objection("ExpertsNotDivisible", message)
     else:
         down = stored.get("experts.down")
@@ -176,23 +177,23 @@ def _attention(attention: AttentionConfig, stored: StoredFormat | None, tensor: 
 def _parts(
     what: str, size: int, tensor: int, stored: StoredFormat | None = None, reason: str = "ShardsNotDivisible"
 ) -> Objection | None:
-    """What is wrong with sharing what can be cut into any parts, between blocks."""
+    """Return why a dimension that can be split between any two blocks cannot be sharded, or None if it can."""
     if stored is not None and _has_own_order(stored):
         return _in_own_order(what, tensor, stored, reason)
     multiple = stored.column_multiple if stored else 1
     if every_part_has_some(size, tensor, multiple):
         return None
-    blocks = f" in blocks of {multiple} as {stored.name} stores them" if stored is not None and multiple > 1 else ""
-    return Objection(reason, f"tensor {tensor} splits {what}, {size:,}{blocks}, so that nothing is left for some ranks")
+    blocks = f" in {stored.name} blocks of {multiple}" if stored is not None and multiple > 1 else ""
+    return Objection(reason, f"tensor {tensor} splits {what}, {size:,}{blocks}, so some ranks would have none of it")
 
 
 def _in_own_order(what: str, tensor: int, stored: StoredFormat, reason: str = "ShardsNotDivisible") -> Objection:
-    message = f"tensor {tensor} cannot split {what}: as {stored.name} stores them, they have an order of their own"
+    message = f"tensor {tensor} cannot split {what}: the checkpoint stores them as {stored.name}, in activation order"
     return Objection(reason, f"{message} (act order)")
 
 
 def _has_own_order(stored: StoredFormat) -> bool:
-    """Whether numbers of a block need not follow each other, so that no cut is between blocks."""
+    """Whether the columns of a block need not be adjacent (act order), so the matrix cannot be split by columns."""
     return isinstance(stored, GroupFormat) and stored.in_order_of == "groups"
 
 

@@ -1,10 +1,10 @@
-"""How the states of one sequence lie in the blocks of its table.
+"""Layout of a sequence's states in the blocks of its block table.
 
-    states of the layers     │ conv 0 │ ssm 0      │ conv 1 │ ssm 1      │      one run of bytes
-    blocks of the table      │ block 9    │ block 4    │ block 7    │            cut where a block ends
+    states of the layers     │ conv 0 │ ssm 0      │ conv 1 │ ssm 1      │      one byte range
+    blocks of the table      │ block 9    │ block 4    │ block 7    │            split at block ends
 
-The run goes through the blocks in the order of the table, so a tensor may begin in one block and end in another. All
-tensors begin at multiples of `ALIGNMENT` and so do blocks: no number is cut.
+The byte range runs through the blocks in the order of the table, so a tensor may span several blocks. Tensors and
+blocks begin at multiples of `ALIGNMENT`, so no element is split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from stoker_engine.architectures.cache_spec import StateSpec, StateTensor
 from stoker_engine.sizing import dtype_sizes
 
-#: Bytes; a multiple of every number's size, and what vector loads like best.
+#: Alignment in bytes: a multiple of every element size, and suited to vector loads.
 ALIGNMENT: Final = 16
 
 
@@ -26,9 +26,9 @@ class Piece:
     """The part of a tensor that lies in one block.
 
     Attributes:
-        index: of the block in the sequence's table.
-        start: first byte in the block.
-        stop: the byte after the last one.
+        index: index of the block in the sequence's table.
+        start: offset of the first byte in the block.
+        stop: offset after the last byte.
     """
 
     index: int
@@ -37,23 +37,23 @@ class Piece:
 
 
 def aligned(size: int) -> int:
-    """`size` bytes, rounded up to `ALIGNMENT`."""
+    """Round `size` bytes up to `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def tensor_bytes(tensor: StateTensor, element_bytes: int) -> int:
-    """Bytes of a tensor of one sequence's state, where a number of the model has `element_bytes`."""
+    """Return the bytes of a tensor of one sequence's state; `element_bytes` is the size of the model's dtype."""
     size = element_bytes if tensor.dtype is None else dtype_sizes.element_bytes(tensor.dtype)
     return math.prod(tensor.shape) * size
 
 
 def state_bytes(spec: StateSpec, element_bytes: int) -> int:
-    """Bytes that one layer's state of one sequence takes in the run."""
+    """Return the bytes of one sequence's state in one layer, including alignment."""
     return sum(aligned(tensor_bytes(tensor, element_bytes)) for tensor in spec.tensors)
 
 
 def state_layout(specs: Sequence[StateSpec], element_bytes: int, block_bytes: int) -> list[dict[str, list[Piece]]]:
-    """Where each layer's tensors lie, by name, where a block has `block_bytes`."""
+    """Return the pieces of each layer's tensors by name, for blocks of `block_bytes`."""
     assert block_bytes % ALIGNMENT == 0
     layout, start = [], 0
     for spec in specs:

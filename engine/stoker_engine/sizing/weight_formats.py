@@ -1,7 +1,7 @@
-"""Which weights of a model are stored in blocks, and in which format.
+"""The weights of a model that are stored in blocks, and their formats.
 
-A file may hold some matrices so and others not, or in several formats. Matrices of the model that are multiplied
-together (queries, keys and values; gates and up projections) need not be stored alike; the experts of a layer do.
+A file may store only some matrices in blocks, and may use several formats. Matrices that one GEMM merges (queries, keys
+and values; gate and up projections) may differ in format, but all experts of a layer must have the same.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Formats = frozenset[tuple[str, StoredFormat]]
 
 @dataclass(frozen=True)
 class WeightFormats:
-    """The formats of a model's weights; those that are not named are numbers of the model's dtype.
+    """The formats of a model's weights. Weights without an entry have the model's dtype.
 
     Attributes:
-        ends: of weights outside of layers: ``embed``, ``lm_head``.
-        layers: of those of each layer; none where there is no entry.
+        ends: formats of the weights outside of layers: ``embed``, ``lm_head``.
+        layers: formats of each layer's weights; the tuple may be shorter than the model.
     """
 
     ends: Formats = frozenset()
@@ -33,9 +33,9 @@ class WeightFormats:
 
     @classmethod
     def of(cls, by_name: Mapping[str, StoredFormat | None]) -> WeightFormats:
-        """Of weights by our names of them (`models.decoder`).
+        """Return the formats of weights that are named as in `models.decoder`.
 
-        Experts are one matrix: where they are not all stored alike, they are numbers.
+        All experts of a layer count as one matrix. If their formats differ, they are dequantized to the model's dtype.
         """
         found: dict[int | None, dict[str, StoredFormat | None]] = {}
         for name, stored in by_name.items():
@@ -46,24 +46,24 @@ class WeightFormats:
         return cls(_formats(found.get(None, {})), tuple(_formats(found.get(layer, {})) for layer in range(last + 1)))
 
     def stored(self, name: str) -> StoredFormat | None:
-        """How the weight of that name is stored; None: as numbers."""
+        """Return the format of the weight with that name, or None for the model's dtype."""
         layer, part = _part(name)
         return dict(self.ends if layer is None else self.layer(layer)).get(part)
 
     def quantized_on_load(self, layers: int, stored: StoredFormat) -> WeightFormats:
-        """The same, but for the matrices of all `layers` that are quantized into `stored` when they are loaded."""
+        """Return a copy in which the matrices of all `layers` have the format `stored` (quantized when loaded)."""
         matrices = dict.fromkeys(MATRICES, stored)
         return WeightFormats(
             self.ends, tuple(frozenset((dict(self.layer(index)) | matrices).items()) for index in range(layers))
         )
 
     def layer(self, index: int) -> Formats:
-        """Those of one layer."""
+        """Return the formats of one layer's weights."""
         return self.layers[index] if index < len(self.layers) else frozenset()
 
     @property
     def names(self) -> str:
-        """Those that there are, for people: first the one that most weights have. Empty: there are none."""
+        """The names of all formats in use, most frequent first, for messages; empty if there are none."""
         counts = Counter(stored.name for formats in (self.ends, *self.layers) for _, stored in formats)
         return ", ".join(sorted(counts, key=lambda name: (-counts[name], name)))
 
@@ -76,7 +76,7 @@ _LAYER: Final = re.compile(r"layers\.(\d{1,9})\.(.*)")
 
 
 def _part(name: str) -> tuple[int | None, str]:
-    """``layers.3.experts.7.gate.weight`` → 3, ``experts.gate``. A bias is a part by its own name."""
+    """Split ``layers.3.experts.7.gate.weight`` into 3 and ``experts.gate``. A bias keeps its ending."""
     matrix = name.removesuffix(".weight")
     match = _LAYER.match(matrix)
     layer, part = (None, matrix) if match is None else (int(match[1]), match[2])
@@ -86,5 +86,5 @@ def _part(name: str) -> tuple[int | None, str]:
 #: All weights are of the model's dtype.
 ALL_NUMBERS: Final = WeightFormats()
 
-#: Models of these are computed with a GGUF file's blocks, on CPUs that have our kernels; others dequantize them.
+#: Model dtypes for which CPU kernels compute directly with the blocks of a GGUF file; for others they are dequantized.
 BLOCK_DTYPES: Final = ("float32", "bfloat16")

@@ -1,10 +1,11 @@
-"""Every tensor of a decoder, by size: the planner sums them before there is a model, and a model has exactly these.
+"""Sizes of all tensors of a decoder. The planner adds them up before the model is loaded; a loaded model has exactly
+these tensors.
 
-Under tensor parallelism a matrix is split into its `units` (heads, columns, rows of the vocabulary); a shard holds its
-share, rounded up, since a head is never divided. Norms are replicated. Under pipeline parallelism a stage holds its
-layers (`sizing.pipeline_stages`), the first one the embedding besides, the last one the head. Under expert
-parallelism whole experts are spread over devices, instead of each being split: in our engine over those of an engine,
-in others over those of all engines (tensor × data).
+Tensor parallelism splits a matrix by its `units` (heads, columns, rows of the vocabulary). A shard holds a whole number
+of units, rounded up. Norms are replicated. With pipeline parallelism a stage holds its layers
+(`sizing.pipeline_stages`), the first one also the embedding, the last one also the head. With expert parallelism each
+device holds whole experts: in this engine they are spread over the devices of one engine, in others over those of all
+engines (tensor × data).
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.sharding import dealt, share_of
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, Formats, WeightFormats
 
-#: Of all layers together; models have some tens of thousands.
+#: Limit on the experts of all layers together; real models have tens of thousands.
 _MOST_EXPERTS: Final = 200_000
 
 
 @dataclass(frozen=True)
 class MatrixSize:
-    """A matrix, or several of one size, that may be stored in blocks.
+    """A matrix, or several of the same size, that may be stored in blocks.
 
     Attributes:
-        weight: its name, as in `weight_formats`.
-        rows: its outputs.
-        inner: its inner dimension, which blocks lie along.
-        cut_by_rows: whether devices share its rows; else they share its columns.
-        count: so many of them: a layer's routed experts, a latent attention's heads.
-        shared_out: whether devices share the matrices, and not each of them.
+        weight: name, as in `weight_formats`.
+        rows: number of rows (outputs).
+        inner: number of columns (inputs); blocks lie along this dimension.
+        cut_by_rows: whether tensor parallelism splits the rows; otherwise it splits the columns.
+        count: number of matrices: a layer's routed experts, or the heads of latent attention.
+        shared_out: whether devices hold whole matrices instead of a shard of each.
     """
 
     weight: str
@@ -50,16 +51,16 @@ class MatrixSize:
 
 @dataclass(frozen=True)
 class WeightSize:
-    """Some tensors.
+    """Size of one or several tensors.
 
     Attributes:
-        numbers: how many numbers they hold together.
-        units: into how many equal parts they can be split; 1: every shard holds all.
-        wide: stored as float32 whatever the model's dtype.
-        linear: matrices of a layer's attention or MLP, which are what quantization makes smaller.
-        experts: how many routed experts of a layer they are; under expert parallelism whole ones are spread.
-        matrix: what they are as a matrix; None: nothing that could be stored in blocks.
-        cut_like: the weight whose columns the devices' shares follow; they begin between its blocks.
+        numbers: number of elements of all of them.
+        units: number of equal parts they can be split into; 1: replicated on every rank.
+        wide: whether they are float32 whatever the model's dtype.
+        linear: whether they belong to the attention or MLP of a layer, which quantization makes smaller.
+        experts: number of routed experts they belong to, which expert parallelism spreads over devices; 0: none.
+        matrix: their shape as a matrix; None if they are never stored in blocks.
+        cut_like: name of the weight that determines the shards: they begin at boundaries of its blocks.
     """
 
     numbers: int
@@ -73,12 +74,12 @@ class WeightSize:
 
 @dataclass(frozen=True)
 class Sharding:
-    """Over how many devices one engine of a model is spread.
+    """The devices of one engine.
 
     Attributes:
-        tensor: devices each layer is split over.
-        pipeline: stages the layers are spread over.
-        expert: devices that whole experts are spread over; 1: every expert is split over `tensor`, as the rest is.
+        tensor: tensor-parallel size.
+        pipeline: number of pipeline stages.
+        expert: expert-parallel size; 1: every expert is split over `tensor` devices.
     """
 
     tensor: int = 1
@@ -98,15 +99,15 @@ def weight_bytes(
     quantized: QuantizedWeights | None = None,
     formats: WeightFormats = ALL_NUMBERS,
 ) -> int:
-    """Weights on the device that holds most of them.
+    """Return the bytes of the weights on the device that holds most of them.
 
     Args:
-        config: the model.
-        element_bytes: of one number that is not quantized.
-        tensor: the tensor-parallel size, where nothing else is split.
-        sharding: how the model is split, in all.
-        quantized: how the matrices of the layers are stored; None: as all other weights are.
-        formats: the matrices that are stored in blocks, and how.
+        config: the model's shape.
+        element_bytes: bytes of one element that is not quantized.
+        tensor: tensor-parallel size if `sharding` is None.
+        sharding: devices of the engine.
+        quantized: format of the layers' matrices; None: the model's dtype.
+        formats: formats of the matrices that are stored in blocks.
     """
     split = sharding or Sharding(tensor)
     stages = range(split.pipeline)
@@ -122,19 +123,19 @@ def stage_weight_bytes(
     formats: WeightFormats = ALL_NUMBERS,
     rank: int = 0,
 ) -> int:
-    """Weights on a device of one pipeline stage.
+    """Return the bytes of the weights on one device of a pipeline stage.
 
     Args:
         config, element_bytes, quantized, formats: see `weight_bytes`.
-        stage: which one.
-        split: how the model is split.
-        rank: which of the devices that share the stage's layers; the first has most.
+        stage: index of the stage.
+        split: devices of the engine.
+        rank: index of the device within the stage; device 0 holds most.
     """
     if config.num_weights is not None:
-        # Where the parts do not determine it, everything is taken to be matrices of equal layers.
+        # The parts do not determine the size, so all weights count as matrices of equal layers.
         share = -(-config.num_weights // (split.tensor * split.pipeline))
         return share * element_bytes if quantized is None else quantized.stored_bytes(share)
-    # Most models have one or two kinds of layers, and many of each.
+    # Most models have only one or two kinds of layers: each kind is counted once.
     layers = {index: config.layers[index] for index in pipeline_stages(len(config.layers), split.pipeline)[stage]}
     kinds = {(_kind(layer), formats.layer(index)): layer for index, layer in layers.items()}
     counts = Counter((_kind(layer), formats.layer(index)) for index, layer in layers.items())
@@ -148,23 +149,25 @@ def stage_weight_bytes(
 
 
 def weight_sizes(config: ModelConfig) -> Iterator[WeightSize]:
-    """The sizes of all tensors of the model."""
+    """Yield the sizes of all tensors of the model."""
     return stage_sizes(config, 0, 1)
 
 
 def matrices(
     config: ModelConfig, experts: Callable[[int, int], Iterable[int]] = lambda layer, count: range(count)
 ) -> Iterator[tuple[str, MatrixSize]]:
-    """The matrices of the model that may be stored in blocks, by the names of `models.decoder` without ``.weight``.
+    """Yield the matrices that may be stored in blocks, by the names of `models.decoder` without ``.weight``.
 
     Args:
-        experts: index of a layer and the number of its experts → those of which there is one each; all, if not given.
+        experts: function (layer index, number of experts) → the experts to yield; all by default.
 
     Raises:
-        ModelError: experts are more than a model has.
+        ModelError: the model states too many experts.
     """
     if sum(layer.moe.num_experts for layer in config.layers if layer.moe is not None) > _MOST_EXPERTS:
-        raise ModelError(f"config.json: the model has more than {_MOST_EXPERTS} experts; fetch it again")
+        raise ModelError(
+            f"config.json: the model has more than {_MOST_EXPERTS} experts; the file may be damaged, download it again"
+        )
     for size in _end_sizes(config, 0, 1):
         if size.matrix is not None:
             yield size.matrix.weight, size.matrix
@@ -179,14 +182,14 @@ def matrices(
 
 
 def stage_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightSize]:
-    """The sizes of the tensors of one pipeline stage."""
+    """Yield the sizes of the tensors of one pipeline stage."""
     yield from _end_sizes(config, stage, stages)
     for index in pipeline_stages(len(config.layers), stages)[stage]:
         yield from layer_sizes(config, config.layers[index])
 
 
 def _end_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightSize]:
-    """What the first and the last stage have beside layers."""
+    """Yield the tensors outside of layers that this stage holds; only the first and the last stage have any."""
     hidden, vocabulary, decoder = config.hidden_size, config.vocab_size, config.decoder
     width = decoder.embedding.size or hidden
     first, last = stage == 0, stage == stages - 1
@@ -196,7 +199,7 @@ def _end_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightS
         yield _norm(decoder.norm, decoder.embedding.norm * hidden)
         yield WeightSize(config.encoder_weights)
     if last:
-        # A head that is tied to the embedding is that same matrix, which the last stage needs as well as the first.
+        # If the head is tied to the embedding, the last stage holds a copy of the embedding, unless it is also first.
         if not config.tie_word_embeddings or not first:
             yield _table("embed" if config.tie_word_embeddings else "lm_head", vocabulary, width)
         if decoder.head.bias:
@@ -207,13 +210,13 @@ def _end_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightS
 
 
 def _table(weight: str, vocabulary: int, width: int) -> WeightSize:
-    """The embedding, or the head."""
+    """Return the size of the embedding or the head."""
     matrix = MatrixSize(weight, vocabulary, width, cut_by_rows=True)
     return WeightSize(vocabulary * width, units=vocabulary, matrix=matrix)
 
 
 def layer_sizes(config: ModelConfig, layer: LayerConfig) -> Iterator[WeightSize]:
-    """The sizes of the tensors of a layer."""
+    """Yield the sizes of the tensors of a layer."""
     decoder = config.decoder
     yield _norm(decoder.norm, len(decoder.residual.norms) * config.hidden_size)
     yield from _attention(layer.attention, config.hidden_size, decoder.norm)
@@ -221,7 +224,8 @@ def layer_sizes(config: ModelConfig, layer: LayerConfig) -> Iterator[WeightSize]
 
 
 def _kind(layer: LayerConfig) -> tuple[int, int, int]:
-    """The same for layers of the same parts; to compare the parts themselves would take longer than to add them up."""
+    """Return a key that is equal for layers that share their parts. Comparing the parts themselves would be slower than
+    adding up their sizes."""
     return id(layer.attention), id(layer.mlp), id(layer.moe)
 
 
@@ -233,7 +237,7 @@ def _bytes(
     stored: Mapping[str, StoredFormat],
     rank: int,
 ) -> int:
-    """What a device's share takes."""
+    """Return the bytes of a device's shard."""
     spread = size.experts and split.expert > 1
     units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
     multiple = stored[size.cut_like].column_multiple if size.cut_like in stored and not spread else 1
@@ -247,7 +251,7 @@ def _bytes(
 
 
 def _stored_bytes(matrix: MatrixSize, stored: StoredFormat, held: int, units: int, *, whole_ones: bool) -> int:
-    """What `held` of the `units` of a matrix take in blocks."""
+    """Return the bytes of `held` of a matrix's `units`, stored in blocks."""
     rows, inner, count = matrix.rows, matrix.inner, matrix.count
     if whole_ones or matrix.shared_out:
         count = count // units * held
@@ -316,7 +320,7 @@ def _mlp(layer: LayerConfig, hidden: int) -> Iterator[WeightSize]:
 
 
 def _gated(name: str, size: int, hidden: int, experts: int = 0) -> Iterator[WeightSize]:
-    """The matrices of a gated MLP, or of that many."""
+    """Yield the matrices of a gated MLP, or of `experts` of them."""
     down = f"{name}.down"
     for part in (f"{name}.gate", f"{name}.up"):
         yield _matrix(part, size, hidden, size, cut_like=down, experts=experts)
@@ -334,11 +338,11 @@ def _matrix(
     count: int = 0,
     experts: int = 0,
 ) -> WeightSize:
-    """A matrix of a layer.
+    """Return the size of a layer's matrix.
 
     Args:
-        count: so many of them, which devices share out.
-        experts: so many of them, each of which devices share.
+        count: number of matrices, if devices hold whole ones; otherwise 0.
+        experts: number of matrices, if each is split over the devices; otherwise 0.
     """
     matrix = MatrixSize(weight, rows, inner, by_rows, count or experts or 1, shared_out=bool(count))
     return WeightSize(

@@ -276,7 +276,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
     if isinstance(shape, Shape) and not shape.experts:
         yield Refusal(
             "spec.parallelism.expert",
-            "the model is no mixture of experts",
+            "the model is not a mixture of experts",
             "NotMixtureOfExperts",
             lambda: [Proposal("remove it", {"parallelism": {"expert": None}})],
             "remove it",

@@ -170,7 +170,7 @@ def test_the_sentence_names_the_field(field: str, value: Any, says: str) -> None
 
 
 def test_more_experts_than_any_model_has_are_refused() -> None:
-    with pytest.raises(ModelError, match="100000000 experts; 10000 is the most"):
+    with pytest.raises(ModelError, match="100000000 experts; 10000 is the maximum"):
         ModelConfig.from_dict({"architectures": ["MixtralForCausalLM"], "num_local_experts": 10**8})
 
 

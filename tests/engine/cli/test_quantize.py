@@ -36,7 +36,7 @@ def test_a_folder_is_written_and_never_overwritten(command: Any, tiny_llama: Pat
         (["--output=X"], "--to: is required"),
         (["--to=int5", "--output=X"], "--to: 'int5' is not a supported output format; supported: W4A16, W4A16_ASYM"),
         (["--to=q4_0", "--output=X"], "convert_hf_to_gguf.py"),
-        (["--to=W8A8", "--group-size=32", "--output=X"], "--group-size: of this format a whole row shares a scale"),
+        (["--to=W8A8", "--group-size=32", "--output=X"], "--group-size: this format has one scale for each row"),
         (["--to=q8_0", "--group-size=32", "--output=X"], "--group-size: is fixed for Q8_0"),
         (["--to=W4A16", "--output=X"], "--group-size: 128 does not divide the model's rows of 64"),
         (["--to=W4A16", "--output=X", "--groupsize=3"], "did you mean --group-size?"),

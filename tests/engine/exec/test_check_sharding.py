@@ -40,7 +40,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             {"tensor_parallel_size": 2, "enable_expert_parallel": True},
-            "--enable-expert-parallel: the model is no mixture of experts; leave it out",
+            "--enable-expert-parallel: the model is not a mixture of experts; leave it out",
         ),
         (
             {"tensor_parallel_size": 8, "quantization": "int4"},
@@ -78,7 +78,7 @@ def test_what_transformers_runs_is_not_split(sizes: dict[str, Any], flag: str, r
     PhimoeForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ArgumentError) as caught:
         Engine.from_args(EngineArgs(str(tmp_path), device="cpu", **sizes))
-    message = "PhimoeForCausalLM runs by transformers' own modules, which are not split"
+    message = "PhimoeForCausalLM runs on the Transformers backend, which does not support sharding"
     assert str(caught.value) == f"{flag}: {message}; {remedy}"
 
 

@@ -210,7 +210,7 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         refused(ArgumentError, "0 MiB free", scheme=fits)
     with pytest.raises(ArgumentError, match="multiple of 16"):
         with_group_size(scheme, 20)
-    with pytest.raises(ArgumentError, match="a whole row shares a scale"):
+    with pytest.raises(ArgumentError, match="one scale for each row"):
         with_group_size(SCHEMES["W8A8"], 32)
 
     config = source / "config.json"
@@ -242,13 +242,13 @@ _Q = "model.layers.1.self_attn.q_proj"
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({f"{_Q}.weight": None}, r"lack 1 matrices the model needs: layers\.1\.q\.weight"),
+        ({f"{_Q}.weight": None}, r"lack 1 matrices that the model needs: layers\.1\.q\.weight"),
         ({f"{_Q}.weight": torch.ones(0, 64)}, rf"{_Q}\.weight holds 0 rows of 64 numbers .* the model needs 64 of 64"),
         ({f"{_Q}.weight": torch.ones(64, 0)}, "holds 64 rows of 0 numbers"),
         ({f"{_Q}.weight": torch.ones(64, 96)}, "holds 64 rows of 96 numbers"),
-        ({_Q.replace("1", "2", 1) + ".weight": torch.ones(64, 64)}, r"1 tensors .* no place for: model\.layers\.2"),
-        ({f"{_Q}.weight_scale": torch.ones(64, 1)}, rf"no place for: {_Q}\.weight_scale"),
-        ({f"{_Q}.qweight": torch.ones(8, 64).int()}, rf"no place for: {_Q}\.qweight"),
+        ({_Q.replace("1", "2", 1) + ".weight": torch.ones(64, 64)}, r"1 tensors .* does not use: model\.layers\.2"),
+        ({f"{_Q}.weight_scale": torch.ones(64, 1)}, rf"does not use: {_Q}\.weight_scale"),
+        ({f"{_Q}.qweight": torch.ones(8, 64).int()}, rf"does not use: {_Q}\.qweight"),
         ({f"{_Q}.weight": None, f"{_Q}.qweight": torch.ones(8, 64).int()}, "lack 1 matrices"),
     ],
 )
@@ -288,7 +288,7 @@ def test_stacks_of_other_experts_are_refused(shape: tuple[int, ...], message: st
 def test_experts_that_are_there_twice_are_refused(tmp_path: Path) -> None:
     _save(tmp_path / "model", "qwen3_moe")
     _changed(tmp_path / "model", {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(4, 64, 64)})
-    with pytest.raises(WeightsError, match=r"weights hold layers\.0\.experts\.\d\.gate\.weight twice"):
+    with pytest.raises(WeightsError, match=r"weights contain layers\.0\.experts\.\d\.gate\.weight twice"):
         export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
 
 

@@ -116,7 +116,7 @@ def test_layers_are_what_is_quantized_already(tmp_path: Path) -> None:
     path = layers_of(Kind.Q5_1, Kind.F16, "layers.gguf")
     with pytest.raises(ModelError, match="quantized by Q5_1 already, and Q4_0 is asked for"):
         export(path, Kind.Q4_0, tmp_path / "new.gguf")
-    with pytest.raises(ArgumentError, match="int4 is asked for, and the checkpoint is quantized by Q5_1 already"):
+    with pytest.raises(ArgumentError, match="int4 is requested, but the checkpoint is already quantized by Q5_1"):
         find_checkpoint(EngineArgs(model=str(path), quantization="int4"))
     path = layers_of(Kind.F16, Kind.Q8_0, "ends.gguf")
     export(path, Kind.Q4_0, tmp_path / "new.gguf")

@@ -54,7 +54,9 @@ def test_the_engine_computes_with_what_was_written(kind: str, scheme: str, tmp_p
 def test_it_is_not_quantized_again(tmp_path: Path) -> None:
     save_model(tmp_path / "model", random_model("llama", _SIZES))
     export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
-    with pytest.raises(ArgumentError, match="int4 is asked for, and the checkpoint is quantized by compressed-tensors"):
+    with pytest.raises(
+        ArgumentError, match="int4 is requested, but the checkpoint is already quantized by compressed-tensors"
+    ):
         find_checkpoint(EngineArgs(model=str(tmp_path / "new"), quantization="int4"))
     find_checkpoint(EngineArgs(model=str(tmp_path / "new"), quantization="compressed-tensors"))
     with pytest.raises(ModelError, match="quantized by compressed-tensors already, and W8A8 is asked for"):

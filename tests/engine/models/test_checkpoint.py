@@ -54,7 +54,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         _find(tmp_path)
-    with pytest.raises(ModelError, match="no folder"):
+    with pytest.raises(ModelError, match="neither a local folder"):
         _find(tmp_path / "nowhere" / "else")
 
 

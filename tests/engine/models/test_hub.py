@@ -141,7 +141,7 @@ def test_a_complete_cache_needs_no_hub(hub: FakeHub, start: Start) -> None:
     for revision, offline in (("", ""), (COMMIT, ""), ("", "1")):
         again, log = folder_and_log(start(revision, HF_HUB_OFFLINE=offline))
         assert again == found
-        assert "trying again" not in log
+        assert "retrying in" not in log
 
 
 def test_a_complete_cache_outlives_a_token(hub: FakeHub, start: Start) -> None:

@@ -133,7 +133,7 @@ def test_other_dtypes_do_not_need_them(tiny_llama: Path, tmp_path: Path, caplog:
     with caplog.at_level(logging.INFO):
         for name in ("auto", "int8_per_token_head"):
             LLM(str(folder), kv_cache_dtype=name)
-            assert f"which --kv-cache-dtype {name} does not use" in caplog.text
+            assert f"--kv-cache-dtype {name} ignores the checkpoint's KV-cache scales" in caplog.text
 
 
 def test_without_them_it_is_one(tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,11 +147,11 @@ def test_without_them_it_is_one(tiny_llama: Path, tmp_path: Path, caplog: pytest
 @pytest.mark.parametrize(
     ("scale", "why"),
     [
-        (0.0, "k_scale holds 0.0; a scale is a positive number"),
-        (-1.0, "k_scale holds -1.0; a scale is a positive number"),
-        (torch.nan, "k_scale holds nan; a scale is a positive number"),
-        (torch.inf, "k_scale holds inf; a scale is a positive number"),
-        (torch.ones(3), "k_scale holds 3 scales; a layer has one, or one for each of its heads of keys"),
+        (0.0, "k_scale holds 0.0; a scale must be a positive number"),
+        (-1.0, "k_scale holds -1.0; a scale must be a positive number"),
+        (torch.nan, "k_scale holds nan; a scale must be a positive number"),
+        (torch.inf, "k_scale holds inf; a scale must be a positive number"),
+        (torch.ones(3), "k_scale holds 3 scales; expected one, or one for each key-value head"),
         (torch.ones(0), "k_scale holds 0 scales; "),
         (torch.ones(1, dtype=torch.int32), "k_scale holds int32"),
     ],
@@ -192,5 +192,5 @@ def test_what_scales_are_made_for(config: dict[str, Any], stated: str, tiny_llam
     if stated in ("", "fp8"):
         assert len(loader.kv_scales("fp8", checkpoint.config, build)) == 2
         return
-    with pytest.raises(ArgumentError, match=f"keys and values as {re.escape(stated)}; use fp8_per_token_head"):
+    with pytest.raises(ArgumentError, match=f"keys and values in {re.escape(stated)}; use fp8_per_token_head"):
         loader.kv_scales("fp8", checkpoint.config, build)

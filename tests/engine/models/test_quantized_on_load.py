@@ -176,15 +176,15 @@ def test_what_is_quantized_already_is_not_quantized_again(tiny_llama: Path, demo
         with pytest.raises(ArgumentError, match=message):
             find_checkpoint(EngineArgs(model=str(model), quantization=method))
 
-    refused(demo_gguf, "int8", "int8 is asked for, and the checkpoint is quantized by Q")
+    refused(demo_gguf, "int8", "int8 is requested, but the checkpoint is already quantized by Q")
     assert find_checkpoint(EngineArgs(model=str(demo_gguf), quantization="gguf")).loader.on_load is None
-    refused(tiny_llama, "fp8_per_tensor", "fp8_per_tensor is asked for.*can be, to int8, int4, fp8")
-    refused(tiny_llama, "gptq", "gptq is asked for, and the checkpoint is not quantized")
+    refused(tiny_llama, "fp8_per_tensor", "fp8_per_tensor is requested.*loading are int8, int4, fp8")
+    refused(tiny_llama, "gptq", "gptq is requested, but the checkpoint is not quantized")
     assert format_on_load("gptq_marlin", "gptq") is None
     assert format_on_load("fp8", "fp8") is None
-    with pytest.raises(ArgumentError, match="int8 is asked for, and the checkpoint is quantized by awq already"):
+    with pytest.raises(ArgumentError, match="int8 is requested, but the checkpoint is already quantized by awq"):
         format_on_load("int8", "awq")
-    with pytest.raises(ArgumentError, match="int8_per_channel_weight_only is asked for, and the checkpoint is"):
+    with pytest.raises(ArgumentError, match="int8_per_channel_weight_only is requested, but the checkpoint is"):
         format_on_load("int8_per_channel_weight_only", "fp8")
 
 
@@ -194,7 +194,7 @@ def test_a_foreign_architecture_is_not_quantized(tmp_path: Path) -> None:
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     find_checkpoint(EngineArgs(model=str(tmp_path)))
-    with pytest.raises(ArgumentError, match="PersimmonForCausalLM runs by transformers' own modules"):
+    with pytest.raises(ArgumentError, match="PersimmonForCausalLM runs on the Transformers backend"):
         find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int8"))
 
 

@@ -132,7 +132,7 @@ def test_what_is_not_computed_is_refused_with_a_remedy(stated: dict[str, Any], m
 
 def test_rows_that_blocks_cut_anywhere() -> None:
     read = parse({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}})
-    with pytest.raises(ModelError, match=r"up_proj has rows of 40 numbers.*no multiple of 16; .*load_in_8bit"):
+    with pytest.raises(ModelError, match=r"up_proj has rows of 40 values.*not a multiple of 16; .*load_in_8bit"):
         read.format_of("model.layers.0.mlp.up_proj", 64, 40)
 
 
@@ -144,26 +144,26 @@ def _state(**changes: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("end", "tensor", "message"),
     [
-        ("weight", None, "nested is quantized and has no weight"),
-        ("weight.absmax", None, "nested is quantized and has no weight.absmax"),
+        ("weight", None, "nested is quantized but has no weight"),
+        ("weight.absmax", None, "nested is quantized but has no weight.absmax"),
         ("weight.quant_map", None, "has no weight.quant_map"),
         ("weight.nested_quant_map", None, "has no weight.nested_quant_map"),
-        ("weight.nested_absmax", None, r"absmax holds uint8, its matrix needs float32"),
+        ("weight.nested_absmax", None, r"absmax holds uint8, but its matrix needs float32"),
         ("weight.absmax", torch.zeros(3, dtype=torch.uint8), r"absmax has shape \(3,\)"),
         ("weight.nested_absmax", torch.zeros(9), r"nested_absmax has shape \(9,\)"),
         ("weight.nested_absmax", torch.zeros(2, dtype=torch.int64), r"nested_absmax holds int64"),
-        ("weight.quant_map", torch.linspace(-1, 1, 16), r"quant_map is not that of nf4"),
+        ("weight.quant_map", torch.linspace(-1, 1, 16), r"quant_map is not the table of nf4"),
         ("weight", torch.zeros(9, 1, dtype=torch.uint8), r"nested.weight has shape \(9, 1\)"),
         ("weight", torch.zeros(96, 192, dtype=torch.int64), r"nested.weight holds int64"),
-        (f"weight.{_STATE}", torch.zeros(9, dtype=torch.uint8), "holds no JSON"),
-        (f"weight.{_STATE}", torch.zeros(9), "holds no JSON"),
-        (f"weight.{_STATE}", torch.tensor([91, 93], dtype=torch.uint8), "holds no JSON object"),
-        (f"weight.{_STATE}", torch.full((9999,), 32, dtype=torch.uint8), "holds no JSON"),
-        (f"weight.{_STATE}", _state(shape=[96]), r"which is no matrix"),
-        (f"weight.{_STATE}", _state(shape=[-96, 192]), r"which is no matrix"),
-        (f"weight.{_STATE}", _state(shape=[10**30, 192]), r"which is no matrix|Overflow"),
+        (f"weight.{_STATE}", torch.zeros(9, dtype=torch.uint8), "does not hold JSON"),
+        (f"weight.{_STATE}", torch.zeros(9), "does not hold JSON"),
+        (f"weight.{_STATE}", torch.tensor([91, 93], dtype=torch.uint8), "does not hold a JSON object"),
+        (f"weight.{_STATE}", torch.full((9999,), 32, dtype=torch.uint8), "does not hold JSON"),
+        (f"weight.{_STATE}", _state(shape=[96]), r"which is not a matrix"),
+        (f"weight.{_STATE}", _state(shape=[-96, 192]), r"which is not a matrix"),
+        (f"weight.{_STATE}", _state(shape=[10**30, 192]), r"which is not a matrix|Overflow"),
         (f"weight.{_STATE}", _state(shape="x"), r"shape must be a list"),
-        (f"weight.{_STATE}", _state(shape=[96, 40]), r"rows of 40 numbers"),
+        (f"weight.{_STATE}", _state(shape=[96, 40]), r"rows of 40 values"),
         (f"weight.{_STATE}", _state(shape=[96, 256]), r"has shape"),
         (f"weight.{_STATE}", _state(blocksize=0), r"blocksize must be a number from 32"),
         (f"weight.{_STATE}", _state(blocksize=128), r"absmax has shape"),
@@ -184,11 +184,11 @@ def test_damaged_tensors_are_refused_by_name(end: str, tensor: torch.Tensor | No
 @pytest.mark.parametrize(
     ("end", "tensor", "message"),
     [
-        ("weight", None, "eight is quantized and has no weight"),
-        ("weight", torch.zeros(24, 48), "weight holds float32, its matrix needs int8"),
+        ("weight", None, "eight is quantized but has no weight"),
+        ("weight", torch.zeros(24, 48), "weight holds float32, but its matrix needs int8"),
         ("weight", torch.zeros(24 * 48, dtype=torch.int8), "needs 2 dimensions"),
-        ("weight", torch.zeros(24, 0, dtype=torch.int8), "is no matrix"),
-        ("SCB", torch.zeros(23), r"SCB has shape \(23,\); .* needs \(24,\)"),
+        ("weight", torch.zeros(24, 0, dtype=torch.int8), "is not a matrix"),
+        ("SCB", torch.zeros(23), r"SCB has shape \(23,\), .* needs \(24,\)"),
         ("SCB", torch.zeros(24, dtype=torch.int32), "SCB holds int32"),
         ("weight_format", torch.tensor(2, dtype=torch.uint8), "not stored by rows are not supported"),
     ],

@@ -142,10 +142,10 @@ def test_the_draws_are_of_all_kinds() -> None:
     ("change", "sizes", "reason", "message"),
     [
         ({}, {"tensor": 1, "pipeline": 3}, "TooFewLayers", "pipeline 3 is more than the model's 2 layers"),
-        ({}, {"tensor": 2, "whole_experts": True}, "NotMixtureOfExperts", "no mixture"),
+        ({}, {"tensor": 2, "whole_experts": True}, "NotMixtureOfExperts", "not a mixture"),
         ({}, {"tensor": 3}, "HeadsNotDivisible", "tensor 3 does not divide the model's 8 attention heads"),
         ({"num_key_value_heads": 2, "num_attention_heads": 6}, {"tensor": 3}, "KVHeadsNotDivisible", "2 key-value"),
-        ({"intermediate_size": 5}, {"tensor": 4}, "ShardsNotDivisible", "the MLP's inner size, 5, so that nothing"),
+        ({"intermediate_size": 5}, {"tensor": 4}, "ShardsNotDivisible", "the MLP's inner size, 5, so some ranks"),
         ({"vocab_size": 5}, {"tensor": 4}, "ShardsNotDivisible", "the vocabulary, 5"),
     ],
 )

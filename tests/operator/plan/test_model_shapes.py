@@ -191,7 +191,7 @@ def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
     )
     reason = shape_of(source("org/model"), config)
     assert isinstance(reason, str) and reason.startswith(
-        "the checkpoint is quantized by 'torchao', which is not computed"
+        "the checkpoint is quantized by 'torchao', which is not supported"
     )
 
 

@@ -50,7 +50,7 @@ def test_kv_heads_are_divided_or_replicated(spec: SpecOf) -> None:
     qwen = "hf://Qwen/Qwen2.5-7B-Instruct"  # 28 heads, 4 of keys and values
     sizes = {"tensor": 7, "data": 1}
     (violation,) = refused(spec(qwen, "nvidia-l4", 7, parallelism=sizes))
-    assert violation.message == "tensor 7 neither divides the model's 4 key-value heads nor is their multiple"
+    assert violation.message == "tensor 7 neither divides the model's 4 key-value heads nor is a multiple of them"
     assert violation.reason == "KVHeadsNotDivisible"
     phi = "hf://microsoft/Phi-3-medium-4k-instruct"  # 40 heads, 10 of keys and values
     assert plan(spec(phi, "nvidia-l4", 20, parallelism={"tensor": 20}), Catalogue.load())
@@ -332,8 +332,8 @@ def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> Non
     [
         ({"architectures": ["BertForMaskedLM"]}, "an encoder that fills masks"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder-decoder"),
-        ({"architectures": ["ViTForImageClassification"]}, "a model of images"),
-        ({"architectures": ["CLIPModel"]}, "without a head"),
+        ({"architectures": ["ViTForImageClassification"]}, "an image model"),
+        ({"architectures": ["CLIPModel"]}, "without a language-model head"),
     ],
 )
 def test_what_is_no_decoder_is_refused_saying_so(spec: SpecOf, config: dict[str, Any], reason: str) -> None:

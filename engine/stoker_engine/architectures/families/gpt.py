@@ -46,7 +46,9 @@ def _gptj(c: Fields) -> DecoderConfig:
     heads = attention(c)
     size = c.optional_integer("rotary_dim") or heads.head_dim
     if size > heads.head_dim - heads.head_dim % 2:
-        raise ModelError(f"config.json: {size} of a head's {heads.head_dim} numbers cannot be rotated in pairs")
+        raise ModelError(
+            f"config.json: a rotary dimension of {size} does not fit a head of {heads.head_dim} dimensions"
+        )
     heads = replace(heads, rope=replace(read_rope(c, heads.head_dim, interleaved=True), rotary_dim=size))
     layers = alike(c, heads, mlp(c, gated=False, bias=True))
     return DecoderConfig(layer_norm(c), layers, residual=PARALLEL, head=HeadConfig(bias=True))

@@ -56,8 +56,7 @@ def head_dim(c: Fields) -> int:
     size = c.optional_integer("head_dim") or c.integer("hidden_size") // num_heads(c)
     if size < 1:
         raise ModelError(
-            f"config.json: hidden_size {c.integer('hidden_size')} is less than one number for each of "
-            f"num_attention_heads {num_heads(c)}"
+            f"config.json: hidden_size {c.integer('hidden_size')} is less than num_attention_heads {num_heads(c)}"
         )
     return size
 
@@ -68,7 +67,7 @@ def attention(c: Fields, *, qkv_bias: bool = False, out_bias: bool = False) -> A
     kv_heads = c.optional_integer("num_key_value_heads") or heads
     size = head_dim(c)
     if heads % kv_heads:
-        raise ModelError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        raise ModelError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     return AttentionConfig(heads, kv_heads, size, scale=size**-0.5, qkv_bias=qkv_bias, out_bias=out_bias)
 
 
@@ -101,14 +100,14 @@ def layer_kinds(c: Fields, otherwise: Callable[[int], bool]) -> list[str]:
         otherwise: whether the layer with that index slides, where the config has no ``layer_types``.
 
     Raises:
-        ModelError: kinds that are not computed here, or not one for each layer.
+        ModelError: a layer type is not supported, or there is not one for each layer.
     """
     count = num_layers(c)
     kinds = c.items("layer_types", str)
     if c.get("layer_types") is None:
         kinds = ["sliding_attention" if otherwise(index) else "full_attention" for index in range(count)]
     if len(kinds) != count:
-        raise ModelError(f"layer_types names {len(kinds)} layers, num_hidden_layers is {count}")
+        raise ModelError(f"layer_types names {len(kinds)} layers, but num_hidden_layers is {count}")
     unknown = set(kinds) - {"sliding_attention", "full_attention"}
     if unknown:
         raise ModelError(f"layer_types: {', '.join(sorted(unknown))} is not supported in this family")

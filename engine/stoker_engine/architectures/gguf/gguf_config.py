@@ -48,7 +48,7 @@ def gguf_config(family: GGUFFamily, metadata: Metadata) -> dict[str, Any]:
     """
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if not metadata.get(key):
-            raise ModelError(f"GGUF: the metadata lack {key}, so this is no complete language model")
+            raise ModelError(f"GGUF: the metadata lack {key}; the file is not a complete language model")
     stated = {name: metadata.get(key) for name, key in _KEYS.items()}
     per_layer = [_KEYS[name] for name, value in stated.items() if isinstance(value, list)]
     if per_layer:

@@ -58,7 +58,7 @@ def parse(config: Mapping[str, Any]) -> AWQ:
     """What a parsed config.json says in its ``quantization_config``.
 
     Raises:
-        ModelError: something that is not computed, or that cannot be.
+        ModelError: unsupported or inconsistent settings.
     """
     stated = Fields(config, {}).object("quantization_config")
     fields = Fields(stated, {"bits": 4, "group_size": 128, "format": "gemm"}, _NAMES, file=_FIELD)

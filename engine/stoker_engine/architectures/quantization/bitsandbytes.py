@@ -48,7 +48,7 @@ class BitsAndBytes:
             return GroupFormat("int8", 0, "float32")
         format = nf4_format(inner, BLOCK)
         if format is None:
-            raise ModelError(f"{module} has rows of {inner} numbers, {unfit(BLOCK)}")
+            raise ModelError(f"{module} has rows of {inner} values, {unfit(BLOCK)}")
         return format
 
     def rows_of(self, module: str) -> int:
@@ -65,9 +65,9 @@ def nf4_format(inner: int, block: int) -> GroupFormat | None:
 
 
 def unfit(block: int) -> str:
-    """Why `nf4_format` has none, as the end of a sentence."""
+    """Return why `nf4_format` returned None, as the end of a sentence."""
     return (
-        f"which blocks of {block} cut into pieces that are no multiple of 16; quantize the model again to 8 bits "
+        f"which blocks of {block} split into groups that are not a multiple of 16; quantize the model again to 8 bits "
         "(load_in_8bit)"
     )
 
@@ -76,14 +76,14 @@ def parse(config: Mapping[str, Any]) -> BitsAndBytes:
     """What a parsed config.json says in its ``quantization_config``.
 
     Raises:
-        ModelError: something that is not computed, or that cannot be.
+        ModelError: unsupported or inconsistent settings.
     """
     stated = Fields(config, {}).object("quantization_config")
     names = {"load_in_8bit": "_load_in_8bit", "load_in_4bit": "_load_in_4bit"}
     fields = Fields(stated, {"bnb_4bit_quant_type": "fp4"}, names, file=_FIELD)
     eight, four = fields.flag("load_in_8bit"), fields.flag("load_in_4bit")
     if eight == four:
-        raise ModelError(f"{_FIELD} must say either load_in_8bit or load_in_4bit, as bitsandbytes' checkpoints do")
+        raise ModelError(f"{_FIELD} must set either load_in_8bit or load_in_4bit")
     kind = fields.text("bnb_4bit_quant_type")
     if four and kind != "nf4":
         raise ModelError(

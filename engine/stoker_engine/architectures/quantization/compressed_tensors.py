@@ -132,13 +132,13 @@ def parse(config: Mapping[str, Any]) -> CompressedTensors:
     """What a parsed config.json says in its ``quantization_config``.
 
     Raises:
-        ModelError: something that is not computed, or that cannot be.
+        ModelError: unsupported or inconsistent settings.
     """
     given = Fields(config, {}).object("quantization_config")
     fields = Fields(given, {}, file="config.json: quantization_config")
     for name in ("sparsity_config", "transform_config"):
         if _says_something(fields.object(name)):
-            raise ModelError(f"config.json: quantization_config has a {name}, which is not computed; {_AGAIN}")
+            raise ModelError(f"config.json: quantization_config has a {name}, which is not supported; {_AGAIN}")
     _check_format(fields, "quantization_config")
     numbers = _SCALES.get(str(Fields(config, {}).get("dtype")).removeprefix("torch."), "bfloat16")
     groups = fields.object("config_groups")
@@ -169,7 +169,7 @@ def _check_format(fields: Fields, where: str) -> None:
     stated = fields.get("format")
     if stated is not None and stated not in _FORMATS:
         raise ModelError(
-            f"config.json: {where} has the format {str(stated)[:100]!r}, which is not computed; computed are "
+            f"config.json: {where} has the format {str(stated)[:100]!r}, which is not supported; supported are "
             f"{', '.join(_FORMATS)}; {_AGAIN}"
         )
 
@@ -207,10 +207,10 @@ def _scheme(where: str, given: Mapping[str, Any], numbers: Scale) -> Scheme:
     rows, columns = _shared(weights, where)
     symmetric = weights.flag("symmetric")
     if given.get("dynamic"):
-        raise ModelError(f"config.json: {where}.weights are dynamic, which weights cannot be; {_AGAIN}")
+        raise ModelError(f"config.json: {where}.weights must not be dynamic; {_AGAIN}")
     if kind not in ("int", "float") or (kind == "float" and (bits not in (4, 8) or not symmetric)):
         how = "" if symmetric else "asymmetric "
-        raise ModelError(f"config.json: {where}.weights are {how}{kind[:20]}{bits}, which is not computed; {_AGAIN}")
+        raise ModelError(f"config.json: {where}.weights are {how}{kind[:20]}{bits}, which is not supported; {_AGAIN}")
     code: Code
     if kind == "float":
         code = "fp4" if bits == 4 else "fp8_e4m3"
@@ -218,7 +218,7 @@ def _scheme(where: str, given: Mapping[str, Any], numbers: Scale) -> Scheme:
     else:
         if str(weights.get("strategy")).lower() == "tensor_group":
             raise ModelError(
-                f"config.json: {where}.weights are int{bits} with the strategy 'tensor_group', which is not computed; "
+                f"config.json: {where}.weights are int{bits} with the strategy 'tensor_group', which is not supported; "
                 f"{_AGAIN}"
             )
         code = _INTEGERS.get(bits, "int8" if symmetric else "uint8")
@@ -257,11 +257,11 @@ def _shared(weights: Fields, where: str) -> tuple[int, int]:
         rows, group = shape
     elif strategy != "channel":
         raise ModelError(
-            f"config.json: {where}.weights have the strategy {strategy!r}, which is not computed; {_AGAIN}"
+            f"config.json: {where}.weights have the strategy {strategy!r}, which is not supported; {_AGAIN}"
         )
     if group % 16:
         raise ModelError(
-            f"config.json: {where}.weights have {group} columns to a scale; computed are multiples of 16; quantize "
+            f"config.json: {where}.weights have {group} columns for each scale, not a multiple of 16; quantize "
             "the model again with a group_size of 32, 64 or 128"
         )
     return rows, group

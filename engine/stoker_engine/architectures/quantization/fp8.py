@@ -47,15 +47,15 @@ def parse(config: Mapping[str, Any]) -> FP8:
     """What a parsed config.json says in its ``quantization_config``.
 
     Raises:
-        ModelError: something that is not computed, or that cannot be.
+        ModelError: unsupported or inconsistent settings.
     """
     given = Fields(config, {}).object("quantization_config")
     fields = Fields(given, {"activation_scheme": "dynamic"}, file="config.json: quantization_config")
     method = fields.text("quant_method")
     if (experts := fields.get("expert_dtype")) not in (None, "fp8"):
         raise ModelError(
-            f"config.json: quantization_config has experts of {str(experts)[:20]} among others of fp8, which is not "
-            "computed; take a checkpoint of the model whose experts are fp8"
+            f"config.json: quantization_config has experts of {str(experts)[:20]} in an fp8 checkpoint, which is "
+            "not supported; use a checkpoint whose experts are fp8"
         )
     rows, group = (1, 32) if method == "mxfp8" else _block(fields, 1 if method == "fbgemm_fp8" else 0)
     bytes_only = method == "mxfp8" or (fields.get("scale_fmt") == "ue8m0" and (rows, group) == (1, 32))
@@ -82,7 +82,7 @@ def _block(fields: Fields, rows: int) -> tuple[int, int]:
         return rows, 0
     if len(size) != 2 or min(size) < 1 or max(size) > LARGEST_GROUP or size[1] % 16:
         raise ModelError(
-            f"config.json: quantization_config has the weight_block_size {size[:4]}; computed are blocks of any number "
-            "of rows and a multiple of 16 columns, [128, 128] for example"
+            f"config.json: quantization_config has the weight_block_size {size[:4]}; supported are blocks of any "
+            "number of rows and a multiple of 16 columns, for example [128, 128]"
         )
     return size[0], size[1]

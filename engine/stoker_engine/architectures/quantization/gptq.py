@@ -98,7 +98,7 @@ def parse(config: Mapping[str, Any]) -> GPTQ:
     """What a parsed config.json says in its ``quantization_config``.
 
     Raises:
-        ModelError: something that is not computed, or that cannot be.
+        ModelError: unsupported or inconsistent settings.
     """
     stated = Fields(config, {}).object("quantization_config")
     fields = Fields(stated, {"format": METHOD}, {"format": "checkpoint_format"}, file=_FIELD)
@@ -129,7 +129,7 @@ def group_size(fields: Fields) -> int:
     """Numbers of a row that share a scale; -1: all.
 
     Raises:
-        ModelError: it is one that is not computed.
+        ModelError: the group size is not supported.
     """
     group = fields.integer("group_size", -1)
     if group == 0 or (group > 0 and group % 16):

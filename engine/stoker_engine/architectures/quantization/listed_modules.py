@@ -68,7 +68,7 @@ class ListedModules:
             with_classes: whether names without a dot may be those of classes.
 
         Raises:
-            ModelError: a regular expression that is none, or that is not computed.
+            ModelError: a regular expression is invalid or not supported.
         """
         indices: dict[str, int] = {}
         for index, name in enumerate(names):
@@ -78,8 +78,8 @@ class ListedModules:
             matched = NamePatterns(map(_expression, patterns))
         except ValueError as error:
             raise ModelError(
-                f"config.json: {where} holds {reprlib.repr(error.args[0])}, a pattern that is not computed, or one too "
-                "many; name the modules more simply, as in 're:.*mlp.(gate|up)_proj$'"
+                f"config.json: {where} holds {reprlib.repr(error.args[0])}, a pattern that is not supported, or "
+                "too many patterns; name the modules more simply, as in 're:.*mlp.(gate|up)_proj$'"
             ) from None
         return cls(
             {name: index for name, index in indices.items() if name not in patterns},

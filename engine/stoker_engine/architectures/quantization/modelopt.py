@@ -53,7 +53,7 @@ def parse(config: Mapping[str, Any]) -> FP8 | NVFP4:
     """What a parsed config.json says in its ``quantization_config``.
 
     Raises:
-        ModelError: something that is not computed, or that cannot be.
+        ModelError: unsupported or inconsistent settings.
     """
     given = Fields(config, {}).object("quantization_config")
     fields = Fields(given, {}, file="config.json: quantization_config")
@@ -65,12 +65,12 @@ def parse(config: Mapping[str, Any]) -> FP8 | NVFP4:
     )
     if algorithm == "NVFP4":
         if fields.get("group_size") not in (None, 16):
-            raise ModelError("config.json: NVFP4 has groups of 16, quantization_config says another group_size")
+            raise ModelError("config.json: quantization_config must have a group_size of 16 for NVFP4")
         return NVFP4(ignored)
     if algorithm not in _FP8:
         raise ModelError(
-            f"config.json: quantization_config has the quant_algo {algorithm[:40]!r}, which is not computed; computed "
-            f"are {', '.join(_FP8)} and NVFP4; export the model again as one of them"
+            f"config.json: quantization_config has the quant_algo {algorithm[:40]!r}, which is not supported; "
+            f"supported are {', '.join(_FP8)} and NVFP4; export the model again as one of them"
         )
     format, rows = _FP8[algorithm]
     activations = "" if algorithm == "FP8_PB_WO" else "fp8 by stored scales" if algorithm == "FP8" else "fp8"

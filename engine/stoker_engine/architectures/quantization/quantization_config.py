@@ -30,7 +30,7 @@ class QuantizationConfig(Protocol):
             None: as numbers.
 
         Raises:
-            ModelError: in a way that is not computed; with the remedy.
+            ModelError: the format is not supported; the message states the remedy.
         """
         ...
 

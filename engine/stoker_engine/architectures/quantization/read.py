@@ -1,4 +1,4 @@
-"""config.json's ``quantization_config``, by the method that it names."""
+"""Parse config.json's ``quantization_config``; each quantization method has its own parser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker_engine.architectures.quantization import awq, bitsandbytes, compress
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.architectures.quantization.stated import stated_quantization
 
-#: A parsed config.json with a ``quantization_config`` → what it says; raises ModelError.
+#: Parser of a config.json that has a ``quantization_config``; raises ModelError.
 Read = Callable[[Mapping[str, Any]], QuantizationConfig]
 
 _METHODS: Final[dict[str, Read]] = {
@@ -28,18 +28,18 @@ _METHODS: Final[dict[str, Read]] = {
     "mxfp8": fp8.parse,
 }
 
-#: The methods whose checkpoints are read, by their names in config.json.
+#: Supported quantization methods, by their names in config.json.
 METHODS: Final = tuple(_METHODS)
 
 
 def read_quantization(config: Mapping[str, Any]) -> QuantizationConfig | None:
-    """How a checkpoint's weights are quantized; None: they are not.
+    """Return how a checkpoint's weights are quantized, or None if they are not.
 
     Args:
-        config: its parsed config.json.
+        config: parsed config.json of the checkpoint.
 
     Raises:
-        ModelError: by a method, or in a way, that is not computed here.
+        ModelError: the method or its settings are not supported.
     """
     stated = stated_quantization(config)
     if stated is None:
@@ -47,15 +47,15 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationConfig | None:
     method = stated["quant_method"]
     if not isinstance(method, str) or method not in _METHODS:
         raise ModelError(
-            f"the checkpoint is quantized by {reprlib.repr(method)}, which is not computed here; "
+            f"the checkpoint is quantized by {reprlib.repr(method)}, which is not supported; "
             f"use one by {', '.join(METHODS)}, or the unquantized model with --quantization"
         )
     return _METHODS[method]({**config, "quantization_config": stated})
 
 
 def kv_cache_of(config: Mapping[str, Any]) -> str:
-    """What a checkpoint's scales of keys and values are made for: ``fp8`` (e4m3, symmetric), or another kind's
-    description; empty: config.json does not say."""
+    """Return the format that a checkpoint's KV-cache scales are for: ``fp8`` (e4m3, symmetric), the description of
+    another format, or an empty string if config.json does not state one."""
     stated = stated_quantization(config)
     if stated is None:
         return ""

@@ -1,4 +1,4 @@
-"""GGUF files: the config from their metadata, and their tensors, as blocks or dequantized by the ``gguf`` library."""
+"""GGUF files: config from the metadata, and tensors as blocks or dequantized by the ``gguf`` library."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from stoker_engine.models.loading.weight_source import Part, check_shape
 from stoker_engine.parallel.device import usable_threads
 from stoker_engine.quant.weight_target import WeightTarget
 
-#: ggml's types that are numbers, but those of 16 bits.
+#: ggml's unquantized types, except the 16-bit ones.
 _PLAIN: Final = ("F32", "F64", "I8", "I16", "I32", "I64")
 
-#: ggml's types of numbers that are not quantized.
+#: ggml's floating-point types.
 FLOATING: Final = tuple(GGMLQuantizationType[name] for name in ("F64", "F32", "F16", "BF16"))
 
 
 @contextmanager
 def _sensible(path: Path) -> Iterator[None]:
-    """Metadata may be anything: a string where a count belongs, a vocabulary of one dimension.
+    """Convert errors caused by invalid metadata, such as a string instead of a count.
 
     Raises:
-        ModelError: what came of that.
+        ModelError: the metadata are invalid.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ModelError(f"{path} has metadata that do not fit together: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{path} has invalid metadata: {type(error).__name__}: {error}") from error
 
 
 class GGUFFile:
-    """One GGUF file: a config, its `Metadata` and a `WeightSource`. Of a split file, the first part stands for all.
+    """A GGUF file as config, `Metadata` and `WeightSource`. For a split model, `path` is the first part.
 
     Raises:
         ModelError: the file cannot be read.
@@ -62,14 +62,14 @@ class GGUFFile:
         for other in others:
             more = stored_tensors(other, GGUFHeader(other))
             if doubled := sorted(self._tensors.keys() & more.keys()):
-                raise ModelError(f"{other} holds {doubled[0][:100]} again, which another part of the model has")
+                raise ModelError(f"{other} contains {doubled[0][:100]}, which is also in another part of the model")
             self._tensors |= more
 
     def config(self) -> ModelConfig:
-        """The model's shape.
+        """Return the model's shape.
 
         Raises:
-            ModelError: an architecture that is not read from GGUF, or metadata that do not fit together.
+            ModelError: the architecture is not supported in GGUF, or the metadata are invalid.
         """
         with _sensible(self.path):
             return self._config()
@@ -77,7 +77,7 @@ class GGUFFile:
     def _config(self) -> ModelConfig:
         family = self._family()
         if not self.has("token_embd.weight"):
-            raise ModelError(f"{self.path} has no token_embd.weight, so it is no complete language model")
+            raise ModelError(f"{self.path} has no token_embd.weight; the file is not a complete language model")
         stops = [self.field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
         return ModelConfig.from_dict(
             {
@@ -91,17 +91,17 @@ class GGUFFile:
         )
 
     def _dtype(self) -> str:
-        """A file says none. bfloat16 is what processors and GPUs multiply fastest, and rounds activations less than the
-        8 bits that such files are made for (llama.cpp). What is float32 throughout stays that."""
+        """Return the compute dtype, which GGUF does not state: float32 if all matrices are float32 or float64, else
+        bfloat16, which is fastest on CPUs and GPUs and more precise than the 8-bit activations of llama.cpp."""
         wide = ("F32", "F64")
         return "float32" if all(t.kind.name in wide for t in self._tensors.values() if len(t.shape) > 1) else "bfloat16"
 
     def weight_names(self) -> WeightNames:
-        """How the file spells its weights."""
+        """Return the map from the file's tensor names to parameters."""
         return gguf_weight_names(self._family(), self)
 
     def field(self, key: str) -> Any:
-        """The metadata's value under `key`; None: there is none."""
+        """Return the metadata value of `key`, or None."""
         return self._header.get(key)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -122,12 +122,12 @@ class GGUFFile:
         return list(self._tensors)
 
     def kinds(self) -> dict[str, GGMLQuantizationType]:
-        """ggml's type of each tensor, by name."""
+        """Return each tensor's ggml type, by tensor name."""
         return {name: tensor.kind for name, tensor in self._tensors.items()}
 
     def quantized_as(self) -> str | None:
-        """ggml's type of most quantized matrices of its layers; None: they are numbers. The embedding and the head may
-        be stored otherwise, and hold more numbers than all layers of a small model."""
+        """Return the most frequent ggml type of the layers' quantized matrices, or None if there are none. Embedding
+        and head do not count: their type often differs, and in small models they outweigh the layers."""
         types = Counter(
             tensor.kind.name
             for name, tensor in self._tensors.items()
@@ -144,15 +144,15 @@ class GGUFFile:
         return GGUF_FORMATS.get(self._tensors[name].kind.name)
 
     def other_types(self) -> dict[str, int]:
-        """Types of quantized tensors that are not computed with as they are stored, and how many tensors have them."""
+        """Return the quantized types without a kernel, which are dequantized, and the number of tensors of each."""
         names = [tensor.kind.name for tensor in self._tensors.values()]
         return dict(Counter(name for name in names if name not in GGUF_FORMATS and name not in _PLAIN))
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
-        """See `WeightSource`; dequantized to float32.
+        """See `WeightSource`. Dequantized values are float32.
 
         Raises:
-            WeightsError: a quantization that the library cannot undo.
+            WeightsError: the library cannot dequantize the tensor's type.
         """
         tensor = self._tensors[name]
         part = tensor.whole if part is None else part
@@ -169,7 +169,7 @@ class GGUFFile:
         """See `WeightSource`.
 
         Raises:
-            WeightsError: another shape, or a quantization that the library cannot undo.
+            WeightsError: the shape is wrong, or the library cannot dequantize the tensor's type.
         """
         tensor = self._tensors[name]
         check_shape(name, tensor.shape, target)
@@ -188,10 +188,10 @@ class GGUFFile:
         if number:
             raise ModelError(f"{self.path} is part {number + 1} of {count} of a split model; give the first part")
         if not 1 <= count < 100_000:
-            raise ModelError(f"{self.path} is part of a model of {count} files, and there are at most 99999")
+            raise ModelError(f"{self.path} is part of a model of {count} files; the maximum is 99999")
         first = f"-00001-of-{count:05d}"
         if count > 1 and first not in self.path.stem:
-            raise ModelError(f"{self.path} is the first of {count} parts, and its name must end with {first}.gguf")
+            raise ModelError(f"{self.path} is the first of {count} parts; its name must end with {first}.gguf")
         stem = self.path.stem.removesuffix(first)
         return [self.path.with_name(f"{stem}-{part:05d}-of-{count:05d}.gguf") for part in range(2, count + 1)]
 

@@ -1,10 +1,10 @@
-"""What a GGUF file says before its tensors' data: metadata by key, and where each tensor lies. Without torch or numpy.
+"""Header of a GGUF file: metadata by key, and the location of each tensor. Needs neither torch nor numpy.
 
     "GGUF" │ version │ number of tensors │ number of keys │ key, type, value …  │ name, sizes, type, offset … │ data …
 
-The header is passed over once, and values are read when they are asked for: to make Python's objects of a vocabulary of
-262,144 tokens takes longer than all the rest, and only a tokenizer needs them. The file may be damaged or malicious, so
-no count is believed before that many bytes are there. Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The header is scanned once, and values are decoded on access: creating Python objects for a vocabulary of 262,144 tokens
+takes longer than everything else, and only a tokenizer needs them. The file may be damaged or malicious, so counts are
+checked against the size of the file. Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from stoker_common.errors import ModelError
 
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_VERSIONS: Final = (2, 3)  # the first one had counts of 32 bits
+_VERSIONS: Final = (2, 3)  # version 1 had 32-bit counts
 
-_DEEPEST: Final = 16  # arrays in arrays
+_DEEPEST: Final = 16  # nested arrays
 _MOST_DIMENSIONS: Final = 4  # ggml's own limit
 _MOST_KEYS, _MOST_TENSORS = 100_000, 1_000_000
 
@@ -31,12 +31,12 @@ _U64: Final = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where a tensor lies, and as what.
+    """Location, shape and type of a tensor.
 
     Attributes:
-        shape: in torch's order, the contiguous dimension last.
-        kind: the number of ggml's type.
-        start: of its data, in bytes from the beginning of the file.
+        shape: shape in torch's order, the contiguous dimension last.
+        kind: number of the ggml type.
+        start: offset of the data in the file, in bytes.
     """
 
     shape: tuple[int, ...]
@@ -48,43 +48,43 @@ class GGUFHeader:
     """The header of the GGUF file at `path`.
 
     Attributes:
-        tensors: by name, in the file's order.
+        tensors: tensors by name, in the file's order.
 
     Raises:
-        ModelError: it is no readable GGUF file.
+        ModelError: the file is not a readable GGUF file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._values: dict[str, tuple[int, int]] = {}  # key → type, and where the value begins
+        self._values: dict[str, tuple[int, int]] = {}  # key → type and offset of the value
         self.tensors: dict[str, GGUFTensor] = {}
         try:
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._pass_over()
         except (struct.error, OverflowError):
-            raise _unreadable(path, "it ends too early") from None
+            raise _unreadable(path, "it is truncated") from None
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The metadata's value under `key`, arrays as lists; `default`: there is none."""
+        """Return the metadata value of `key`, arrays as lists, or `default` if there is none."""
         return self._value(*self._values[key])[0] if key in self._values else default
 
     def stored(self) -> dict[str, tuple[int, bytes]]:
-        """The metadata as the file has them: by key, the number of the value's type and its bytes."""
+        """Return the raw metadata: for each key the number of the value's type, and its bytes."""
         return {key: (kind, self._data[at : self._past(kind, at)]) for key, (kind, at) in self._values.items()}
 
     def _pass_over(self) -> None:
-        """Finds out where everything is."""
+        """Scan the header for the offsets of values and tensors."""
         if self._data[:4] != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version, num_tensors, num_keys = struct.unpack_from("<IQQ", self._data, 4)
         if version not in _VERSIONS:
             if int.from_bytes(self._data[4:8], "big") in _VERSIONS:
                 raise ValueError("it is big-endian; convert it with gguf-convert-endian")
-            raise ValueError(f"its version is {version}, and {_VERSIONS[0]} and {_VERSIONS[1]} are read")
+            raise ValueError(f"its version is {version}; supported are {_VERSIONS[0]} and {_VERSIONS[1]}")
         if num_keys > _MOST_KEYS or num_tensors > _MOST_TENSORS:
-            raise ValueError(f"it holds {num_keys} keys and {num_tensors} tensors, more than any model")
+            raise ValueError(f"it holds {num_keys} keys and {num_tensors} tensors, more than any real model has")
         at = 24
         for _ in range(num_keys):
             key, at = self._string(at)
@@ -105,24 +105,26 @@ class GGUFHeader:
         }
 
     def _tensor(self, at: int) -> tuple[str, GGUFTensor, int]:
-        """Name, description with an offset within the data, and what follows."""
+        """Return name, description (offset relative to the data section), and the offset after the entry."""
         name, at = self._string(at)
         (dimensions,) = _U32.unpack_from(self._data, at)
         if dimensions > _MOST_DIMENSIONS:
-            raise ValueError(f"its tensor {name[:100]!r} has {dimensions} dimensions; {_MOST_DIMENSIONS} is the most")
+            raise ValueError(
+                f"its tensor {name[:100]!r} has {dimensions} dimensions; the maximum is {_MOST_DIMENSIONS}"
+            )
         *sizes, kind, offset = struct.unpack_from(f"<{dimensions}QIQ", self._data, at + 4)
         if max(sizes, default=0) > len(self._data) * 8:
-            raise ValueError(f"its tensor {name[:100]!r} has a dimension of {max(sizes)}, more than fit into the file")
+            raise ValueError(f"its tensor {name[:100]!r} has a dimension of {max(sizes)}, too large for the file")
         return name, GGUFTensor(tuple(reversed(sizes)), kind, offset), at + 16 + 8 * dimensions
 
     def _alignment(self) -> int:
         alignment = self.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise ValueError(f"its general.alignment is {str(alignment)[:100]}, which is no power of two")
+            raise ValueError(f"its general.alignment is {str(alignment)[:100]}, which is not a power of two")
         return alignment
 
     def _past(self, kind: int, at: int, depth: int = 0) -> int:
-        """Where the value at `at` ends."""
+        """Return the end offset of the value at `at`."""
         if kind == _STRING:
             end = at + 8 + _U64.unpack_from(self._data, at)[0]
         elif kind == _ARRAY:
@@ -142,11 +144,11 @@ class GGUFHeader:
         else:
             end = at + _scalar_bytes(kind)
         if end > len(self._data):
-            raise ValueError("it ends too early")
+            raise ValueError("it is truncated")
         return int(end)
 
     def _value(self, kind: int, at: int) -> tuple[Any, int]:
-        """The value at `at`, and where it ends. That it lies in the file is known."""
+        """Return the value at `at` and its end offset. The scan has checked that it lies within the file."""
         if kind == _STRING:
             return self._string(at)
         if kind != _ARRAY:
@@ -158,7 +160,7 @@ class GGUFHeader:
             layout = f"<{count}{_SCALARS[item]}"
             return list(struct.unpack_from(layout, self._data, at)), at + struct.calcsize(layout)
         items = list[Any]()
-        if item == _STRING:  # a vocabulary: calls would take longer than the rest
+        if item == _STRING:  # inlined because a vocabulary has very many strings
             data, length = self._data, _U64.unpack_from
             for _ in range(count):
                 start = at + 8
@@ -174,13 +176,13 @@ class GGUFHeader:
         start = at + 8
         end = start + _U64.unpack_from(self._data, at)[0]
         if end > len(self._data):
-            raise ValueError("it ends too early")
+            raise ValueError("it is truncated")
         return self._data[start:end].decode(errors="replace"), end
 
 
 def _scalar_bytes(kind: int) -> int:
     if kind not in _SCALARS:
-        raise ValueError(f"{kind} is no type of a value")
+        raise ValueError(f"{kind} is not a valid value type")
     return struct.calcsize("<" + _SCALARS[kind])
 
 

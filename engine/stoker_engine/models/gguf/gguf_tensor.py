@@ -1,6 +1,6 @@
-"""A tensor in a GGUF file: rows of blocks, of which any part can be read without the rest.
+"""A tensor in a GGUF file: rows of blocks. Any part can be read without the rest.
 
-row    │ block │ block │ block │ …        a block holds so many numbers in so many bytes, by the tensor's type
+row    │ block │ block │ block │ …        elements and bytes of a block depend on the type
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.models.gguf.gguf_header import GGUFHeader
 from stoker_engine.models.loading.weight_source import Part
 
-#: Numbers dequantized at a time, about.
+#: Approximate number of elements dequantized at a time.
 _PIECE: Final = 1 << 18
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -35,7 +35,7 @@ class StoredTensor:
     """A tensor in a file.
 
     Attributes:
-        start: of its data in the file, in bytes.
+        start: offset of the data in the file, in bytes.
     """
 
     name: str
@@ -46,18 +46,17 @@ class StoredTensor:
 
     @cached_property
     def whole(self) -> Part:
-        """All of it."""
+        """Slices that select the whole tensor."""
         return tuple(slice(0, size) for size in self.shape)
 
     def dequantize(self, part: Part, target: torch.Tensor, threads: ThreadPoolExecutor) -> None:
-        """Fills `target`, which is contiguous, with the numbers of that `part`, in its dtype.
+        """Dequantize `part` into the contiguous `target`, in its dtype.
 
-        The library goes 16 rows by 16 rows and joins them at last: for a vocabulary's rows, short and many, the calls
-        take longer than the arithmetic. So several rows are one long row to it; and they stay in the processor's cache
-        on their way to the target.
+        The library processes 16 rows at a time, so for a vocabulary's many short rows the calls would dominate.
+        Therefore several rows are passed as one long row, small enough to stay in the CPU cache.
 
         Raises:
-            WeightsError: a type that the library cannot undo, or the file cannot be read.
+            WeightsError: the library cannot dequantize the type, or the file cannot be read.
         """
         if not target.numel():
             return
@@ -76,7 +75,7 @@ class StoredTensor:
             raise WeightsError(f"{self.name}: GGUF type {self.kind.name} cannot be dequantized") from error
 
     def copy(self, part: Part, target: torch.Tensor, threads: ThreadPoolExecutor) -> None:
-        """Fills `target`, uint8 and contiguous, with the blocks of that `part`, which is cut between blocks.
+        """Copy the blocks of `part`, which must be cut between blocks, into the contiguous uint8 `target`.
 
         Raises:
             WeightsError: the file cannot be read.
@@ -91,8 +90,8 @@ class StoredTensor:
         self._each(part, take, threads)
 
     def _each(self, part: Part, take: Callable[[int, Bytes], None], threads: ThreadPoolExecutor) -> None:
-        """Calls `take` with the rows of `part`, some at a time: the number of the first among them, and the bytes of
-        the blocks that hold their columns [rows, bytes]."""
+        """Call `take` with chunks of the rows of `part`: the index of the first row within the part, and the bytes of
+        the blocks that contain the columns [rows, bytes]."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         columns = part[-1] if part else slice(0, 1)
         row_bytes = (self.shape[-1] if self.shape else 1) // block * block_bytes
@@ -107,14 +106,14 @@ class StoredTensor:
             else:
                 for index in range(count):
                     self._read(packed[index].data, (row + index) * row_bytes + skipped)
-            with torch.inference_mode():  # weights are made in it, and each thread enters it for itself
+            with torch.inference_mode():  # the mode is per thread, and targets are inference tensors
                 take(first, packed)
 
         at_once = max(_PIECE // (width // block_bytes * block), 1)
         list(threads.map(read, self._runs(part, at_once)))
 
     def _runs(self, part: Part, at_once: int) -> Iterator[tuple[int, int, int]]:
-        """Rows of `part` that follow each other, at most `at_once`: the file's first, the part's first, how many."""
+        """Yield runs of at most `at_once` adjacent rows of `part`: first row in the file, in the part, and count."""
         leading = self.shape[:-1] or (1,)
         slices = part[:-1] or (slice(0, 1),)
         done = 0
@@ -135,30 +134,28 @@ class StoredTensor:
             except OSError as error:
                 raise WeightsError(f"{self.name}: cannot read {self.file.name}: {error}") from error
             if not count:
-                raise WeightsError(f"{self.name}: {self.file.name} has become shorter")
+                raise WeightsError(f"{self.name}: {self.file.name} was truncated while loading")
             done += count
 
 
 def stored_tensors(path: Path, header: GGUFHeader) -> dict[str, StoredTensor]:
-    """The tensors of one file by name, whose data are known to lie in it.
+    """Return the tensors of one file by name, after checking that their data lie within the file.
 
     Raises:
-        ModelError: they do not, or are of an unknown type.
+        ModelError: a tensor exceeds the file or has an unknown type.
     """
     file = path.open("rb")
     size, stored = path.stat().st_size, dict[str, StoredTensor]()
     for name, tensor in header.tensors.items():
         if tensor.kind not in GGML_QUANT_SIZES:
-            raise ModelError(
-                f"{path}: {name[:100]} is of type {tensor.kind}, which is unknown; try a newer gguf library"
-            )
+            raise ModelError(f"{path}: {name[:100]} has the unknown type {tensor.kind}; try a newer gguf library")
         kind = GGMLQuantizationType(tensor.kind)
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if tensor.shape and tensor.shape[-1] % block:
             raise ModelError(
-                f"{path}: {name[:100]} has rows of {tensor.shape[-1]} numbers, no multiple of {kind.name}'s {block}"
+                f"{path}: {name[:100]} has {tensor.shape[-1]} columns, not a multiple of {kind.name}'s {block}"
             )
         if tensor.start + math.prod(tensor.shape) // block * block_bytes > size:
-            raise ModelError(f"{path} is not a readable GGUF file: it ends too early")
+            raise ModelError(f"{path} is not a readable GGUF file: it is truncated")
         stored[name] = StoredTensor(name, file, torch.Size(tensor.shape), kind, tensor.start)
     return stored

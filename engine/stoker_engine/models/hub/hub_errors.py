@@ -1,4 +1,4 @@
-"""What an error of the hub's library means to whoever wanted the model."""
+"""Translate errors of the hub's library into errors with a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from stoker_common.errors import (
     ModelNotFoundError,
 )
 
-#: All that the hub's library raises where a download fails. Its HTTP client's errors are `OSError`s or have this base.
+#: All errors that the hub's library raises for failed downloads. Errors of its HTTP client are `OSError`s or have a
+#: base of `HfHubHTTPError`.
 HUB_ERRORS: Final[tuple[type[Exception], ...]] = (
     OSError,
     HFValidationError,
@@ -35,11 +36,11 @@ HUB_ERRORS: Final[tuple[type[Exception], ...]] = (
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
-_TOKEN: Final = "give a token that may read it: spec.model.tokenSecretRef, or the environment's HF_TOKEN"
+_TOKEN: Final = "set a token that has access: spec.model.tokenSecretRef, or the environment variable HF_TOKEN"
 
 
 def explain(error: Exception, name: str, revision: str | None) -> ModelError:
-    """The error to raise; what was wrong, and the remedy."""
+    """Return the error to raise, with cause and remedy."""
     error = _cause(error)
     if isinstance(error, GatedRepoError):
         return ModelAccessDeniedError(
@@ -48,7 +49,7 @@ def explain(error: Exception, name: str, revision: str | None) -> ModelError:
     if isinstance(error, RevisionNotFoundError):
         return ModelNotFoundError(f"the hub model {name} has no revision {revision or 'main'!r}; check the revision")
     if isinstance(error, HFValidationError):
-        return ModelNotFoundError(f"{name!r} is no id of a hub model: {first_line(error)}")
+        return ModelNotFoundError(f"{name!r} is not a valid hub id: {first_line(error)}")
     if isinstance(error, DisabledRepoError):
         return ModelAccessDeniedError(f"the hub has disabled the model {name}; choose another one")
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
@@ -60,13 +61,13 @@ def explain(error: Exception, name: str, revision: str | None) -> ModelError:
     if isinstance(error, OSError) and error.errno in _READ_ONLY:
         return DownloadError(f"{name} cannot be written into {HF_HUB_CACHE}: {error.strerror}; make it writable")
     return DownloadError(
-        f"cannot get {name} from the model hub {ENDPOINT}: {first_line(error)}; check the network, a proxy "
-        "(HTTPS_PROXY) or a mirror (HF_ENDPOINT), or use a model of pvc://, file:// or demo://"
+        f"cannot download {name} from the model hub {ENDPOINT}: {first_line(error)}; check the network, the proxy "
+        "(HTTPS_PROXY) or the mirror (HF_ENDPOINT), or use a model from pvc://, file:// or demo://"
     )
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same attempt, made again, may succeed: the network's trouble, or the hub's own."""
+    """Whether a retry may succeed: the error is a temporary one of the network or the hub."""
     error = _cause(error)
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
@@ -76,17 +77,18 @@ def may_pass(error: Exception) -> bool:
 
 
 def _not_given(error: HfHubHTTPError, name: str) -> ModelError:
-    """The hub answers 401 to who shows no token, both for a private model and for one that does not exist."""
+    """Return the error for a model without access. Without a token, the hub returns 401 both for private models and for
+    missing ones."""
     status = error.response.status_code
     if status == 403 or (status == 401 and get_token()):
         return ModelAccessDeniedError(f"the hub denies access to {name} ({status}): {_TOKEN}")
     return ModelNotFoundError(
-        f"there is no model {name} at the hub, or it is private ({status}): check the name; for a private one {_TOKEN}"
+        f"the hub has no model {name}, or it is private ({status}): check the name; for a private model {_TOKEN}"
     )
 
 
 def _cause(error: Exception) -> Exception:
-    """What is beneath "not found in the cache either"."""
+    """Return the error behind the library's "not found in the cache"."""
     while isinstance(error, LocalEntryNotFoundError | RevisionResolutionError) and isinstance(
         error.__cause__, Exception
     ):
@@ -95,5 +97,5 @@ def _cause(error: Exception) -> Exception:
 
 
 def first_line(error: Exception) -> str:
-    """What it says, without what the library adds in further lines."""
+    """Return the first line of the error's text."""
     return next(filter(None, map(str.strip, str(error).split("\n"))), type(error).__name__)

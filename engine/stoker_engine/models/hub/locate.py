@@ -1,4 +1,4 @@
-"""MODEL → its files on this machine. Without torch: the server finds the model while the engine process starts."""
+"""Find the local files of MODEL. Does not import torch: the server runs this while the engine process starts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _TOKENIZER_FILES = ("*token*.json", "vocab*", "merges.txt", "*.model", "*.jinja"
 
 
 def locate_model(args: EngineArgs) -> Path:
-    """MODEL's folder or GGUF file: as given, ``demo://NAME``, or from the hub (downloaded with progress).
+    """Return MODEL's folder or GGUF file: a local path, ``demo://NAME``, or a hub id, which is downloaded.
 
     Raises:
-        ModelError: it cannot be found.
-        ArgumentError: a revision of something that has none.
+        ModelError: the model cannot be found.
+        ArgumentError: ``--revision`` for a model that is not from the hub.
     """
     if args.revision is not None and not _is_hub_id(args.model):
-        raise ArgumentError("--revision", f"{args.model!r} is no hub model and has no revisions; leave it out")
+        raise ArgumentError("--revision", f"{args.model!r} is not a hub id, so it has no revisions; leave it out")
     code = ("*.py",) if args.trust_remote_code else ()
     return _locate(args.model, args.revision, _MODEL_FILES + code)
 
 
 def locate_tokenizer(args: EngineArgs, model: Path) -> Path:
-    """The folder or GGUF file that holds the tokenizer: ``--tokenizer``'s, or that of the model at `model`.
+    """Return the folder or GGUF file of the tokenizer: ``--tokenizer``, or else `model`.
 
     Raises:
-        ModelError: it cannot be found.
+        ModelError: the tokenizer cannot be found.
     """
     return model if args.tokenizer is None else _locate(args.tokenizer, None, _TOKENIZER_FILES)
 
@@ -44,10 +44,10 @@ def _locate(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.is_file():
-        raise ModelError(f"{path} is a file but no GGUF file; give the model's folder")
+        raise ModelError(f"{path} is not a GGUF file; give the model's folder")
     if not _is_hub_id(name):
-        raise ModelNotFoundError(f"{name!r} is no folder or GGUF file here, and no hub id such as org/name")
-    from stoker_engine.models.hub.download import download  # its library takes a second to import
+        raise ModelNotFoundError(f"{name!r} is neither a local folder or GGUF file nor a hub id such as org/name")
+    from stoker_engine.models.hub.download import download  # importing its library takes a second
 
     return download(name, revision, patterns)
 

@@ -1,4 +1,4 @@
-"""Does what `architectures.weight_layout` describes: makes parameters of the tensors that files hold."""
+"""Convert the files' tensors to parameters, as `architectures.weight_layout` describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.quant.weight_target import WeightTarget
 
 
 def apply_operation(operation: Operation, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """What `operation` makes of a tensor; a view, where it can be."""
+    """Apply `operation` to a tensor. The result is a view if possible."""
     match operation:
         case Transpose(first, second):
             return tensor.transpose(first, second)
@@ -29,13 +29,14 @@ def apply_operation(operation: Operation, tensor: torch.Tensor, config: ModelCon
 def split_fused(
     fused: Fused, tensor: torch.Tensor, targets: Sequence[WeightTarget], config: ModelConfig
 ) -> Sequence[torch.Tensor]:
-    """The parts of a fused tensor, each whole.
+    """Split a fused tensor into its parts.
 
     Args:
-        targets: of the parts that the tensor holds, for their full shapes; it may be some experts of a stack.
+        targets: targets of the parts that `tensor` holds, whose full shapes are used. `tensor` may hold only some
+            experts of a stack.
 
     Raises:
-        WeightsError: it has not as many rows, or experts, as these need.
+        WeightsError: the number of rows or experts is wrong.
     """
     if fused.split is Split.FLAT_EXPERTS:
         experts = tensor.chunk(len(targets))
@@ -55,16 +56,18 @@ def split_fused(
         case Split.LATENT_HEADS:
             heads, sizes = targets[0].full_shape[0], [target.full_shape[1] for target in targets]
             if len(tensor) != heads * sum(sizes):
-                raise WeightsError(f"a fused tensor has {len(tensor)} rows, the model needs {heads} times {sizes}")
+                raise WeightsError(f"a fused tensor has {len(tensor)} rows, but the model needs {heads} times {sizes}")
             return tensor.unflatten(0, (heads, -1)).split(sizes, dim=1)  # type: ignore[no-any-return]
         case Split.EACH_ROW:
             if len(tensor) != len(targets):
-                raise WeightsError(f"a tensor has {len(tensor)} rows, the model needs {len(targets)}")
+                raise WeightsError(f"a tensor has {len(tensor)} rows, but the model needs {len(targets)}")
             return tensor.unbind(0)
         case Split.EXPERTS:
             per_expert = len(targets) // len(tensor) if len(tensor) else 0
             if len(targets) != per_expert * len(tensor) or tensor.shape[1] % max(per_expert, 1):
-                raise WeightsError(f"a tensor holds {tuple(tensor.shape)} of {len(targets)} expert matrices")
+                raise WeightsError(
+                    f"a tensor of shape {tuple(tensor.shape)} cannot hold {len(targets)} expert matrices"
+                )
             return [part for expert in tensor for part in expert.chunk(per_expert)]
         case Split.INTERLEAVED_EXPERTS:
             return [expert[part::2] for expert in tensor for part in (0, 1)]
@@ -73,5 +76,5 @@ def split_fused(
 def _sizes(tensor: torch.Tensor, targets: Sequence[WeightTarget]) -> list[int]:
     sizes = [target.full_shape[0] for target in targets]
     if sum(sizes) != len(tensor):
-        raise WeightsError(f"a fused tensor has {len(tensor)} rows, the model needs {sizes}")
+        raise WeightsError(f"a fused tensor has {len(tensor)} rows, but the model needs {sizes}")
     return sizes

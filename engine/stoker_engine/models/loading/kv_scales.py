@@ -1,13 +1,13 @@
-"""A checkpoint's own scales of an fp8 KV cache: one number a layer for keys and one for values, or one a head.
+"""A checkpoint's scales for an fp8 KV cache: for each layer one for keys and one for values, or one per KV head.
 
     layers.{i}.self_attn.k_scale, v_scale                 compressed-tensors, and vLLM's own
-    layers.{i}.self_attn.attn.k_scale, v_scale            vLLM's layer of attention
+    layers.{i}.self_attn.attn.k_scale, v_scale            vLLM's attention layer
     layers.{i}.self_attn.k_proj.k_scale, v_proj.v_scale   ModelOpt
     layers.{i}.self_attn.k_proj.output_scale, …           older compressed-tensors
-    layers.{i}.self_attn.kv_scale                         older still: of both
+    layers.{i}.self_attn.kv_scale                         oldest form: for keys and values
 
-A scale that is stated for keys or for values alone holds for both, as vLLM has it. Scales of queries and of attention's
-weights are known, and not needed: neither is computed in 8 bits.
+If only keys or only values have a scale, it applies to both, as in vLLM. Scales of queries and attention weights are
+ignored, because neither is quantized.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from stoker_engine.models.loading.weight_source import WeightSource
 
 logger = logging.getLogger(__name__)
 
-#: A layer's own scales of keys and of values: [1], or [kv_heads] of the heads that are here; float32.
+#: Key scale and value scale of a layer: float32 [1], or [KV heads of this rank].
 LayerScales = tuple[torch.Tensor, torch.Tensor]
 
-#: The number is the layer's.
+#: Group 1 is the layer index.
 _SCALE = re.compile(r"(?:^|\.)(\d{1,9})\.(?:[a-z]\w*\.)*(?:(k|v|kv)_scale|(k|v)_proj\.output_scale)$")
 _NOT_NEEDED = re.compile(r"\.(?:(?:q|prob|prob_output)_scale|q_proj\.output_scale)$")
 
 
 def is_kv_scale(name: str) -> bool:
-    """Whether a tensor with that name in the files is a scale of the KV cache, or of attention in 8 bits."""
+    """Whether a tensor of the files is a scale of the KV cache or of quantized attention, by its name."""
     return bool(_SCALE.search(name) or _NOT_NEEDED.search(name))
 
 
 def kv_scales(
     kv_cache_dtype: str, source: WeightSource, config: ModelConfig, build: Build, stated: str = ""
 ) -> dict[int, LayerScales]:
-    """The scales that ``--kv-cache-dtype`` asks for, by layer that is here; layers without any have 1.
+    """Return the KV-cache scales of this rank's layers, by layer index. Layers without an entry have the scale 1.
 
     Args:
         stated: see `architectures.quantization.read.kv_cache_of`.
 
     Raises:
-        ArgumentError: fp8_e5m2 with a checkpoint that has scales (they are made for e4m3), or fp8 with scales that are
-            made for something else.
-        WeightsError: a scale is no positive number, or not of one head or all.
+        ArgumentError: fp8_e5m2 with a checkpoint that has scales, which are for e4m3, or fp8 with scales for another
+            format.
+        WeightsError: a scale is not a positive number, or the number of scales is not 1 or the number of KV heads.
     """
     names = _names(source.names(), config.num_hidden_layers)
     if kv_cache_dtype == "fp8_e5m2" and names:
@@ -59,15 +59,15 @@ def kv_scales(
     if kv_cache_dtype not in ("fp8", "fp8_e4m3"):
         if names:
             logger.info(
-                "the checkpoint states scales for a KV cache of fp8, which --kv-cache-dtype %s does not use; fp8 does",
+                "--kv-cache-dtype %s ignores the checkpoint's KV-cache scales; fp8 uses them",
                 kv_cache_dtype,
             )
         return {}
     if names and stated not in ("", "fp8"):
         raise ArgumentError(
             "--kv-cache-dtype",
-            f"{kv_cache_dtype} would take scales that the checkpoint has for keys and values as {stated}; "
-            "use fp8_per_token_head or int8_per_token_head, which make their own",
+            f"{kv_cache_dtype} cannot use the checkpoint's scales, which are for keys and values in {stated}; "
+            "use fp8_per_token_head or int8_per_token_head, which compute their own scales",
         )
     found = {}
     local = build.stage.layers(len(config.layers))
@@ -88,9 +88,9 @@ def kv_scales(
 
 
 def _names(names: Iterable[str], num_layers: int) -> dict[int, dict[str, str]]:
-    """Of each layer the names of "key" and "value"."""
+    """Return for each layer the names of the scale tensors, by "key" and "value"."""
     found: dict[int, dict[str, str]] = {}
-    for name in sorted(names, key=lambda each: not each.endswith("kv_scale")):  # what names one of the two wins
+    for name in sorted(names, key=lambda each: not each.endswith("kv_scale")):  # k_scale and v_scale override kv_scale
         match = _SCALE.search(name)
         if match is None or int(match[1]) >= num_layers:
             continue
@@ -106,12 +106,12 @@ def _names(names: Iterable[str], num_layers: int) -> dict[int, dict[str, str]]:
 def _read(source: WeightSource, name: str, layer: int, config: ModelConfig, build: Build) -> torch.Tensor:
     spec = config.layers[layer].cache
     if spec.kind != "tokens":
-        raise WeightsError(f"{name} is a scale of the KV cache, and layer {layer} keeps none")
+        raise WeightsError(f"{name} is a KV-cache scale, but layer {layer} has no KV cache")
     scale = source.read(name).flatten().float()
     if len(scale) not in (1, spec.num_kv_heads):
-        raise WeightsError(f"{name} holds {len(scale)} scales; a layer has one, or one for each of its heads of keys")
+        raise WeightsError(f"{name} holds {len(scale)} scales; expected one, or one for each key-value head")
     if not bool((scale > 0).all() and scale.isfinite().all()):
-        raise WeightsError(f"{name} holds {scale[~(scale > 0) | scale.isinf()][0]}; a scale is a positive number")
+        raise WeightsError(f"{name} holds {scale[~(scale > 0) | scale.isinf()][0]}; a scale must be a positive number")
     if len(scale) == 1 or spec.latent:
         return scale
     return scale[build.kv_heads(spec.num_kv_heads).positions].contiguous()

@@ -1,18 +1,18 @@
-"""How far the loading of weights is."""
+"""Progress of loading weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Is told how many bytes of weights are loaded, and of how many; of 0 where that is not known.
+#: Callback with the loaded bytes and the total bytes of weights; a total of 0 means unknown.
 OnProgress = Callable[[int, int], None]
 
 
 class LoadProgress:
-    """Counts what is loaded, and tells whoever wants to know.
+    """Counts loaded bytes and reports them.
 
     Args:
-        on_progress: called whenever loading gets on.
+        on_progress: called at every progress.
     """
 
     def __init__(self, on_progress: OnProgress = lambda done, total: None) -> None:
@@ -20,15 +20,15 @@ class LoadProgress:
         self._done = self._total = 0
 
     def begin(self, total: int) -> None:
-        """There are so many bytes to load."""
+        """Set the number of bytes to load."""
         self._total = total
         self.tick()
 
     def add(self, num_bytes: int) -> None:
-        """So many more are loaded."""
+        """Add loaded bytes."""
         self._done += num_bytes
         self.tick()
 
     def tick(self) -> None:
-        """It gets on, though nothing is complete yet."""
+        """Report progress although no tensor is complete yet."""
         self._on_progress(self._done, self._total)

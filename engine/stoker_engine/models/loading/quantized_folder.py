@@ -1,7 +1,7 @@
-"""A quantized checkpoint as a `WeightSource`: each matrix under one name, however many tensors it consists of.
+"""A quantized checkpoint as a `WeightSource` in which each matrix has one name, whatever tensors it is stored in.
 
 in the files      q_proj.qweight  q_proj.scales  q_proj.qzeros  q_proj.g_idx       q_norm.weight
-here              q_proj.weight, in blocks       q_proj.columns, the last one       q_norm.weight
+here              q_proj.weight, in blocks       q_proj.columns (from g_idx)         q_norm.weight
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from stoker_engine.quant.weight_target import WeightTarget
 
 
 class QuantizedFolder:
-    """Matrices in blocks, and all other tensors as they are.
+    """Source of quantized matrices in blocks, and of all other tensors unchanged.
 
     Args:
-        modules: the matrices, by the names of their modules.
+        plain: all tensors of the folder.
+        modules: quantized matrices by module name.
 
     Raises:
-        WeightsError: a tensor is where a matrix is meant to be.
+        WeightsError: a matrix is stored both quantized and unquantized.
     """
 
     def __init__(self, plain: SafetensorsFolder, modules: Mapping[str, StoredModule]) -> None:
@@ -37,7 +38,7 @@ class QuantizedFolder:
         parts = {tensor for module in modules.values() for tensor in module.tensors}
         self._names = [name for name in plain.names() if name not in parts]
         if doubled := sorted({*self._matrices, *self._columns} & set(self._names)):
-            raise WeightsError(f"weights hold {doubled[0]} twice: as numbers, and quantized")
+            raise WeightsError(f"the weights contain {doubled[0]} twice: quantized and unquantized")
 
     def names(self) -> list[str]:
         """See `WeightSource`."""
@@ -81,8 +82,8 @@ class QuantizedFolder:
 
 
 def _tensor_name(name: str, module: StoredModule) -> str:
-    """A module's matrix is its weight; a stack of experts has the name of its tensor, which may be that, or its blocks
-    (MXFP4)."""
+    """Return the name of a module's matrix: its weight; for a stack of experts the name of the tensor, which may be
+    the module's name or that of the blocks (MXFP4)."""
     weight, blocks = f"{name}.weight", f"{name}_blocks"
     if len(module.shape) == 2 or weight in module.tensors:
         return weight

@@ -1,4 +1,4 @@
-"""A checkpoint of numbers whose matrices are quantized while they are loaded (``--quantization int8``)."""
+"""Quantization of an unquantized checkpoint while it is loaded (``--quantization int8``)."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from stoker_engine.sizing.quantized_weights import canonical_method
 
 
 def format_on_load(requested: str | None, stated: str | None) -> GroupFormat | None:
-    """What matrices are quantized into when they are loaded; None: they stay as they are.
+    """Return the format that matrices are quantized to while loading, or None if they keep theirs.
 
     Args:
-        requested: ``--quantization``.
-        stated: by what the checkpoint is quantized; None: by nothing.
+        requested: value of ``--quantization``.
+        stated: quantization method of the checkpoint; None if it is not quantized.
 
     Raises:
-        ArgumentError: it is quantized otherwise, or what is asked for is nothing that is done when loading.
+        ArgumentError: the checkpoint is quantized by another method, or `requested` is not possible while loading.
     """
     if requested is None or (stated is not None and canonical_method(requested) == canonical_method(stated)):
         return None
     if stated is not None:
         raise ArgumentError(
             "--quantization",
-            f"{requested} is asked for, and the checkpoint is quantized by {stated} already; leave it out",
+            f"{requested} is requested, but the checkpoint is already quantized by {stated}; leave it out",
         )
     if requested not in ON_LOAD:
         raise ArgumentError(
             "--quantization",
-            f"{requested} is asked for, and the checkpoint is not quantized; when it is loaded it can be, to "
+            f"{requested} is requested, but the checkpoint is not quantized; methods that quantize while loading are "
             f"{', '.join(ON_LOAD)}",
         )
     return ON_LOAD[requested]
 
 
 class QuantizedOnLoad:
-    """A `WeightSource` whose tensors can be read in groups that share a scale, each number rounded to the nearest.
+    """A `WeightSource` that quantizes matrices as they are read, in groups that share a scale, rounding to nearest.
 
     Args:
-        numbers: where they come from. Only what is asked for is read, and nothing is kept.
+        numbers: source of the unquantized weights. Reads are not cached.
     """
 
     def __init__(self, numbers: WeightSource) -> None:
@@ -58,14 +58,14 @@ class QuantizedOnLoad:
         return self._numbers.shape(name)
 
     def stored(self, name: str) -> StoredFormat | None:
-        """See `WeightSource`: as it is in the files."""
+        """See `WeightSource`: the format in the files."""
         return self._numbers.stored(name)
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
-        """See `WeightSource`; rows are cut between groups.
+        """See `WeightSource`. Rows must be split between groups.
 
         Raises:
-            WeightsError: there is nan or infinity to be quantized.
+            WeightsError: values to quantize include NaN or infinity.
         """
         if isinstance(stored, GroupFormat):
             return quantized(name, self._numbers.read(name, part), stored)
@@ -81,11 +81,11 @@ class QuantizedOnLoad:
 
 
 def quantized(name: str, weights: torch.Tensor, stored: GroupFormat) -> torch.Tensor:
-    """`weights` [..., inner] of the tensor called `name` in `stored`: uint8 [..., bytes of a row].
+    """Return `weights` [..., inner] of tensor `name` in format `stored`, as uint8 [..., bytes of a row].
 
     Raises:
-        WeightsError: nan or infinity is among them.
+        WeightsError: `weights` contain NaN or infinity.
     """
     if not all(bound.isfinite() for bound in torch.aminmax(weights)):
-        raise WeightsError(f"{name} holds nan or infinity: the file is damaged; fetch it again")
+        raise WeightsError(f"{name} holds nan or infinity: the file is damaged; download it again")
     return quantize(weights, stored)

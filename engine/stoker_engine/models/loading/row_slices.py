@@ -1,7 +1,7 @@
-"""Reads of a tensor that several targets share, or whose rows are in another order, what a rank holds of it.
+"""Read only this rank's rows of a tensor that several targets share or whose rows must be reordered.
 
-What takes such a tensor apart only moves its rows about (`Destination.moves_rows`). Applied to the rows' numbers
-instead of the rows, it says which rows of the file a target needs, and in which order:
+Splitting such a tensor only moves rows (`Destination.moves_rows`). Applied to row indices instead of rows, the same
+operations yield the file's rows that a target needs, in the target's order:
 
     rows of the file      0 1 2 3 4 5 6 7         half-split pairs of one head, and the upper half of them:
     of the whole target     0 2 4 6 1 3 5 7
@@ -27,20 +27,20 @@ def read_rows(
     parts_of: Callable[[torch.Tensor], Sequence[torch.Tensor]],
     targets: Sequence[WeightTarget],
 ) -> None:
-    """Fills each of `targets` with its part of the tensor called `name`.
+    """Fill each of `targets` with its part of the tensor `name`.
 
     Args:
-        parts_of: takes the tensor apart, one part a target, by moving rows about.
+        parts_of: splits the tensor into one part for each target; it may only move rows.
 
     Raises:
-        WeightsError: a part has another shape than its target.
+        WeightsError: a part and its target differ in shape.
     """
     shape = source.shape(name)
-    leading = shape[:-1] if len(shape) > 1 else shape  # a vector is a row of one number each
+    leading = shape[:-1] if len(shape) > 1 else shape  # the rows of a vector are single elements
     numbers = torch.arange(math.prod(leading)).view(*leading, *[1] * (len(shape) > 1))
     parts = parts_of(numbers)
     if len(parts) != len(targets):
-        raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(targets)}")
+        raise WeightsError(f"{name} contains {len(parts)} weights, but the model needs {len(targets)}")
     needed = [_rows_of(name, part, shape, target) for target, part in zip(targets, parts, strict=True)]
     for together in _grouped([each for each in needed if each.numbers.numel()]):
         numbers, order = torch.cat([each.numbers for each in together]).sort()
@@ -52,11 +52,12 @@ def read_rows(
 
 
 class _NeededRows(NamedTuple):
-    """What is read for a target.
+    """The rows that a target needs.
 
     Attributes:
-        numbers: of the rows, as they follow each other in the target.
-        columns: of each row; empty where a row is a number.
+        target: target to fill.
+        numbers: int64 row indices in the file, in the target's order.
+        columns: slice of each row; empty if rows are single elements.
     """
 
     target: WeightTarget
@@ -75,7 +76,7 @@ def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, target: WeightTar
 
 
 def _grouped(needed: Sequence[_NeededRows]) -> Iterator[list[_NeededRows]]:
-    """`needed`, in groups whose rows lie among each other's: what lies together is read at once."""
+    """Group targets whose row ranges in the file overlap, so that each group is read at once."""
     together: list[_NeededRows] = []
     for each in needed:
         apart = not together or max(int(e.numbers.max()) for e in together) < int(each.numbers.min())
@@ -90,7 +91,7 @@ def _grouped(needed: Sequence[_NeededRows]) -> Iterator[list[_NeededRows]]:
 
 
 def _runs(numbers: torch.Tensor, leading: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Slices of the `leading` dimensions that hold the rows of these `numbers`, which ascend."""
+    """Yield slices of the `leading` dimensions that cover the rows with the ascending indices `numbers`."""
     inner = leading[-1]
     breaks = (numbers.diff() != 1) | (numbers[1:] % inner == 0)
     starts = [0, *(breaks.nonzero().flatten() + 1).tolist()] if len(numbers) else []

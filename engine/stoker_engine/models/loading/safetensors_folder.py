@@ -1,4 +1,4 @@
-"""The ``*.safetensors`` of a Hugging Face folder."""
+"""Weights from the ``*.safetensors`` files of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stoker_engine.quant.weight_target import WeightTarget
 
 
 class RawTensors:
-    """Tensors of any dtype, through the index when there is one; see `Tensors`.
+    """Tensors of any dtype, found through the index file if there is one; see `Tensors`.
 
     Raises:
-        WeightsError: no safetensors there, or a file that the index names is missing.
+        WeightsError: the folder has no safetensors, or lacks a file that the index names.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,7 +31,7 @@ class RawTensors:
             files = sorted({str(name) for name in weight_map.values()})
             present = {path.name for path in folder.iterdir()}
             if strange := [name for name in files if Path(name).name != name]:
-                raise WeightsError(f"{index} names {reprlib.repr(strange[0])}, which is no file of its folder")
+                raise WeightsError(f"{index} names {reprlib.repr(strange[0])}, which is not a file in the same folder")
             missing = [name[:200] for name in files if name not in present]
             if missing:
                 raise WeightsError(f"{folder} lacks {some(missing)}, named by {index.name}")
@@ -54,7 +54,7 @@ class RawTensors:
         return list(self._file_of)
 
     def by_file(self) -> dict[str, list[str]]:
-        """Names by the names of the files."""
+        """Return the tensor names by file name."""
         return self._names
 
     def shape(self, name: str) -> torch.Size:
@@ -66,14 +66,14 @@ class RawTensors:
         return DTYPES.get(self._file_of[name].get_slice(name).get_dtype())
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """See `Tensors`; all of a tensor is a view of the file, a part of it a copy."""
+        """See `Tensors`. A whole tensor is a view of the file; a part is a copy."""
         file = self._file_of[name]
         tensor: torch.Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
         return tensor
 
 
 class SafetensorsFolder:
-    """A folder's tensors as a `WeightSource`: numbers.
+    """A folder's unquantized tensors as a `WeightSource`.
 
     Raises:
         WeightsError: see `RawTensors`.
@@ -107,7 +107,7 @@ class SafetensorsFolder:
         return tensor
 
     def not_floating(self) -> dict[str, str]:
-        """The dtypes of tensors that do not hold floating-point numbers, by name."""
+        """Return the dtypes of tensors that are not floating-point, by tensor name."""
         dtypes = {name: self.tensors.dtype(name) for name in self.names()}
         return {
             name: str(dtype).removeprefix("torch.")
@@ -122,14 +122,14 @@ class SafetensorsFolder:
 
 
 def not_floating(name: str, dtype: str) -> WeightsError:
-    """The refusal of a tensor of integers, which would be taken for the weights themselves."""
+    """Return the error for an integer tensor, which would otherwise be used as if it were unquantized weights."""
     return WeightsError(
-        f"{name} holds {dtype}, not floating-point numbers, and config.json says nothing of a quantization; "
-        "convert the model to bfloat16 (load it with what quantized it, dequantize, save_pretrained)"
+        f"{name} holds {dtype}, not floating-point numbers, but config.json has no quantization_config; "
+        "convert the model to bfloat16: load it with the library that quantized it, dequantize and save it"
     )
 
 
-#: torch's dtypes by safetensors' names of them.
+#: Safetensors' dtype names → torch dtypes.
 DTYPES: Final = {
     "BOOL": torch.bool,
     "U8": torch.uint8,

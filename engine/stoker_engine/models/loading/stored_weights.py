@@ -1,4 +1,4 @@
-"""Which weights of a file stay in its blocks, and the methods that compute with them."""
+"""The weights that keep their file's block format, and the linear methods for them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
 
-#: Latent attention computes with it transposed, and a block is part of a row.
+#: Latent attention uses this matrix transposed, but blocks lie along rows.
 _TRANSPOSED: Final = ".k_b.weight"
 
 
 def stored_weights(
     source: WeightSource, weight_names: WeightNames, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> WeightFormats:
-    """How the weights of a model of `dtype` on `device` are stored: in blocks where the file's can be computed with.
-    The others are dequantized once, when they are loaded."""
+    """Return the formats of the weights in memory, for a model of `dtype` on `device`. Weights keep their blocks if
+    kernels support them; others are dequantized while loading."""
     formats = {name: _usable(source.stored(name), dtype, device) for name in source.names()}
     if not any(formats.values()):
         return ALL_NUMBERS
@@ -43,14 +43,14 @@ def stored_weights(
     found = WeightFormats.of(by_param)
     dequantized = {name for name, stored in by_param.items() if stored is not None and found.stored(name) is None}
     if layers := {name.split(".")[1] for name in dequantized}:
-        logger.info("experts of %d layers are not all stored alike, and are dequantized", len(layers))
+        logger.info("dequantizing the experts of %d layers, since their formats differ", len(layers))
     return found
 
 
 def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.device) -> StoredFormat | None:
-    """`stored`, if it is worth computing with."""
+    """Return `stored` if the format is faster than dequantized weights, otherwise None."""
     if isinstance(stored, GGUFFormat):
-        # Without a kernel, dequantizing it in every step would take far longer; and it must save something.
+        # Without a kernel the weights would be dequantized in every step; blocks that are not smaller save nothing.
         smaller = stored.bytes < stored.numbers * dtype.itemsize
         return stored if smaller and cpu_library(device, dtype) is not None else None
     return stored
@@ -59,7 +59,7 @@ def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.devic
 def with_formats(
     formats: WeightFormats, otherwise: Callable[[Sequence[str]], LinearMethod]
 ) -> Callable[[Sequence[str]], LinearMethod]:
-    """See `Build.linear`: in blocks what is stored so."""
+    """Return a factory as for `Build.linear` that uses `Blocks` for weights stored in blocks."""
 
     def method(param_names: Sequence[str]) -> LinearMethod:
         stored = formats.stored(param_names[0])

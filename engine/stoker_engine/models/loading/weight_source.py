@@ -1,4 +1,4 @@
-"""Where weights come from: tensors by name, of which only what is asked for is read."""
+"""Interface to a checkpoint's tensors, which are read on request."""
 
 from __future__ import annotations
 
@@ -13,47 +13,49 @@ from stoker_engine.quant.weight_target import WeightTarget
 
 
 class WeightSource(Protocol):
-    """Tensors one at a time, so that a model larger than memory to spare still loads."""
+    """Reads tensors one at a time, so that loading needs little memory beyond the model itself."""
 
     def names(self) -> list[str]:
-        """All tensor names in the files."""
+        """Return all tensor names in the files."""
         ...
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of one tensor."""
+        """Return the shape of a tensor."""
         ...
 
     def stored(self, name: str) -> StoredFormat | None:
-        """The format of blocks in which one tensor can be had; None: it is numbers."""
+        """Return the block format of a tensor, or None if it is unquantized."""
         ...
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
-        """One tensor, or that part of it, on the CPU.
+        """Return a tensor, or a part of it, on the CPU.
 
         Args:
-            stored: the format that it can be had in: uint8, rows of blocks, cut between blocks; None: its numbers.
+            part: slices of the tensor; None: all of it.
+            stored: the tensor's block format, to read its blocks: uint8 rows, `part` cut between blocks; None: read
+                its dequantized values.
         """
         ...
 
     def read_into(self, name: str, target: WeightTarget) -> None:
-        """Fills `target` with its part of one tensor, converted to its dtype.
+        """Fill `target` with its shard of a tensor, converted to the target's dtype.
 
         Raises:
-            WeightsError: the whole tensor has another shape.
+            WeightsError: the whole tensor has the wrong shape.
         """
         ...
 
 
 def check_shape(name: str, shape: torch.Size, target: WeightTarget) -> None:
-    """Whether the tensor called `name` in the files is the one that `target` has a place for.
+    """Check the shape of the tensor `name` of the files against `target`.
 
     Raises:
-        WeightsError: its shape is another.
+        WeightsError: the shape is wrong.
     """
     if target.full_shape != shape:
-        raise WeightsError(f"{name} has shape {tuple(shape)}, the model needs {tuple(target.full_shape)}")
+        raise WeightsError(f"{name} has shape {tuple(shape)}, but the model needs {tuple(target.full_shape)}")
 
 
 def some(names: list[str]) -> str:
-    """The first of these names, for a message."""
+    """Return the first five names and the number of others, for messages."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

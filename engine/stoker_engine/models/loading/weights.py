@@ -1,6 +1,6 @@
 """Strict loading: every parameter of the model is filled exactly once, and every tensor of the files is accounted for.
 
-A missing tensor is an error; so is one that nobody asked for, unless the family's description names it.
+A missing tensor is an error. An unexpected tensor is also an error unless the family lists it as ignored.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class Loadable(Protocol):
-    """A model whose tensors can be filled."""
+    """A model whose parameters can be filled from a checkpoint."""
 
     config: ModelConfig
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """What a checkpoint must fill, by the parameters' names."""
+        """Return all targets that a checkpoint must fill, by parameter name."""
         ...
 
 
@@ -45,14 +45,14 @@ def load_weights(
     progress: LoadProgress | None = None,
     elsewhere: Container[str] = (),
 ) -> None:
-    """Fills `model` from `source`.
+    """Fill the parameters of `model` from `source`.
 
     Args:
-        progress: is told of the bytes that are filled.
-        elsewhere: parameters that other stages of a pipeline have; tensors for these are not read.
+        progress: counts the loaded bytes.
+        elsewhere: parameters of other pipeline stages; their tensors are not read.
 
     Raises:
-        WeightsError: tensors are missing, unused, doubled or of another shape; the message names them.
+        WeightsError: tensors are missing, unused, duplicated or have the wrong shape; the message names them.
     """
     targets, config = model.weight_targets(), model.config
     plan, filled = dict[str, Destination](), dict[str, str]()
@@ -65,13 +65,13 @@ def load_weights(
             plan[name] = destination
             for param_name in destination.param_names:
                 if param_name in filled:
-                    raise WeightsError(f"weights hold {param_name} twice: as {filled[param_name]} and as {name}")
+                    raise WeightsError(f"the weights contain {param_name} twice: as {filled[param_name]} and as {name}")
                 filled[param_name] = name
         elif is_kv_scale(name) or weight_names.destination(canonical, elsewhere, config) is not None:
             continue
         elif weight_names.is_ignored(canonical, config) or _is_tied_head(canonical, weight_names, config):
             ignored.append(name)
-        elif _is_order_of(name, stored):  # of a matrix that is dequantized when it is loaded
+        elif _is_order_of(name, stored):  # column order of a matrix that is dequantized while loading
             continue
         else:
             unused.append(name)
@@ -80,17 +80,17 @@ def load_weights(
     unused = [name for name in unused if name not in zeros]
     missing = sorted(set(targets) - set(filled))
     if missing:
-        raise WeightsError(f"weights lack {len(missing)} tensors the model needs: {some(missing)}")
+        raise WeightsError(f"the weights lack {len(missing)} tensors that the model needs: {some(missing)}")
     if unused:
-        raise WeightsError(f"weights hold {len(unused)} tensors the model has no place for: {some(unused)}")
+        raise WeightsError(f"the weights contain {len(unused)} tensors that the model does not use: {some(unused)}")
     if ignored:
-        logger.info("not needed and left out: %d tensors (%s)", len(ignored), some(ignored))
+        logger.info("ignored %d tensors that are not needed (%s)", len(ignored), some(ignored))
     progress = progress or LoadProgress()
     progress.begin(sum(target.tensor.nbytes for target in targets.values()))
     for name, destination in plan.items():
         filled_by_it = [targets[param_name] for param_name in destination.param_names]
         if name.endswith(_COLUMNS):
-            for target in filled_by_it:  # what was stored together has one order
+            for target in filled_by_it:  # matrices stored in one tensor have the same column order
                 _read_into(source, name, target)
             continue
         _fill(source, name, destination, filled_by_it, config)
@@ -100,7 +100,7 @@ def load_weights(
 
 
 def _read_into(source: WeightSource, name: str, target: WeightTarget) -> None:
-    """Fills `target`; reads nothing where nothing of the weight is here."""
+    """Fill `target`. If this rank holds no part of the weight, only check the shape."""
     if target.is_empty:
         check_shape(name, source.shape(name), target)
     else:
@@ -110,8 +110,8 @@ def _read_into(source: WeightSource, name: str, target: WeightTarget) -> None:
 def _local_part(
     targets: list[WeightTarget], shape: torch.Size, destination: Destination
 ) -> tuple[list[WeightTarget], Part | None]:
-    """Of a stack of experts: the targets from the first to the last of which this rank has something, and the part of
-    the tensor that these lie in; None: all of it."""
+    """Restrict a stack of experts to this rank: return the targets from the first to the last one that the rank holds,
+    and the part of the tensor to read; None: the whole tensor."""
     local = [index for index, target in enumerate(targets) if not target.is_empty]
     by_expert = destination.fused is not None and destination.fused.is_by_expert and not destination.operations
     if not by_expert or len(local) == len(targets) or not local:
@@ -124,18 +124,18 @@ def _local_part(
 
 
 def check_finite(name: str, weights: torch.Tensor) -> None:
-    """Weights are numbers: with others among them every answer would be nothing.
+    """Check that all weights are finite: a single NaN would make every output NaN.
 
     Raises:
-        WeightsError: nan or infinity is among them.
+        WeightsError: the weights contain NaN or infinity.
     """
     if weights.numel() and not all(
         bound.isfinite() for bound in torch.aminmax(weights)
-    ):  # nan is both, where there is one
+    ):  # both bounds are NaN if any element is
         dtype = str(weights.dtype).removeprefix("torch.")
         raise WeightsError(
-            f"{name} holds nan or infinity as {dtype}: the file is damaged, or its numbers are too large for --dtype "
-            f"{dtype}; fetch the file again, or try --dtype float32"
+            f"{name} holds nan or infinity as {dtype}: the file is damaged, or its values are too large for --dtype "
+            f"{dtype}; download the file again, or use --dtype float32"
         )
 
 
@@ -146,7 +146,9 @@ def _check_values(name: str, target: WeightTarget) -> None:
         if target.tensor.is_floating_point():
             check_finite(name, target.tensor)
     elif not all_finite(target.tensor, target.stored, target.inner):
-        raise WeightsError(f"{name} holds nan or infinity as {target.stored.name}: the file is damaged; fetch it again")
+        raise WeightsError(
+            f"{name} holds nan or infinity as {target.stored.name}: the file is damaged; download it again"
+        )
 
 
 def _fill(
@@ -156,10 +158,10 @@ def _fill(
     targets: list[WeightTarget],
     config: ModelConfig,
 ) -> None:
-    """Fills `targets`, those of `destination`, with the tensor called `name` in the files.
+    """Fill `targets`, the parameters of `destination`, with the tensor `name` of the files.
 
     Raises:
-        WeightsError: its shape does not fit.
+        WeightsError: the tensor has the wrong shape.
     """
 
     operations, fused = destination.operations, destination.fused
@@ -172,7 +174,9 @@ def _fill(
         except WeightsError as error:
             raise WeightsError(f"{name}: {error}") from None
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise WeightsError(f"{name} has shape {tuple(source.shape(name))}, which cannot be: {error}") from error
+            raise WeightsError(
+                f"{name} has shape {tuple(source.shape(name))}, which does not fit the model: {error}"
+            ) from error
 
     in_blocks = any(target.stored for target in targets)
     transposes = [operation for operation in operations if isinstance(operation, Transpose)]
@@ -187,33 +191,33 @@ def _fill(
         targets, local_part = _local_part(targets, source.shape(name), destination)
         parts = parts_of(source.read(name, local_part))
         if len(parts) != len(targets):
-            raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(targets)}")
+            raise WeightsError(f"{name} contains {len(parts)} weights, but the model needs {len(targets)}")
         for target, part in zip(targets, parts, strict=True):
             check_shape(name, part.shape, target)
             if target.is_empty:
                 continue
             numbers = target.part_of(part)
-            # Rows that the files do not have as such stay in no blocks of theirs; they are quantized here.
+            # The operations changed the rows, so their blocks in the file cannot be reused: quantize the rows again.
             assert target.stored is None or isinstance(target.stored, GroupFormat)
             target.tensor.copy_(numbers if target.stored is None else quantized(name, numbers, target.stored))
 
 
-#: The order of a quantized matrix's columns.
+#: Suffix of the tensor with a quantized matrix's column order.
 _COLUMNS: Final = ".columns"
 
 
 def _is_order_of(name: str, stored: Collection[str]) -> bool:
-    """Whether it is the order of the columns of one of the `stored` matrices: of a module's weight, or of a stack."""
+    """Whether the tensor is the column order of one of the `stored` matrices or stacks of matrices."""
     matrix = name.removesuffix(_COLUMNS)
     return matrix != name and (f"{matrix}.weight" in stored or matrix in stored)
 
 
 def _is_bias_of_zeros(name: str, stored: Collection[str], source: WeightSource) -> bool:
-    """Whether it is what AutoGPTQ gave to each of the `stored` matrices, also of models without biases."""
+    """Whether the tensor is an all-zero bias, which AutoGPTQ adds to quantized matrices of models without biases."""
     matrix = name.removesuffix(".bias")
     return matrix != name and f"{matrix}.weight" in stored and not bool(source.read(name).any())
 
 
 def _is_tied_head(name: str, weight_names: WeightNames, config: ModelConfig) -> bool:
-    """Whether this is a copy of the embedding."""
+    """Whether the tensor is a copy of the embedding that serves as the tied head."""
     return config.tie_word_embeddings and name == f"{weight_names.names.get('lm_head')}.weight"

@@ -1,4 +1,4 @@
-"""Which classes of transformers run on our attention, and what their layers keep in the KV cache."""
+"""Checks whether a transformers class can run on paged attention, and the KV-cache specs of its layers."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ _WINDOWS: Final = {"full_attention": False, "attention": False, "sliding_attenti
 
 
 def model_class(config: PreTrainedConfig, architecture: str) -> type[PreTrainedModel]:
-    """transformers' class for `architecture`.
+    """Return transformers' class for `architecture`.
 
     Raises:
-        ModelError: it is no decoder, or not one that runs on our attention; the message says why.
+        ModelError: the model is not a decoder, or cannot run on paged attention; the message states why.
     """
     if config.is_encoder_decoder:
         raise ModelError(f"{architecture} is an encoder-decoder; this engine serves decoder-only language models")
     for part in ("vision_config", "audio_config"):
         if getattr(config, part, None) is not None:
             raise ModelError(
-                f"{architecture} is a multimodal model ({part}) whose text decoder is not served by itself; "
+                f"{architecture} is a multimodal model ({part}), whose text decoder cannot be served alone; "
                 "use the family's text-only model"
             )
     cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    # Code of the hub and transformers may write one name in two ways: PhiMoEForCausalLM, PhimoeForCausalLM.
+    # The hub and transformers may differ in case: PhiMoEForCausalLM, PhimoeForCausalLM.
     if cls is None or cls.__name__.lower() != architecture.lower():
-        raise ModelError(f"{architecture} is no causal language model; this engine serves autoregressive decoders")
+        raise ModelError(f"{architecture} is not a causal language model; this engine serves autoregressive decoders")
     check_class(cls, config)
     model: type[PreTrainedModel] = cls
     return model
 
 
 def check_class(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    """Refuses classes that attend in ways of their own.
+    """Reject classes that do not use transformers' attention interface with a KV cache.
 
     Raises:
-        ModelError: says why.
+        ModelError: the message states why.
     """
     recurrent = sorted(set(getattr(config, "layer_types", None) or ()) - set(_WINDOWS))
     if recurrent:
-        raise ModelError(f"{cls.__name__} has {', '.join(recurrent)} layers; only full and sliding attention is served")
+        raise ModelError(
+            f"{cls.__name__} has {', '.join(recurrent)} layers; only full and sliding attention are supported"
+        )
     if getattr(cls, "_is_stateful", False):
-        raise ModelError(f"{cls.__name__} keeps a recurrent state; only models that attend to a KV cache are served")
+        raise ModelError(f"{cls.__name__} has a recurrent state; only models with a KV cache are supported")
     if not cls.is_backend_compatible():
         raise ModelError(
             f"{cls.__name__} does not support transformers' attention interface, so it cannot run on the paged cache"
@@ -55,15 +57,16 @@ def check_class(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
 
 
 def cache_specs(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> list[CacheSpec]:
-    """What each layer keeps, as far as the config states it; `model.TransformersModel` proves it.
+    """Return the cache spec of each layer as derived from the config; `model.TransformersModel` verifies it.
 
-    Windows: ``layer_types`` says which layers have one; without it all do, if the model's code ever makes such a mask.
+    ``layer_types`` states which layers have a sliding window. Without it, all layers have one if the model's code can
+    create a sliding-window mask.
     """
     heads = config.num_attention_heads
     kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     value_head_dim = head_dim
-    if getattr(config, "kv_lora_rank", None):  # latent attention: transformers attends with the heads made from it
+    if getattr(config, "kv_lora_rank", None):  # transformers expands the latent to keys and values of all heads
         kv_heads, head_dim = heads, config.qk_nope_head_dim + config.qk_rope_head_dim
         value_head_dim = config.v_head_dim
     window = getattr(config, "sliding_window", None) or None

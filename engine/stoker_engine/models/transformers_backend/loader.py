@@ -56,10 +56,13 @@ class TransformersLoader:
 
     @classmethod
     def of(cls, folder: Path, given: Mapping[str, Any], trust_remote_code: bool) -> TransformersLoader:
-        """The loader for `folder`, whose config.json reads `given`.
+        """Return the loader for `folder`.
+
+        Args:
+            given: parsed config.json of the folder.
 
         Raises:
-            ModelError: the model is not served; says why.
+            ModelError: the model is not supported; the message states why.
         """
         refuse_quantized(given)
         name = (given.get("architectures") or ["unknown"])[0]
@@ -71,14 +74,14 @@ class TransformersLoader:
             return cls(folder, config, model_class(config, name), False)
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
-        except OSError as error:  # such as for a byte-order mark, which the model's own class would have to read over
+        except OSError as error:  # for example a byte-order mark
             raise ModelError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
         model = get_class_from_dynamic_module(remote, folder, local_files_only=True)
         check_class(model, config)
         return cls(folder, config, model, True)
 
     def model_config(self) -> ModelConfig:
-        """The model's shape, as far as the cache and memory arithmetic need it."""
+        """Return the model's shape, as far as the cache and the memory arithmetic need it."""
         given, config = self.config.to_dict(), self.config
         c = Fields(given, {})
         act = MLPConfig(getattr(config, "intermediate_size", None) or 4 * config.hidden_size, "")
@@ -129,13 +132,13 @@ class TransformersLoader:
         """See `models.checkpoint.Loader`."""
         if build.ranks.size > 1:
             raise ModelError(
-                f"{config.architecture} runs by transformers' own modules, which are not split over {build.ranks.size} "
-                "ranks; leave out --tensor-parallel-size"
+                f"{config.architecture} runs on the Transformers backend, which cannot be split over "
+                f"{build.ranks.size} ranks; leave out --tensor-parallel-size"
             )
         if build.extend is not None or build.hidden_after or not build.has_head:
             raise ModelError(
-                f"{config.architecture} runs by transformers' own modules, which take no adapters and show no hidden "
-                "states on the way"
+                f"{config.architecture} runs on the Transformers backend, which supports neither adapters nor "
+                "intermediate hidden states"
             )
         try:
             with _watched(LoadProgress(on_progress)):
@@ -152,18 +155,23 @@ class TransformersLoader:
             raise WeightsError(f"cannot read the weights in {self.folder}: {error}") from error
         model, report = loaded
         for what, names in (
-            ("lack tensors the model needs", report["missing_keys"]),
-            ("hold tensors the model has no place for", {n for n in report["unexpected_keys"] if not is_kv_scale(n)}),
-            ("hold tensors of another shape", report["mismatched_keys"]),
+            ("lack tensors that the model needs", report["missing_keys"]),
+            (
+                "contain tensors that the model does not use",
+                {n for n in report["unexpected_keys"] if not is_kv_scale(n)},
+            ),
+            ("contain tensors of the wrong shape", report["mismatched_keys"]),
         ):
             if names:
-                raise WeightsError(f"weights {what}: {', '.join(sorted(map(str, names))[:5])} ({len(names)} in all)")
+                raise WeightsError(
+                    f"the weights {what}: {', '.join(sorted(map(str, names))[:5])} ({len(names)} in all)"
+                )
         model = model.to(device).eval()
         self._check_weights(dict(model.named_parameters()))
         return TransformersModel(config, model, build.backend, max_model_len)
 
     def _check_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """What transformers casts or takes without a word."""
+        """Check for integer or non-finite weights, which transformers accepts silently."""
         for name, dtype in SafetensorsFolder(self.folder).not_floating().items():
             if name in weights or f"{self.model.base_model_prefix}.{name}" in weights:
                 raise not_floating(name, dtype)
@@ -173,7 +181,7 @@ class TransformersLoader:
 
 @contextmanager
 def _watched(progress: LoadProgress) -> Iterator[None]:
-    """Each step of transformers' progress bars is progress."""
+    """Report each step of transformers' progress bars as progress."""
 
     def ticking(items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
@@ -196,17 +204,17 @@ def _watched(progress: LoadProgress) -> Iterator[None]:
 def _unknown(architecture: str, model_type: object, remote: str | None) -> str:
     if remote is not None:
         return (
-            f"{architecture} brings Python code of its own ({remote}), which is not run unasked; "
-            "read it, then allow it with --trust-remote-code"
+            f"{architecture} needs its own Python code ({remote}), which is not run by default; "
+            "review it, then allow it with --trust-remote-code"
         )
     return (
-        f"{architecture} (model type {model_type!r}) is known neither here nor to transformers {transformers_version}; "
-        "a newer transformers may know it"
+        f"{architecture} (model type {model_type!r}) is supported neither by Stoker nor by "
+        f"transformers {transformers_version}; try a newer version of transformers"
     )
 
 
 def _rope(c: Fields, head_dim: int) -> RopeParameters | None:
-    """How far positions are stretched; None where transformers states it in a way of its own."""
+    """Return the rotary parameters, or None if the config states them in an unknown way."""
     try:
         return read_rope(c, head_dim)
     except ModelError:

@@ -41,7 +41,7 @@ class TransformersModel(nn.Module):
         self.config = config
         self.backend = backend
         specs = [layer.attention.cache for layer in config.layers]
-        logger.info("%s runs by transformers' own modules, which are slower than native ones", config.architecture)
+        logger.info("%s runs on the Transformers backend, which is slower than native models", config.architecture)
         self.decoder = language_model.base_model
         self.head = language_model
         setattr(language_model, language_model.base_model_prefix, _Given())
@@ -96,7 +96,7 @@ class TransformersModel(nn.Module):
         if odd:
             raise ModelError(
                 f"{type(self.head).__name__}: layers {', '.join(odd)} do not call transformers' attention interface "
-                "once a token, so the model cannot run on the paged cache"
+                "exactly once for each token, so the model cannot run on the paged cache"
             )
 
 

@@ -64,13 +64,13 @@ class PagedLayer:
             key for key in given.keys() - _UNDERSTOOD if given[key] is not None and given[key] is not False
         )
         if unknown:
-            raise ModelError(f"{name} asks attention for {', '.join(unknown)}, which the paged cache does not offer")
+            raise ModelError(f"{name} needs {', '.join(unknown)}, which paged attention does not support")
         if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
             raise ModelError(f"{name} is not causal; this engine serves autoregressive decoders")
         window = given.get("sliding_window") or None
         found = CacheSpec(key.shape[1], key.shape[-1], value.shape[-1], window or self._spec.sliding_window)
         if found != self._spec:
-            raise ModelError(f"{name} keeps {found} where its config states {self._spec}; the model cannot be served")
+            raise ModelError(f"{name} stores {found}, but its config states {self._spec}; the model cannot be served")
         scale = given.get("scaling")
         return AttentionShape(
             num_heads=query.shape[1],
@@ -95,7 +95,7 @@ def _paged_attention(
     layer = getattr(module, "stoker_layer", None)
     if layer is None or attention_mask is not None:
         raise ModelError(
-            f"{type(module).__name__} {'brings a mask of its own' if layer else 'is no layer of the decoder'}, "
+            f"{type(module).__name__} {'has its own attention mask' if layer else 'is not a layer of the decoder'}, "
             "so the model cannot run on the paged cache"
         )
     return layer.attend(module, query, key, value, given), None

@@ -157,11 +157,11 @@ def _blocks(name: str, parts: dict[str, str], state_name: str, kind: str, tensor
         raise WeightsError(str(error)) from None
     if len(shape) != 2 or min(shape) < 1 or max(shape) > 1 << 31:
         raise WeightsError(
-            f"{state_name} has a shape of {tuple(shape)!r:.50}, which is no matrix; fetch the file again"
+            f"{state_name} has a shape of {tuple(shape)!r:.50}, which is not a matrix; download the file again"
         )
     inner, numbers = shape[1], shape.numel()
     if (format := nf4_format(inner, block)) is None:
-        raise WeightsError(f"{name} has rows of {inner} numbers, {unfit(block)}")
+        raise WeightsError(f"{name} has rows of {inner} values, {unfit(block)}")
     check_tensor(tensors, weight, tensors.shape(weight), *_STORAGES)
     in_element = 2 * (tensors.dtype(weight) or torch.uint8).itemsize
     check_tensor(tensors, weight, (-(-numbers // in_element), 1), *_STORAGES)
@@ -170,7 +170,7 @@ def _blocks(name: str, parts: dict[str, str], state_name: str, kind: str, tensor
     check_tensor(tensors, scales, (blocks,), torch.uint8 if nested else torch.float32)
     check_tensor(tensors, needed(name, parts, "weight.quant_map"), (16,), torch.float32)
     if not torch.allclose(tensors.read(parts["weight.quant_map"]), values("nf4"), rtol=0, atol=1e-6):
-        raise WeightsError(f"{parts['weight.quant_map']} is not that of nf4; fetch the file again")
+        raise WeightsError(f"{parts['weight.quant_map']} is not the table of nf4; download the file again")
     if nested:
         check_tensor(tensors, parts["weight.nested_absmax"], (-(-blocks // shared),), torch.float32)
         check_tensor(tensors, needed(name, parts, "weight.nested_quant_map"), (256,), torch.float32)
@@ -186,7 +186,7 @@ def _state(name: str, tensors: Tensors) -> Mapping[str, Any]:
             raise ValueError
         state = json.loads(bytes(tensors.read(name).tolist()))
     except (ValueError, RecursionError):
-        raise WeightsError(f"{name} holds no JSON; fetch the file again") from None
+        raise WeightsError(f"{name} does not hold JSON; download the file again") from None
     if not isinstance(state, Mapping):
-        raise WeightsError(f"{name} holds no JSON object; fetch the file again")
+        raise WeightsError(f"{name} does not hold a JSON object; download the file again")
     return state

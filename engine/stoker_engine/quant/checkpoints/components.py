@@ -40,7 +40,7 @@ def refuse_others(module: str, parts: dict[str, str], known: Iterable[str]) -> N
     """
     for part in sorted(parts.keys() - {*known, *OF_ACTIVATIONS}):
         raise WeightsError(
-            f"{parts[part]} is not used as config.json says that {module} is quantized; fetch the model again"
+            f"{parts[part]} does not belong to the quantization of {module} in config.json; download the model again"
         )
 
 
@@ -51,5 +51,5 @@ def needed(module: str, parts: dict[str, str], part: str) -> str:
         WeightsError: it is not there.
     """
     if part not in parts:
-        raise WeightsError(f"{module} is quantized and has no {part}; fetch the model again")
+        raise WeightsError(f"{module} is quantized but has no {part}; download the model again")
     return parts[part]

@@ -64,11 +64,11 @@ def find_modules(config: CompressedTensors, tensors: Tensors) -> dict[str, Group
         scheme = config.scheme_of(name)
         if scheme is None:
             raise WeightsError(
-                f"{name} is quantized, and config.json's quantization_config does not say how; fetch the model again"
+                f"{name} is quantized, but quantization_config does not describe it; download the model again"
             )
         found[name] = _matrix(name, parts, scheme, tensors)
     if config.activations:
-        logger.info("activations are not quantized (config.json: %s): products are exact in them", config.activations)
+        logger.info("activations are not quantized, although config.json states %s", config.activations)
     return found
 
 
@@ -76,7 +76,7 @@ def _matrix(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) 
     scale_name = needed(name, parts, "weight_scale")
     scale = scale_of(tensors, scale_name)
     if scale == "e8m0" and scheme.format.scale != "e8m0":
-        raise WeightsError(f"{scale_name} holds uint8, which scales of {scheme.format.name} cannot be")
+        raise WeightsError(f"{scale_name} holds uint8, which is not valid for scales of {scheme.format.name}")
     shape, codes = _codes(name, parts, scheme, tensors)
     used = ["weight_packed" if "weight_packed" in parts else "weight"]
     if scheme.format.row_scale:
@@ -103,7 +103,7 @@ def _codes(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) -
         check_sizes(weight, shape)
         if code not in _BYTES.get(dtype, ()):
             raise WeightsError(
-                f"{weight} holds {dtype_name(dtype)}, and config.json says {code}; fetch the model again"
+                f"{weight} holds {dtype_name(dtype)}, but config.json states {code}; download the model again"
             )
         shift = 1 << (bits - 1) if scheme.format.zero else implied_zero(code)
         return shape, Bytes(tensors, weight, shift, bits if shift else 8)
@@ -113,11 +113,15 @@ def _codes(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) -
     if code == "fp4" and dtype == torch.uint8:
         return torch.Size((*stored[:-1], stored[-1] * 2)), Pairs(tensors, packed)
     if code in ("fp4", "fp8_e4m3") or dtype != torch.int32:
-        raise WeightsError(f"{packed} holds {dtype_name(dtype)}, and config.json says {code}; fetch the model again")
+        raise WeightsError(
+            f"{packed} holds {dtype_name(dtype)}, but config.json states {code}; download the model again"
+        )
     inner = _inner(name, parts, stored, bits, tensors)
     padded = words_of(inner, bits, False) != stored[-1]
     if padded and words_of(inner, bits, True) != stored[-1]:
-        raise WeightsError(f"{packed} has {stored[-1]} words a row, {inner} integers of {bits} bits need others")
+        raise WeightsError(
+            f"{packed} has {stored[-1]} words in a row, which does not match {inner} integers of {bits} bits"
+        )
     shift = 0 if scheme.format.zero else implied_zero(code) - (1 << (bits - 1))
     return torch.Size((*stored[:-1], inner)), Packed(tensors, packed, bits, inner, padded, shift=shift % 256)
 
@@ -128,10 +132,10 @@ def _inner(name: str, parts: dict[str, str], packed: torch.Size, bits: int, tens
         return packed[-1] * 32 // bits
     stated = parts["weight_shape"]
     if tensors.shape(stated).numel() not in (2, 3) or not is_integer(tensors, stated):
-        raise WeightsError(f"{stated} is no shape; fetch the model again")
+        raise WeightsError(f"{stated} is not a valid shape; download the model again")
     *_, outputs, inner = tensors.read(stated).flatten().tolist()
     if outputs != packed[-2] or inner < 1:
-        raise WeightsError(f"{name} has weight_shape ({outputs}, {inner}), and {packed[-2]} packed rows")
+        raise WeightsError(f"{name} has weight_shape ({outputs}, {inner}), but {packed[-2]} packed rows")
     return int(inner)
 
 
@@ -139,7 +143,9 @@ def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, 
     """What reads the zero points, where there are any."""
     if not scheme.format.zero:
         if (stated := parts.get("weight_zero_point")) and bool(tensors.read(stated).any()):
-            raise WeightsError(f"{stated} holds zero points, and config.json says symmetric; fetch the model again")
+            raise WeightsError(
+                f"{stated} holds zero points, but config.json states symmetric quantization; download the model again"
+            )
         return None
     zero_points = needed(name, parts, "weight_zero_point")
     *stack, outputs, inner = shape
@@ -153,7 +159,7 @@ def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, 
     if dtype != torch.int32 or tensors.shape(zero_points) != needed_shape or scheme.rows != 1:
         raise WeightsError(
             f"{zero_points} is {dtype_name(dtype)} {tuple(tensors.shape(zero_points))}, which zero points of a matrix "
-            f"of {tuple(shape)} cannot be; fetch the model again"
+            f"of {tuple(shape)} cannot be; download the model again"
         )
     return Packed(tensors, zero_points, scheme.bits, outputs, padded, dim=-2)
 
@@ -165,12 +171,12 @@ def _order(name: str, parts: dict[str, str], format: GroupFormat, inner: int, te
     stated = parts["weight_g_idx"]
     if tensors.shape(stated) != (inner,) or not is_integer(tensors, stated):
         raise WeightsError(
-            f"{stated} has shape {tuple(tensors.shape(stated))}, {name} needs a group for {inner} columns"
+            f"{stated} has shape {tuple(tensors.shape(stated))}, but {name} needs a group index for {inner} columns"
         )
     groups, order = tensors.read(stated).sort(stable=True)
     in_order = torch.arange(inner) // (format.group or inner)
     if bool((groups == -1).all()) or (torch.equal(order, torch.arange(inner)) and torch.equal(groups.long(), in_order)):
         return None
     if format.in_order_of != "groups" or not torch.equal(groups.long(), in_order):
-        raise WeightsError(f"{stated} does not share {inner} columns out in groups of {format.group or inner}")
+        raise WeightsError(f"{stated} does not divide {inner} columns into groups of {format.group or inner}")
     return order

@@ -44,13 +44,13 @@ def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:
             if not any(scale in parts for scale in _SCALES):
                 continue  # numbers
             raise WeightsError(
-                f"{weight} has scales and holds {dtype_name(dtype)}; computed are float8_e4m3fn and float8_e5m2"
+                f"{weight} has scales and holds {dtype_name(dtype)}; supported are float8_e4m3fn and float8_e5m2"
             )
         scale = next((scale for scale in _SCALES if scale in parts), _SCALES[0])
         refuse_others(name, parts, ("weight", scale))
         found[name] = _matrix(name, config, parts, needed(name, parts, scale), tensors)
     if config.activations and found:
-        logger.info("activations are not quantized (config.json: %s): products are exact in them", config.activations)
+        logger.info("activations are not quantized, although config.json states %s", config.activations)
     return found
 
 
@@ -59,7 +59,7 @@ def _found(tensors: Tensors) -> Iterator[tuple[str, dict[str, str]]]:
     names = tensors.names()
     for name, parts in components(names, ("weight", *_SCALES, *OF_ACTIVATIONS)).items():
         if "weight" not in parts and any(scale in parts for scale in _SCALES):
-            raise WeightsError(f"{name} has scales and no weight; fetch the model again")
+            raise WeightsError(f"{name} has scales but no weight; download the model again")
         if "weight" in parts:
             yield name, parts
     matrices = frozenset(names)

@@ -104,8 +104,8 @@ class Symmetric:
         """See `Values`."""
         if bool((self.zeros.read(part) != self.half).any()):
             raise WeightsError(
-                f"{self.name} holds zero points other than {self.half}, though config.json says that there are none; "
-                f"state {self.remedy} in its quantization_config"
+                f"{self.name} holds zero points other than {self.half}, although config.json states none; "
+                f"set {self.remedy} in its quantization_config"
             )
         return self.scales.read(part)
 
@@ -114,7 +114,7 @@ def _matrix(name: str, parts: dict[str, str], config: GPTQ, tensors: Tensors) ->
     settings = config.settings_of(name)
     if settings is None:
         raise WeightsError(
-            f"{name} is quantized, though config.json's quantization_config says it is not; correct that"
+            f"{name} is quantized, but config.json's quantization_config excludes it; correct config.json"
         )
     bits, packed = settings.bits, parts["qweight"]
     check_dimensions(tensors, packed, 2)
@@ -157,6 +157,6 @@ def _order(name: str, tensors: Tensors, format: GroupFormat, inner: int) -> torc
     if not torch.equal(stored.sort().values, expected):
         raise WeightsError(
             f"{name} must name {format.groups(inner)} groups of {size} columns each; the file is damaged, or "
-            "config.json's group_size is not that of the weights"
+            "config.json's group_size does not match the weights"
         )
     return stored.argsort(stable=True)

@@ -67,7 +67,7 @@ def _shifted(name: str, stored: torch.Tensor, shift: int, bits: int) -> torch.Te
     found = stored.view(torch.uint8)
     found = found + shift if shift else found
     if bits < 8 and found.numel() and int(found.max()) >> bits:
-        raise WeightsError(f"{name} holds integers of more than {bits} bits; fetch the file again")
+        raise WeightsError(f"{name} holds integers of more than {bits} bits; download the file again")
     return found
 
 
@@ -144,7 +144,9 @@ class Grid:
         needed_shape = (*stack, -(-outputs // rows), groups)
         stored = tensors.shape(name)
         if _without_ones(stored) != _without_ones(needed_shape):
-            raise WeightsError(f"{name} has shape {tuple(stored)}, its matrix of {tuple(shape)} needs {needed_shape}")
+            raise WeightsError(
+                f"{name} has shape {tuple(stored)}, but its matrix of {tuple(shape)} needs {needed_shape}"
+            )
         return cls(tensors, name, needed_shape, rows, zero_bits)
 
     def read(self, part: Part) -> torch.Tensor:
@@ -211,7 +213,7 @@ class GroupedMatrix:
             whole = (*leading[:-1], slice(0, self.shape[-2]), slice(0, 1))
             row_scales = self.row_scale.read(whole)[..., :1, 0].float()
             if not bool(row_scales.isfinite().all()):
-                raise WeightsError(f"{self.name} has a scale that is no finite number; fetch the model again")
+                raise WeightsError(f"{self.name} has a scale that is not finite; download the model again")
             row_scales = (row_scales.reciprocal() if self.row_scale_divides else row_scales).expand(code_shape)
         return encode(codes, scales, zeros, self.format, row_scales)
 
@@ -233,8 +235,8 @@ def check_cut(name: str, format: GroupFormat, columns: slice, inner: int, *, who
     within = group and (columns.start % group or (columns.stop % group and columns.stop != inner))
     if within or (whole and columns != slice(0, inner)):
         raise WeightsError(
-            f"{name} is stored in {format.name} and cannot be cut between columns {columns.start} and "
-            f"{columns.stop}; choose a --tensor-parallel-size that leaves its groups whole"
+            f"{name} is stored in {format.name} and cannot be split at columns {columns.start} and "
+            f"{columns.stop}; choose a --tensor-parallel-size that does not split its groups"
         )
 
 
@@ -245,7 +247,7 @@ def check_sizes(name: str, shape: Sequence[int]) -> None:
         WeightsError: it has not.
     """
     if len(shape) not in (2, 3) or math.prod(shape) < 1:
-        raise WeightsError(f"{name} has shape {tuple(shape)}, which is no matrix; fetch the file again")
+        raise WeightsError(f"{name} has shape {tuple(shape)}, which is not a matrix; download the file again")
 
 
 def scale_of(tensors: Tensors, name: str) -> Scale:
@@ -258,7 +260,7 @@ def scale_of(tensors: Tensors, name: str) -> Scale:
     if dtype == torch.uint8:
         return "e8m0"
     if dtype is None or dtype not in SCALES:
-        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; fetch the file again")
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; download the file again")
     return SCALES[dtype]
 
 
@@ -269,7 +271,7 @@ def scale_of_all(tensors: Tensors, name: str, shape: Sequence[int]) -> Grid:
         WeightsError: the tensor has another shape, or holds what is no scale.
     """
     if (dtype := tensors.dtype(name)) not in (torch.float32, torch.float16, torch.bfloat16):
-        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; fetch the file again")
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; download the file again")
     return Grid.of(tensors, name, shape, 0, 1)
 
 

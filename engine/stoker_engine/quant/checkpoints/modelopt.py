@@ -45,11 +45,11 @@ def find_modules(config: FP8 | NVFP4, tensors: Tensors) -> dict[str, GroupedMatr
     for name, parts in components(tensors.names(), _PARTS).items():
         if "weight" not in parts or tensors.dtype(parts["weight"]) != torch.uint8:
             if "weight_scale" in parts:
-                raise WeightsError(f"{name} has scales and no weight of uint8; fetch the model again")
+                raise WeightsError(f"{name} has scales but no uint8 weight; download the model again")
             continue  # numbers
         found[name] = _matrix(name, config, parts, tensors)
     if found:
-        logger.info("activations are not quantized (config.json: %s): products are exact in them", config.activations)
+        logger.info("activations are not quantized, although config.json states %s", config.activations)
     return found
 
 

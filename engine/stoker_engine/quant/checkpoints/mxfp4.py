@@ -62,7 +62,7 @@ def find_modules(config: MXFP4, tensors: Tensors) -> dict[str, MXFP4Stack]:
         blocks, scales = needed(name, parts, "blocks"), needed(name, parts, "scales")
         *stack, groups, bytes_ = tensors.shape(blocks)
         if tensors.dtype(blocks) != torch.uint8 or tensors.dtype(scales) != torch.uint8 or bytes_ != 16:
-            raise WeightsError(f"{blocks} and {scales} are not uint8 in blocks of 16; fetch the model again")
+            raise WeightsError(f"{blocks} and {scales} are not uint8 in blocks of 16; download the model again")
         shape = torch.Size((*stack, groups * 32))
         check_sizes(blocks, shape)
         scale_of(tensors, scales)

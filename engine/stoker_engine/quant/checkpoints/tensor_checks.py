@@ -24,10 +24,10 @@ def check_tensor(tensors: Tensors, name: str, shape: Sequence[int], *dtypes: tor
     found, dtype = tensors.shape(name), tensors.dtype(name)
     if dtype not in dtypes:
         known = " or ".join(map(dtype_name, dtypes))
-        raise WeightsError(f"{name} holds {dtype_name(dtype)}, its matrix needs {known}; fetch the file again")
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, but its matrix needs {known}; download the file again")
     if tuple(found) != tuple(shape):
         raise WeightsError(
-            f"{name} has shape {tuple(found)}; its matrix, quantized as config.json says, needs {tuple(shape)}"
+            f"{name} has shape {tuple(found)}, but config.json's quantization_config needs {tuple(shape)}"
         )
 
 
@@ -38,4 +38,4 @@ def check_dimensions(tensors: Tensors, name: str, count: int) -> None:
         WeightsError: it has not.
     """
     if len(shape := tensors.shape(name)) != count:
-        raise WeightsError(f"{name} has shape {tuple(shape)}, its matrix needs {count} dimensions")
+        raise WeightsError(f"{name} has shape {tuple(shape)}, but its matrix needs {count} dimensions")
