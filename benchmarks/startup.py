@@ -213,7 +213,7 @@ def start_from_zero(options: argparse.Namespace, key: str) -> Start:
         drop_page_cache()
     watch = Watch(namespace, name)
     with watch.running():
-        time.sleep(2)  # until the watches have begun
+        time.sleep(2)  # until the watches have started
         watch.first_seen.clear()
         sent = time.time()
         answer = httpx.post(

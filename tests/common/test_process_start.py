@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
 import pytest
-
 from stoker_common.subprocesses.process_start import process_start
 
-_PROGRAM = "from stoker_common.subprocesses.process_start import process_start; print(process_start())"
+_NOW, _SINCE_BOOT = 1000.0, 5000.0  # a machine that has slept for 4,000 s: the monotonic clock stood still
 
 
-def test_start_of_a_child_lies_between_the_moments_around_it() -> None:
-    before = time.monotonic()
-    output = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True).stdout
-    assert before - 0.02 <= float(output) <= time.monotonic()  # to a clock tick
+@pytest.fixture(autouse=True)
+def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: _NOW)
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: _SINCE_BOOT}.__getitem__)
 
 
-def test_start_stays_the_same() -> None:
-    first = process_start()
-    time.sleep(0.05)
-    assert abs(process_start() - first) < 0.02
+def stat_file(folder: Path, started_s: float) -> Path:
+    """This process's own, of a process that started so long after the system and has a name with parentheses."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
+    fields[19] = b"%d" % round(started_s * os.sysconf("SC_CLK_TCK"))
+    stat = folder / "stat"
+    stat.write_bytes(b"1 (a) R 0) " + b" ".join(fields) + b"\n")
+    return stat
 
 
-def test_start_is_read_behind_a_name_with_parentheses(tmp_path: Path) -> None:
-    fields = Path("/proc/self/stat").read_bytes()
-    stat = tmp_path / "stat"
-    stat.write_bytes(b"1 (a) R 0) " + fields.rpartition(b") ")[2])
-    assert abs(process_start(stat) - process_start()) < 0.02
+@pytest.mark.parametrize("age", [0.0, 0.25, 10.0, 900.0])
+def test_start_is_on_the_monotonic_clock(tmp_path: Path, age: float) -> None:
+    assert process_start(stat_file(tmp_path, _SINCE_BOOT - age)) == pytest.approx(_NOW - age)
+
+
+def test_start_is_not_in_the_future(tmp_path: Path) -> None:
+    assert process_start(stat_file(tmp_path, _SINCE_BOOT + 5)) == _NOW
 
 
 @pytest.mark.parametrize("content", [None, b"", b"1 (a) R 0", b"1 (a) " + b"x " * 30])
@@ -38,5 +41,4 @@ def test_start_that_is_not_known_is_now(tmp_path: Path, content: bytes | None) -
     stat = tmp_path / "stat"
     if content is not None:
         stat.write_bytes(content)
-    before = time.monotonic()
-    assert before <= process_start(stat) <= time.monotonic()
+    assert process_start(stat) == _NOW
