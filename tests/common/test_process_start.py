@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from stoker_common.subprocesses.process_start import process_start
 
 _NOW, _SINCE_BOOT = 1000.0, 5000.0  # a machine that has slept for 4,000 s: the monotonic clock stood still
