@@ -3,9 +3,9 @@
     add_request ─► InputProcessor ─► router ─► engine process ─► reading thread: text ─► OutputStream ─► whoever takes
                                                one of the engines                                         from it
 
-The engines' processes start when the client is made; `load` then finds the model's files, hands them over, and loads
-the tokenizer meanwhile. Nothing here imports torch. What belongs to one engine of the model is in
-`processes/dp_engine.py`; an engine that dies takes its own requests along and nobody else's.
+The engines' processes start when the client is made, and so does a thread that finds the model's files and starts the
+tokenizer's process; `load` hands the files over. Nothing here imports torch. What belongs to one engine of the model is
+in `processes/dp_engine.py`; an engine that dies takes its own requests along and nobody else's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import dataclasses
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
+from typing import TypeVar
 
 from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
@@ -45,6 +46,8 @@ from stoker_engine.tokens.tokenizer import read_chat_template
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class AsyncLLM:
@@ -83,7 +86,8 @@ class AsyncLLM:
         self._adapters = DPAdapters(self.engines, self._check_serving)
         self._chat_template = chat_template
         self._log_format = log_format
-        self._args: asyncio.Future[EngineArgs] | None = None  # those that the engines get
+        self._args: Future[EngineArgs] = Future()  # those that the engines get
+        self._started_tokenizer: Future[TokenizerProcess] = Future()
         self._info: EngineInfo | None = None
         self._infos: dict[int, EngineInfo] = {}
         self._tokenizer: TokenizerProcess | None = None
@@ -104,6 +108,8 @@ class AsyncLLM:
         except BaseException:
             self.shutdown()
             raise
+        # Nothing waits for this thread when the process ends: a download may last hours.
+        threading.Thread(target=self._find_files, name="locate-model", daemon=True).start()
 
     async def load(self, engine: int | None = None) -> EngineInfo:
         """Waits until all engines are loaded. Call once; and again, for another process, when it is
@@ -139,7 +145,7 @@ class AsyncLLM:
     async def _load(self, engine_index: int) -> None:
         engine = self.engines[engine_index]
         try:
-            loaded = engine.load(self._located())
+            loaded = engine.load(_in_event_loop(self._args))
             info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), self._token_table())
         except EngineDeadError:
             raise
@@ -246,8 +252,8 @@ class AsyncLLM:
         self._closed = True
         for engine in self.engines:
             engine.shutdown()
-        if self._tokenizer is not None:
-            self._tokenizer.close()
+        if self._started_tokenizer.done() and self._started_tokenizer.exception() is None:
+            self._started_tokenizer.result().close()
         for engine in self.engines:
             engine.process.ask_to_end()
         for engine in self.engines:
@@ -407,27 +413,23 @@ class AsyncLLM:
         if not any(engine.takes_requests for engine in self.engines):
             raise EngineDeadError(DEAD)
 
-    def _located(self) -> asyncio.Future[EngineArgs]:
-        """The engine's arguments, with the model's files: looked for once, as all engines have the same weights.
-
-        In a thread that nobody waits for when the process ends: a download may last hours.
-        """
-        if self._args is not None:
-            return self._args
-        loop = asyncio.get_running_loop()
-        found = self._args = loop.create_future()
-
-        def locate() -> None:
-            result: EngineArgs | Exception
-            try:
-                result = dataclasses.replace(self.args, model=str(locate_model(self.args)), revision=None)
-            except Exception as error:
-                result = error
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to hear of it
-                loop.call_soon_threadsafe(resolve, found, result)
-
-        threading.Thread(target=locate, name="locate-model", daemon=True).start()
-        return found
+    def _find_files(self) -> None:
+        """Finds the model's files, once: all engines have the same weights. Starts the tokenizer's process, which loads
+        while the server is imported."""
+        try:
+            model = locate_model(self.args)
+            self._args.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
+            path = locate_tokenizer(self.args, model)
+            tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)
+            tokenizer.start()
+        except Exception as error:
+            if not self._args.done():
+                self._args.set_exception(error)
+            self._started_tokenizer.set_exception(error)
+            return
+        self._started_tokenizer.set_result(tokenizer)
+        if self._closed:  # `shutdown` may not have seen it
+            tokenizer.close()
 
     async def _loaded_tokenizer(self) -> TokenizerProcess:
         """The tokenizer; the next engine has the same one."""
@@ -444,9 +446,7 @@ class AsyncLLM:
             return None
 
     async def _load_tokenizer(self) -> TokenizerProcess:
-        model = Path((await self._located()).model)
-        path = await asyncio.to_thread(locate_tokenizer, self.args, model)
-        tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)
+        tokenizer = await _in_event_loop(self._started_tokenizer)
         try:
             await tokenizer.load()
             if self._closed:
@@ -465,3 +465,18 @@ class AsyncLLM:
                 self._router.report(engine, report.stats)
         if report is not None and self.on_step is not None:
             self.on_step(dataclasses.replace(report, engine=engine) if engine else report)
+
+
+def _in_event_loop(future: Future[_T]) -> asyncio.Future[_T]:
+    """The result of a thread, for the running event loop. Cancelling it leaves the thread alone."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[_T] = loop.create_future()
+
+    def pass_on(done: Future[_T]) -> None:
+        error = done.exception()
+        assert error is None or isinstance(error, Exception)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to hear of it
+            loop.call_soon_threadsafe(resolve, result, done.result() if error is None else error)
+
+    future.add_done_callback(pass_on)
+    return result

@@ -25,6 +25,7 @@ from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.laps import Laps
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.request_timelines import RequestTimelines
@@ -83,9 +84,11 @@ class Engine:
         executor: Executor | None = None,
         proposer: Proposer | None = None,
     ) -> None:
+        laps = Laps()
+        laps.end("checkpoint" if executor is None else "ranks")
         defaults = sampling_defaults(args.generation_config, checkpoint.path)
         self.executor = executor or LocalExecutor(
-            build_runner(args, checkpoint, LoadingView(on_progress)), args.async_scheduling
+            build_runner(args, checkpoint, LoadingView(on_progress), lap=laps.end), args.async_scheduling
         )
         plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
@@ -123,6 +126,7 @@ class Engine:
             quantization=checkpoint.method or args.quantization or "",
             weights=stored.weights,
             kv_cache_dtype=stored.kv_cache_dtype,
+            load_laps=tuple(laps.ended),
         )
         self._timelines = RequestTimelines()
         self._grammar_queue = GrammarQueue()

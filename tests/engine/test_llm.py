@@ -393,8 +393,8 @@ def lora_llm(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     extend = _SlotAdapters(3, numbers=torch.full((2,), -1))
     extend.loaded = {}  # type: ignore[attr-defined]
 
-    def build(*args: Any) -> Runner:
-        runner = build_runner(*args, adapt=lambda build: dataclasses.replace(build, extend=extend))
+    def build(*args: Any, **options: Any) -> Runner:
+        runner = build_runner(*args, **options, adapt=lambda build: dataclasses.replace(build, extend=extend))
         runner.adapters = extend
         return runner
 

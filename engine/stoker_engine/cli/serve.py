@@ -15,6 +15,7 @@ from stoker_engine import logs
 from stoker_engine.cli import command_line, termination_log
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
+from stoker_engine.imports import collector_off
 
 
 def main(argv: list[str]) -> int:
@@ -48,7 +49,8 @@ def _serve(argv: list[str]) -> None:
     if args.frontend.headless:
         _run_ranks(args)
         return
-    from stoker_engine.async_llm import AsyncLLM
+    with collector_off():
+        from stoker_engine.async_llm import AsyncLLM
 
     client = AsyncLLM(
         args.engine,
@@ -58,7 +60,8 @@ def _serve(argv: list[str]) -> None:
     )
     try:
         # Imported while the engine process imports torch.
-        from stoker_engine.server.http.http_server import bind, serve
+        with collector_off():
+            from stoker_engine.server.http.http_server import bind, serve
 
         with bind(args.frontend.host, args.frontend.port) as bound:
             serve(args, client, bound)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from stoker_engine.core.laps import Lap
 from stoker_engine.sizing.cache_groups import CacheGroup, blocks_per_sequence, usable_blocks
 
 
@@ -26,6 +27,7 @@ class EngineInfo:
         quantization: by which method its weights are quantized, as ``--quantization`` takes it; empty: they are not,
             or are those of a GGUF file.
         weights, kv_cache_dtype: how its weights, and keys and values, are stored; for people.
+        load_laps: the parts of loading it; the first ends when its process started.
     """
 
     max_model_len: int
@@ -45,6 +47,7 @@ class EngineInfo:
     quantization: str = ""
     weights: str = ""
     kv_cache_dtype: str = ""
+    load_laps: tuple[Lap, ...] = field(default=(), compare=False)
 
     @property
     def usable_blocks(self) -> int:

@@ -71,6 +71,7 @@ def build_runner(
     groups: RankGroups | None = None,
     adapt: Callable[[Build], Build] = lambda build: build,
     make_finish: MakeFinish | None = None,
+    lap: Callable[[str], None] = lambda part: None,
 ) -> Runner:
     """Loads a model.
 
@@ -79,6 +80,7 @@ def build_runner(
         groups: the ranks that compute the model together with this one; None: there are none.
         adapt: what the model is built with → how it is built instead: extended, or without a head.
         make_finish: what becomes of the last stage's hidden states; None: they are sampled from.
+        lap: called with the name of each part of loading when it ends.
 
     Raises:
         ArgumentError: the device or dtype cannot be had.
@@ -93,9 +95,11 @@ def build_runner(
     if adapters is not None:
         build = replace(build, extend=adapters.extend)
     build = adapt(build)
+    lap("kernels")
     formats = checkpoint.weight_formats(dtype, device)
     plan = plan_kv_cache(args, checkpoint.config, dtype, device, groups, formats)
     model, pool = _load(args, checkpoint, build, plan, device, on_progress)
+    lap("weights")
     batch = InputBatch(args.max_num_seqs, plan.max_model_len + _SPARE_TOKENS, args.block_size, plan.groups)
     device_batch = DeviceBatch(batch.values, device)
     build.rows.adapters = device_batch.adapters
@@ -130,6 +134,7 @@ def build_runner(
         if not args.enforce_eager and _can_be_captured(runner, groups, build.kernels):
             with torch.inference_mode():
                 runner.graphs = _captured(args, runner, device_batch, on_progress)
+    lap("warm-up")
     return runner
 
 

@@ -27,7 +27,7 @@ from stoker_engine.attention.state_cache import PagedTensor, StateCache
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.kv_views import layer_view
 from stoker_engine.models.loading.kv_scales import LayerScales
-from stoker_engine.parallel.claim_memory import claim_memory
+from stoker_engine.parallel.claim_memory import claim_in_background
 from stoker_engine.parallel.device import memory_bytes
 from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.parallel.rank_groups import RankGroups
@@ -41,7 +41,7 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
 
-#: How long a start takes longer, at most, so that first prompts need not wait for memory.
+#: How long memory is claimed beside what follows, so that first prompts need not wait for it.
 _CLAIM_S = 0.5
 
 
@@ -263,7 +263,7 @@ def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
             ) from error
     # numpy asks for huge pages where the kernel has them. The first blocks are the first to be used.
     pool = torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
-    claim_memory(pool, within_s=_CLAIM_S)
+    claim_in_background(pool, within_s=_CLAIM_S)
     return pool
 
 

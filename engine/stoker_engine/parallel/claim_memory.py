@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 from typing import Final
 
@@ -33,3 +34,8 @@ def claim_memory(tensor: torch.Tensor, within_s: float) -> int:
         if refused or time.monotonic() > deadline:
             return begin - first + (0 if refused else size)
     return max(end - first, 0)
+
+
+def claim_in_background(tensor: torch.Tensor, within_s: float) -> None:
+    """Claims the bytes of `tensor` while others use it, in a thread that keeps it alive; see `claim_memory`."""
+    threading.Thread(target=claim_memory, args=(tensor, within_s), name="claim-memory", daemon=True).start()

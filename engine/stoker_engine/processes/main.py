@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,14 +27,17 @@ from stoker_common.errors import AdapterError, EngineDeadError, StokerError
 from stoker_common.subprocesses.death import Died
 from stoker_common.subprocesses.lifeline import die_with, has_hung_up
 from stoker_common.subprocesses.load_failed import LoadFailed
+from stoker_common.subprocesses.process_start import process_start
 from stoker_engine import logs
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.laps import Laps
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.imports import collector_off
 from stoker_engine.nodes.head import Head
 from stoker_engine.processes.device_assignment import assign_devices
 from stoker_engine.processes.heartbeat import Heartbeat, Phase
@@ -108,10 +112,15 @@ def _load(
 ) -> Engine | None:
     """The engine, loaded; None when it cannot be, which the server then knows. `at_end` gets what is to be done when
     the server ends."""
-    from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
+    laps = Laps()
+    laps.ended.append(("server", process_start()))
+    with collector_off():
+        from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
 
+    laps.end("imports")
     status.enter(Phase.WAITING)
     args = inbox.get()
+    laps.end("files")
     if not isinstance(args, EngineArgs):
         raise _unexpected(args)
     status.enter(Phase.LOADING)
@@ -136,7 +145,7 @@ def _load(
         return None
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not look at it again, between steps
-    _send(connection, status, engine.info)
+    _send(connection, status, replace(engine.info, load_laps=(*laps.ended, *engine.info.load_laps)))
     return engine
 
 

@@ -170,28 +170,38 @@ class TokenizerProcess:
         self._starting = asyncio.Lock()
         self._closed = False
 
-    async def load(self) -> Vocabulary:
-        """Starts the process and waits until it has loaded the tokenizer.
+    def start(self) -> None:
+        """Starts the process; `load` waits for it. Any thread may call this, before `load`.
 
         Raises:
-            ModelError: there is no tokenizer, or it cannot be read.
-            ArgumentError: the chat template's file cannot be read.
+            OSError: the system has no process or memory left.
         """
-        self.vocabulary = await self._start()
-        small = self._lanes["small"]
-        with contextlib.suppress(_WorkerGoneError):  # else the first request asks again
-            small.worker = await self._fork(small.fork)
-        return self.vocabulary
-
-    async def _start(self) -> Vocabulary:
         parent_socket, child_socket = socket.socketpair()
         with child_socket:
             self._process = self._run(child_socket.fileno())
         parent_socket.setblocking(False)
         self._control = parent_socket
+
+    async def load(self) -> Vocabulary:
+        """Waits until the process has loaded the tokenizer, and starts it where `start` has not.
+
+        Raises:
+            ModelError: there is no tokenizer, or it cannot be read.
+            ArgumentError: the chat template's file cannot be read.
+        """
+        if self._process is None:
+            self.start()
+        self.vocabulary = await self._loaded()
+        small = self._lanes["small"]
+        with contextlib.suppress(_WorkerGoneError):  # else the first request asks again
+            small.worker = await self._fork(small.fork)
+        return self.vocabulary
+
+    async def _loaded(self) -> Vocabulary:
+        assert self._process is not None and self._control is not None, "the process is not started yet"
         try:
-            (length,) = JOB.unpack(await _receive(parent_socket, JOB.size))
-            loaded = pickle.loads(await _receive(parent_socket, length))
+            (length,) = JOB.unpack(await _receive(self._control, JOB.size))
+            loaded = pickle.loads(await _receive(self._control, length))
         except (OSError, EOFError):
             code = await asyncio.to_thread(self._process.wait)
             raise ModelError(f"the tokenizer's process died while it loaded (exit code {code})") from None
@@ -391,7 +401,8 @@ class TokenizerProcess:
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
                 try:
-                    await self._start()
+                    self.start()
+                    await self._loaded()
                 except StokerError as error:
                     logger.error("the tokenizer cannot be loaded again: %s", error)
                     raise _WorkerGoneError from error

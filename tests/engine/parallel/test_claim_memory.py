@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from stoker_engine.parallel.claim_memory import claim_memory
+from stoker_engine.parallel.claim_memory import claim_in_background, claim_memory
+
+from ...support.waiting import until
 
 MIB = 1 << 20
 
@@ -42,3 +44,11 @@ def test_it_ends_in_time(fresh: torch.Tensor) -> None:
 
 def test_little_memory_has_no_page(fresh: torch.Tensor) -> None:
     assert claim_memory(fresh[1:4000], within_s=1) == 0
+
+
+def test_memory_is_claimed_while_it_is_used(fresh: torch.Tensor) -> None:
+    before = resident()
+    claim_in_background(fresh, within_s=60)
+    fresh[:: 1 << 16] = 7
+    until(lambda: resident() - before > 60 * MIB)
+    assert bool((fresh[:: 1 << 16] == 7).all()) and int(fresh.sum()) == 7 * len(fresh[:: 1 << 16])

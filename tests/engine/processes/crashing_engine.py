@@ -114,7 +114,7 @@ class Adapters:
 class Runner:
     """Each token follows from the one before."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **options: object) -> None:
         come_to("load")
         self.plan = types.SimpleNamespace(
             num_blocks=BLOCKS, block_size=16, groups=(CacheGroup(None, (0,), 1),), step_tokens=512, max_model_len=512

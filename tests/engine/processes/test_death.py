@@ -20,6 +20,7 @@ from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, ModelE
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.processes.engine_process import EngineProcess
+from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 from ...support.processes import lives
 from ...support.waiting import until, until_async
@@ -80,6 +81,42 @@ def test_loaded_again_it_has_the_same_files(make_llm: Any, monkeypatch: pytest.M
         assert llm.is_ready
 
     asyncio.run(run())
+
+
+def test_shutdown_before_load_ends_the_tokenizer_process(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[TokenizerProcess] = []
+    start = TokenizerProcess.start
+
+    def note(self: TokenizerProcess) -> None:
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(TokenizerProcess, "start", note)
+    llm = make_llm()
+    until(lambda: bool(started))
+    llm.shutdown()
+    process = started[0]._process
+    assert process is not None
+    until(lambda: process.poll() is not None)
+
+
+def test_tokenizer_process_that_starts_after_shutdown_ends(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_shut_down, started = threading.Event(), list[TokenizerProcess]()
+    start = TokenizerProcess.start
+
+    def start_late(self: TokenizerProcess) -> None:
+        is_shut_down.wait()
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(TokenizerProcess, "start", start_late)
+    llm = make_llm()
+    llm.shutdown()
+    is_shut_down.set()
+    until(lambda: bool(started))
+    process = started[0]._process
+    assert process is not None
+    until(lambda: process.poll() is not None)
 
 
 def test_dead_is_not_stopped() -> None:

@@ -84,6 +84,22 @@ def test_it_says_what_the_tokenizer_says(folder: Path) -> None:
     run(folder, check)
 
 
+def test_process_that_was_started_is_the_one_that_is_loaded(folder: Path) -> None:
+    async def check() -> None:
+        tokenizer = TokenizerProcess(folder)
+        tokenizer.start()
+        started = tokenizer._process
+        try:
+            vocabulary = await tokenizer.load()
+            assert tokenizer._process is started
+            assert vocabulary.tokens == Tokenizer.load(folder).vocabulary.tokens
+        finally:
+            tokenizer.close()
+        assert started is not None and started.returncode is not None
+
+    asyncio.run(check())
+
+
 def test_what_cannot_be_loaded_is_said_as_without_a_process(tmp_path: Path, folder: Path) -> None:
     for path, template, kind in ((tmp_path, None, ModelError), (folder, "/no/such/file", ArgumentError)):
         with pytest.raises(kind) as local_result:

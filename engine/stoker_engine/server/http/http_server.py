@@ -15,6 +15,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -26,8 +27,10 @@ from stoker_common.errors import (
     EngineStuckError,
     StokerError,
 )
+from stoker_common.subprocesses.process_start import process_start
 from stoker_engine.contract.frontend_args import EVERY_ADDRESS
 from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.laps import describe
 from stoker_engine.server.app import create_app
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.engine.engine_client import EngineClient
@@ -167,8 +170,10 @@ class Server(uvicorn.Server):
     async def _engine(self) -> None:
         """Load the engines, and wait until all are permanently dead; raise the death of the last one."""
         service = self._service
-        service.on_loaded(await service.client.load())
+        info = await service.client.load()
+        service.on_loaded(info)
         await service.load_modules()
+        logger.info("ready after %s", describe(process_start(), [*info.load_laps, ("tokenizer", time.monotonic())]))
         logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
         engines = [asyncio.create_task(self._keep(engine)) for engine in range(service.client.num_engines)]
         watching = [] if service.adapter_config is None else [asyncio.create_task(service.adapter_config.watch())]
