@@ -39,7 +39,7 @@ class DPAdapters:
         check_serving: raises `EngineDeadError` if no engine serves or will serve.
 
     Attributes:
-    by_number: the adapters that requests may use, by number.
+        by_number: the adapters that requests may use, by number.
     """
 
     def __init__(self, engines: Sequence[DPEngine], check_serving: Callable[[], None]) -> None:
