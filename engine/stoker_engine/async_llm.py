@@ -1,11 +1,11 @@
-"""The engine behind an event loop: coroutines make requests and await their deltas, processes of their own compute.
+"""Asynchronous client of the engines: coroutines add requests and await their deltas, while processes run the engines.
 
-    add_request ─► InputProcessor ─► router ─► engine process ─► reading thread: text ─► OutputStream ─► whoever takes
-                                               one of the engines                                         from it
+    add_request ─► InputProcessor ─► router ─► engine process ─► reading thread: text ─► OutputStream ─► consumer
+                                               one of the engines
 
-The engines' processes start when the client is made, and so does a thread that finds the model's files and starts the
-tokenizer's process; `load` hands the files over. Nothing here imports torch. What belongs to one engine of the model is
-in `processes/dp_engine.py`; an engine that dies takes its own requests along and nobody else's.
+The engine processes start when the client is created, and so does a thread that finds the model's files and starts the
+tokenizer's process; `load` sends the files' path to the engines. This module does not import torch. The state of one
+engine is in `processes/dp_engine.py`; when an engine dies, only its own requests fail.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ _T = TypeVar("_T")
 
 
 class AsyncLLM:
-    """One engine in its own process, or several, for one event loop. Used by the server, through its
+    """One or several engines, each in its own process, for one event loop. The server uses it through its
     `EngineClient` protocol.
 
     Args:
         chat_template: a Jinja template or its file, instead of the model's.
-        step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
-        log_format: of the engine process's log; see `logs.configure`.
-        program: what runs in the process; tests bring their own.
+        step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
+        log_format: log format of the engine process; see `logs.configure`.
+        program: program of the engine process; tests replace it.
 
     Raises:
-        ArgumentError: the chat template's file cannot be read; there is no memory for so many engines.
+        ArgumentError: the chat template's file cannot be read, or memory is too small for the engines.
 
     Attributes:
-        on_step: called in the event loop with what each step did.
+        on_step: called in the event loop with the report of each step.
         args: the engine's arguments.
-        engines: of the model; ``--data-parallel-size`` of them.
+        engines: the ``--data-parallel-size`` engines of the model.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class AsyncLLM:
         program: Sequence[str] = PROGRAM,
     ) -> None:
         check_memory(args)
-        read_chat_template(chat_template)  # a wrong name is an error now, not once the model is loaded
+        read_chat_template(chat_template)  # reports a wrong file name now, not after the model is loaded
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None
         self.engines: list[DPEngine] = []
         self._adapters = DPAdapters(self.engines, self._check_serving)
         self._chat_template = chat_template
         self._log_format = log_format
-        self._args: Future[EngineArgs] = Future()  # those that the engines get
+        self._args: Future[EngineArgs] = Future()  # arguments for the engines
         self._started_tokenizer: Future[TokenizerProcess] = Future()
         self._info: EngineInfo | None = None
         self._infos: dict[int, EngineInfo] = {}
@@ -112,18 +112,17 @@ class AsyncLLM:
         threading.Thread(target=self._find_files, name="locate-model", daemon=True).start()
 
     async def load(self, engine: int | None = None) -> EngineInfo:
-        """Waits until all engines are loaded. Call once; and again, for another process, when it is
-        dead, or one of its engines.
+        """Wait until all engines are loaded. Called once, and again to replace the process of a dead engine.
 
         Args:
-            engine: the one that is dead; None: all that are not loaded.
+            engine: index of the dead engine; None: all engines that are not loaded.
 
         Returns:
-            What all engines can serve.
+            Properties of the engines: what all of them can serve.
 
         Raises:
-            ArgumentError, ModelError: it cannot be loaded. The client is shut down then.
-            EngineDeadError: it died while it loaded; or one of several cannot be loaded again, while others serve.
+            ArgumentError, ModelError: loading failed. The client is then shut down.
+            EngineDeadError: an engine died during loading, or one of several cannot be reloaded while others serve.
         """
         if engine is None:
             engine_indices = [engine_index for engine_index, each in enumerate(self.engines) if not each.takes_requests]
@@ -152,7 +151,7 @@ class AsyncLLM:
         except StokerError as error:
             if engine_index not in self._infos or not any(each.is_ready for each in self.engines):
                 raise
-            # Others serve, so this is no reason to end: it is tried again as long as it may.
+            # Other engines serve, so the client stays up; the caller may try again.
             death = EngineDeadError(f"it cannot be loaded: {error}")
             engine.die(death)
             raise death from error
@@ -166,11 +165,11 @@ class AsyncLLM:
         self._infos[engine_index] = info
         self._show(engine_index)
         if table is not None:
-            engine.send_token_table(table)  # it reads it at once: later, streams would wait meanwhile
+            engine.send_token_table(table)  # the engine reads it at once now; later, streams would wait for it
         engine.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:
-        """What is served from now on: each request may go to any engine."""
+        """Update the properties to what all engines can serve, since each request may go to any engine."""
         infos = self._infos.values()
         info = dataclasses.replace(
             self._infos[newest],
@@ -182,28 +181,28 @@ class AsyncLLM:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engines, once they are loaded: what all of them can serve."""
+        """Properties of the loaded engines: what all of them can serve."""
         assert self._info is not None, "the engine is not loaded yet"
         return self._info
 
     def info_of(self, engine: int) -> EngineInfo:
-        """Facts of an engine, as it was loaded last."""
+        """Return an engine's properties from its last load."""
         return self._infos[engine]
 
     @property
     def tokenizer(self) -> TokenizerProcess:
-        """The model's tokenizer, once it is loaded."""
+        """The model's tokenizer. Available after loading."""
         assert self._tokenizer is not None, "the engine is not loaded yet"
         return self._tokenizer
 
     @property
     def adapters(self) -> Mapping[int, DPAdapter]:
-        """The LoRA adapters, by number."""
+        """The LoRA adapters by number."""
         return self._adapters.by_number
 
     @property
     def num_engines(self) -> int:
-        """Copies of the model."""
+        """Number of data-parallel engines."""
         return len(self.engines)
 
     def serves(self, engine: int) -> bool:
@@ -212,41 +211,41 @@ class AsyncLLM:
 
     @property
     def is_live(self) -> bool:
-        """Whether the engine's process runs, and neither a step nor a phase of loading takes too long: of any
-        engine."""
+        """Whether an engine's process runs, and neither a step nor a phase of loading exceeds the timeout."""
         return any(engine.is_live for engine in self.engines)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether processes are there, but stopped, or with a step that takes too long: all that are not dead."""
+        """Whether all engines that are not dead are stuck: their processes are stopped, or a step exceeds the
+        timeout."""
         return any(engine.is_stuck for engine in self.engines) and all(
             engine.is_stuck or engine.is_dead for engine in self.engines
         )
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is loaded and live: any engine, once all have been loaded."""
+        """Whether all engines have been loaded once, and at least one is loaded and live."""
         return len(self._infos) == len(self.engines) and any(engine.is_ready for engine in self.engines)
 
     @property
     def status(self) -> str:
-        """A sentence on what the engine does, or of what it died; of each engine, where there are several."""
+        """Sentence on the state of the engine or the cause of its death; with several engines, on each."""
         if len(self.engines) == 1:
             return self.engines[0].status
-        # The same words as long as nothing changes that others should know of: the operator passes them on.
+        # The text changes only if the state changes, because the operator copies it into a status.
         return "; ".join(f"{engine.name}: {'serving' if engine.is_ready else engine.status}" for engine in self.engines)
 
     @property
     def engine_states(self) -> list[EngineState]:
-        """How each engine does, one after the other."""
+        """State of each engine, in order."""
         return [engine.state for engine in self.engines]
 
     async def wait_dead(self, engine: int = 0) -> EngineDeadError:
-        """Waits until an engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
+        """Wait until an engine is dead, and return the cause. Never returns after `shutdown`."""
         return await self.engines[engine].wait_dead()
 
     def shutdown(self) -> None:
-        """Ends the engine; requests in flight end with `EngineDeadError`."""
+        """Shut down the engines; requests in flight end with `EngineDeadError`."""
         if self._closed:
             return
         self._closed = True
@@ -269,14 +268,14 @@ class AsyncLLM:
         cache_salt: str = "",
         adapter: int = NO_ADAPTER,
     ) -> AsyncGenerator[OutputDelta, None]:
-        """Yields what is added to the request's sequences, until all of them have their finish reason.
+        """Yield the deltas of the request's sequences until all of them have a finish reason.
 
-        What several steps add to a sequence while nobody asks for it comes as one delta. Closing or cancelling the
-        generator aborts the request and frees its blocks.
+        Outputs of several steps are merged into one delta per sequence if they are not consumed in between. Closing or
+        cancelling the generator aborts the request and frees its blocks.
 
         Raises:
-            RequestError: the request cannot be served as it is; raised before the first delta.
-            RequestFailedError: the engine failed at this request.
+            RequestError: the request is invalid; raised before the first delta.
+            RequestFailedError: the engine failed on this request.
             EngineDeadError: the engine died, or was shut down.
         """
         self._check_serving()
@@ -304,23 +303,23 @@ class AsyncLLM:
         cache_salt: str = "",
         adapter: int = NO_ADAPTER,
     ) -> int:
-        """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
+        """Start a request, whose deltas go to `stream`. The caller must call `abort` in the end.
 
         Args:
-            adapter: the number of the adapter that it uses.
+            adapter: number of the request's LoRA adapter.
 
         Returns:
-            How many sequences there will be, each of which ends with a finish reason.
+            Number of sequences, each of which ends with a finish reason.
 
         Raises:
-            RequestError: the request cannot be served as it is.
-            EngineDeadError: the engine is dead. Where it dies later, the stream raises it.
+            RequestError: the request is invalid.
+            EngineDeadError: the engine is dead. If it dies later, the stream raises this error.
         """
         self._check_serving()
         assert self._inputs is not None and self._bad_words is not None
         bad_word_tokens = await self._bad_words.encoded(params.bad_words)
         grammar = await self._grammar(params)
-        self._check_serving()  # it may have died meanwhile
+        self._check_serving()  # the engine may have died meanwhile
         if self.has(request_id):
             raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
         if adapter != NO_ADAPTER and adapter not in self.adapters:
@@ -345,33 +344,32 @@ class AsyncLLM:
         return request.num_sequences
 
     async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
-        """Loads an adapter into all engines that serve; requests may name its number then. An engine that is loaded
-        again loads it, too.
+        """Load an adapter into all serving engines, after which requests may use its number. Engines that are reloaded
+        later load it, too.
 
         Raises:
-            AdapterError: it cannot be loaded; no engine has it then.
+            AdapterError: loading failed; no engine keeps the adapter.
             EngineDeadError: the engine is dead, or died meanwhile.
         """
         return await self._adapters.load(source)
 
     def remove_adapter(self, number: int) -> None:
-        """Has all engines drop an adapter once their requests with it have ended; new ones are refused. Unknown numbers
+        """Refuse new requests for an adapter, and let all engines drop it once its requests have ended. Unknown numbers
         are ignored."""
         self._adapters.remove(number)
 
     def adapter_error(self, number: int) -> str | None:
-        """Why an adapter that was loaded cannot be used any more: an engine that was loaded again did not find it as it
-        was. Any thread may ask."""
+        """Return why a loaded adapter is no longer usable: no serving engine could load it again. Thread-safe."""
         return self._adapters.error_of(number)
 
     def _route(self, request: EngineRequest) -> DPEngine:
-        """The engine that gets a request."""
+        """Choose the engine for a request."""
         if (error := self.adapter_error(request.adapter)) is not None:
             raise RequestFailedError(error)
         if len(self.engines) == 1:
             return self.engines[0]
         able = [n for n, engine in enumerate(self.engines) if engine.is_ready]
-        # Where none seems to run, one that is stopped may be going on in a moment; its watchdog looks.
+        # If no engine seems to run, include stopped ones, which may continue soon; the watchdog checks them.
         able = able or [n for n, engine in enumerate(self.engines) if engine.takes_requests]
         for engine in self.engines:
             engine.watch_if_stopped()
@@ -384,7 +382,7 @@ class AsyncLLM:
         return self.engines[self._router.begin(request.id, prompt, request.num_sequences, keys, among=able)]
 
     async def _grammar(self, params: RequestParams) -> Grammar | None:
-        """The grammar that a request asks for, checked; all engines that serve know the vocabulary then."""
+        """Return the validated grammar of a request, after all serving engines have received the vocabulary."""
         structured = params.structured_outputs
         if structured is None:
             return None
@@ -399,11 +397,11 @@ class AsyncLLM:
         return Grammar(source, structured.begins_after)
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has started here, and its engine has not died since."""
+        """Whether a request is running on a live engine."""
         return any(request_id in engine.streams for engine in self.engines)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, if it runs, and forgets it. Unknown ids are ignored."""
+        """Abort a request if it is running, and forget it. Unknown ids are ignored."""
         if self._router is not None:
             self._router.end(request_id)
         for engine in self.engines:
@@ -414,8 +412,8 @@ class AsyncLLM:
             raise EngineDeadError(DEAD)
 
     def _find_files(self) -> None:
-        """Finds the model's files, once: all engines have the same weights. Starts the tokenizer's process, which loads
-        while the server is imported."""
+        """Find the model's files once for all engines, and start the tokenizer's process, which loads while the server
+        is imported."""
         try:
             model = locate_model(self.args)
             self._args.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
@@ -432,13 +430,13 @@ class AsyncLLM:
             tokenizer.close()
 
     async def _loaded_tokenizer(self) -> TokenizerProcess:
-        """The tokenizer; the next engine has the same one."""
+        """Return the tokenizer, which all engines share."""
         if self._tokenizer_load is None:
             self._tokenizer_load = asyncio.create_task(self._load_tokenizer())
         return await asyncio.shield(self._tokenizer_load)
 
     async def _token_table(self) -> TokenTable | None:
-        """The vocabulary as bytes, for grammars; None where it cannot be had, which the first grammar is told."""
+        """Return the vocabulary as bytes for grammars; None if it is not available, which the first grammar reports."""
         tokenizer = await self._loaded_tokenizer()
         try:
             return await tokenizer.token_table()

@@ -1,12 +1,12 @@
-"""The step loop: schedule, launch, collect, commit, report. It works on tokens; text is its callers' business.
+"""The step loop: schedule, launch, collect, commit, report. It processes tokens; callers handle text.
 
     one step in flight     schedule 1 ─ launch 1 ─ collect 1 ─ commit 1 ─ schedule 2 ─ launch 2 ─ …
     two of them            … schedule 2 ─ launch 2 ─ collect 1 ─ commit 1 ─ schedule 3 ─ launch 3 ─ collect 2 …
 
-With two (``--async-scheduling``), the host's work on one step goes on beside the model's on the next. A pipeline has as
-many as stages, or one more.
+With two (``--async-scheduling``), the host's work on one step overlaps with the model's work on the next. A pipeline
+has as many steps in flight as stages, plus one with ``--async-scheduling``.
 
-One thread at a time may use an engine: `LLM` drives it offline, the engine process behind the server.
+An engine is not thread-safe. `LLM` drives it offline, and the engine process drives it for the server.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from stoker_engine.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-#: Why a request ends whose adapter was removed before it came.
+#: Error of a request whose adapter was removed before the request arrived.
 NO_SUCH_ADAPTER: Final = "the LoRA adapter of this request is not loaded; it may have been removed meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step in flight: when it was launched, on the monotonic clock, and the seconds that scheduling it took."""
+    """A step in flight: the time of its launch on the monotonic clock, and the seconds spent on scheduling it."""
 
     scheduled: Scheduled
     at: float
@@ -66,14 +66,14 @@ class _Launched:
 
 
 class Engine:
-    """A loaded model and the requests it works on.
+    """A loaded model and the requests it processes.
 
     Args:
-        executor: runs the steps; None: this process does.
-        proposer: proposes drafts to be verified; None: there are none.
+        executor: runs the steps; None: this process runs them.
+        proposer: proposes drafts to verify; None: no drafts.
 
     Attributes:
-        info: facts that callers make requests by.
+        info: properties of the engine that callers need to build requests.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class Engine:
         if self.scheduler.adapters is not None:
             load, drop = self.executor.load_adapter, self.executor.drop_adapter
             self._adapter_loads = AdapterLoads(self.scheduler.adapters, load, drop)
-        self._refused: list[TokenDelta] = []  # not reported yet
+        self._refused: list[TokenDelta] = []  # errors that are not reported yet
         self._num_reported_waiting = 0
         self._max_in_flight = max_in_flight
         self._in_flight: deque[_Launched] = deque()
-        self._collected = 0.0  # when the last step was
+        self._collected = 0.0  # time when the last step was collected
 
     @classmethod
     def from_args(
@@ -148,15 +148,15 @@ class Engine:
         supervision: Supervision | None = None,
         head: Head | None = None,
     ) -> Engine:
-        """Finds and loads the model; takes seconds to minutes, and shows its progress.
+        """Find and load the model, which takes seconds to minutes, and show the progress.
 
         Args:
-            on_progress: called whenever loading gets on.
-            supervision: how ranks are looked after, where there are some.
-            head: by which other nodes are reached; None: one is made where there are any.
+            on_progress: called whenever loading progresses.
+            supervision: how ranks are supervised, if there are several.
+            head: connections to other nodes; None: created if there are other nodes.
 
         Raises:
-            ArgumentError: an argument cannot be met on this machine.
+            ArgumentError: an argument is not supported on this machine.
             ModelError: the model cannot be found, read or served.
             EngineDeadError: a rank died.
         """
@@ -171,7 +171,7 @@ class Engine:
         supervision: Supervision | None = None,
         head: Head | None = None,
     ) -> Engine:
-        """See `from_args`; loads a checkpoint that has been found."""
+        """Load a checkpoint that has been found; see `from_args`."""
         refuse_indivisible(args, checkpoint)
         head = head or Head.of(args, checkpoint.path)
         if head is None and RankLayout.of(args).size == 1:
@@ -191,14 +191,15 @@ class Engine:
         )
 
     def set_token_table(self, table: TokenTable) -> None:
-        """The vocabulary as bytes, before the first request with a grammar."""
+        """Set the vocabulary as bytes. Called before the first request with a grammar."""
         self.executor.set_token_table(table)
 
     def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
-        """Registers a LoRA adapter, and loads it, while `step` is called. Later loads must find the same content.
+        """Register a LoRA adapter, and load it during calls of `step`. Later loads must find the same content.
 
         Returns:
-            What its files hold. It raises `AdapterError` where they cannot be served; the adapter is unknown then.
+            Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded; the adapter is then
+            unregistered.
 
         Raises:
             AdapterError: LoRA is off.
@@ -208,14 +209,14 @@ class Engine:
         return self._adapter_loads.register(source)
 
     def remove_adapter(self, number: int) -> None:
-        """Takes no new requests with an adapter, and frees its memory once those that are here have ended; unknown ones
+        """Refuse new requests for an adapter, and free its memory once its current requests have ended. Unknown numbers
         are ignored."""
         if self.scheduler.adapters is not None:
             self.scheduler.adapters.remove(number)
 
     def add(self, request: EngineRequest) -> None:
-        """Takes in a request, checked by `tokens.input_processor`. One with a grammar is scheduled once that is
-        compiled. One with an adapter that is unknown, or removed, ends with an error."""
+        """Add a request that `tokens.input_processor` has validated. A request with a grammar is scheduled once the
+        grammar is compiled. A request for an unknown or removed adapter ends with an error."""
         adapters = self.scheduler.adapters
         if adapters is not None and request.adapter != NO_ADAPTER and not adapters.takes(request.adapter):
             self._refused += [
@@ -228,7 +229,7 @@ class Engine:
             self._timelines.arrived(self.scheduler.add(request))
 
     def abort(self, request_id: str) -> None:
-        """Ends a request whose result nobody wants any more; unknown ids are ignored."""
+        """Abort a request whose result is not needed any more; unknown ids are ignored."""
         self._grammar_queue.abort(request_id)
         self._refused = [delta for delta in self._refused if delta.request_id != request_id]
         request = self.scheduler.finish(request_id, FinishReason.ABORT)
@@ -236,13 +237,13 @@ class Engine:
             self._timelines.ended(request, time.monotonic())
 
     def stop(self, request_id: str, index: int) -> None:
-        """Ends one sequence at a stop string that was found in its text; unknown ones are ignored."""
+        """End a sequence at a stop string in its text; unknown ones are ignored."""
         request = self.scheduler.stop(request_id, index)
         if request is not None:
             self._timelines.ended(request, time.monotonic())
 
     def step(self) -> StepOutputs:
-        """Launches what can be launched, and takes in the result of one step; what that added is returned."""
+        """Launch steps as far as possible, commit the result of one step, and return its outputs."""
         try:
             return self._step()
         except BaseException:
@@ -250,7 +251,7 @@ class Engine:
             raise
 
     def shutdown(self) -> None:
-        """Ends the executor; the engine makes no step after."""
+        """Shut down the executor. No further steps are possible."""
         self.executor.shutdown()
 
     def _step(self) -> StepOutputs:
@@ -292,7 +293,7 @@ class Engine:
 
     @property
     def _has_news(self) -> bool:
-        """Whether there is something to report, though no step ran."""
+        """Whether there is something to report although no step ran."""
         loads = self._adapter_loads
         return (
             self._timelines.has_news
@@ -302,7 +303,7 @@ class Engine:
         )
 
     def _collect_adapters(self, loads: AdapterLoads) -> list[TokenDelta]:
-        """Takes in the loads that have ended. Returns the ends of the requests whose adapters cannot be loaded."""
+        """Process the loads that have ended. Returns the final deltas of requests whose adapters failed to load."""
         if not loads.has_work:
             return []
         deltas: list[TokenDelta] = []
@@ -316,23 +317,23 @@ class Engine:
         return any(request.spec.adapter == number for request in requests) or self._grammar_queue.uses(number)
 
     def _add_prepared(self, request: EngineRequest) -> list[TokenDelta]:
-        """Hands a request on to the scheduler; the ends of its sequences, where that cannot be."""
+        """Add a request with a compiled grammar to the scheduler. Returns its final deltas if that fails."""
         try:
             self._timelines.arrived(self.scheduler.add(request))
-        except Exception:  # ours, as with those that come without a grammar: one request never hurts another
+        except Exception:  # an internal error, as in requests without a grammar, affects only this request
             logger.exception("the engine cannot take request %s", request.id)
             self.scheduler.finish(request.id, FinishReason.ABORT)
             return [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
         return []
 
     def _stats(self) -> SchedulerStats:
-        """The scheduler's, who knows nothing of the requests that wait for their grammars."""
+        """Return the scheduler's statistics, plus the requests that wait for grammars."""
         stats = self.scheduler.stats()
         self._num_reported_waiting = len(self.scheduler.waiting)
         return replace(stats, num_waiting=stats.num_waiting + self._grammar_queue.reported())
 
     def _launch(self) -> bool:
-        """Launches a step; False: there is none now."""
+        """Launch a step. Returns False if none can be scheduled now."""
         started = time.monotonic()
         scheduled = self.scheduler.schedule()
         if self._adapter_loads is not None:
@@ -346,9 +347,9 @@ class Engine:
         return True
 
     def _discard_in_flight(self) -> None:
-        """After an error, or Ctrl-C in the middle of a step: what is in flight counts for nothing."""
+        """Discard the steps in flight after an error, or after Ctrl-C during a step."""
         self._in_flight.clear()
         try:
             self.executor.discard_in_flight()
-        finally:  # also after Ctrl-C once more
+        finally:  # also after a second Ctrl-C
             self.scheduler.discard_in_flight()

@@ -41,8 +41,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
-    """A model for use in a script. Of several engines (``data_parallel_size``) each is a process; they end with
-    `close`, a ``with`` block, this object or the script, whichever comes first.
+    """A model for use in a script. With several engines (``data_parallel_size``) each runs in its own process. They end
+    with `close`, a ``with`` block, this object or the script, whichever ends first.
 
     Args:
         model: a local folder, a GGUF file, ``demo://NAME`` or a hub id.
@@ -66,19 +66,19 @@ class LLM:
         self._outputs = OutputProcessor(self.tokenizer)
         self._ids = map(str, itertools.count())
         executor, info = getattr(self.engine, "executor", None), self.engine.info
-        self._grammars = (  # by which they are checked: those that the masks are made of, where that is done here
+        self._grammars = (  # validates grammars; shared with the runner if that is in this process
             executor.runner.grammars
             if isinstance(executor, LocalExecutor)
             else Grammars(info.vocab_size, info.eos_token_ids)
         )
-        self._has_token_table = False  # the engine has
+        self._has_token_table = False  # whether the engine has the vocabulary
         self._compiled: tuple[StructuredOutputs | None, Grammar | None] = None, None
         self._serves_lora = args.enable_lora
-        self._adapters: dict[int, tuple[LoRARequest, int, str]] = {}  # by id; their numbers, their contents' digests
+        self._adapters: dict[int, tuple[LoRARequest, int, str]] = {}  # by id: request, number, digest of the content
         self._adapter_numbers = itertools.count()
 
     def close(self) -> None:
-        """Ends the engine, and its processes where it has some. They end with the script, too."""
+        """Shut down the engine and its processes, which also happens when the script ends."""
         self.engine.shutdown()
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class LLM:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when it is given none: what the model's makers recommend."""
+        """Return the default parameters of `generate`, which include the model's recommended values."""
         return sampling_params({}, self.engine.info.sampling_defaults)
 
     def generate(
@@ -103,21 +103,22 @@ class LLM:
         priority: Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Completes prompts, given as text or token ids, batched together.
+        """Complete prompts, given as text or token ids, in one batch.
 
         Args:
-            prompts: one or many. A flat list of integers is one prompt.
-            sampling_params: one for all, or one each; None: `get_default_sampling_params`.
-            priority: one each, for ``scheduling_policy="priority"``; the lowest is served first.
-            lora_request: the LoRA adapter, one for all or one each; None: the model itself. Needs ``enable_lora=True``.
+            prompts: one or several. A flat list of integers is one prompt.
+            sampling_params: one for all prompts, or one each; None: `get_default_sampling_params`.
+            priority: one per prompt, for ``scheduling_policy="priority"``; the lowest is served first.
+            lora_request: LoRA adapter, one for all prompts or one each; None: the base model. Needs
+                ``enable_lora=True``.
 
         Returns:
-            One output a prompt, in order. Those that the engine failed at have the finish reason ``error``, for which
-            the log has the reason; others are whole.
+            One output per prompt, in order. If the engine failed on a prompt, its finish reason is ``error``, and the
+            log has the cause; other outputs are complete.
 
         Raises:
-            RequestError: a prompt or its parameters are invalid; then none is run.
-            AdapterError: an adapter cannot be served, or its id stands for another one; then none is run.
+            RequestError: a prompt or its parameters are invalid; no prompt is run.
+            AdapterError: an adapter cannot be loaded, or its id refers to another one; no prompt is run.
         """
         texts, encoded = self._encode(_as_prompts(prompts))
         params = self._params(sampling_params, len(encoded))
@@ -131,14 +132,14 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation or many; see `generate`.
+        """Answer one or several conversations; see `generate`.
 
         Args:
             lora_request: see `generate`.
-            template: how the chat template is rendered; see `Tokenizer.render_chat`.
+            template: options of the chat template; see `Tokenizer.render_chat`.
 
         Raises:
-            RequestError: the model has no chat template, or it refuses the messages.
+            RequestError: the model has no chat template, or the template rejects the messages.
             AdapterError: see `generate`.
         """
         many: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
@@ -153,7 +154,7 @@ class LLM:
         use_tqdm: bool = False,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of prompts.
+        """Return the most likely continuations of prompts.
 
         Args:
             lora_request: see `generate`.
@@ -243,7 +244,7 @@ class LLM:
                         if delta is not None:
                             bar.update(_add(outputs[delta.request_id], delta))
         finally:
-            for request in requests:  # after Ctrl-C nothing is left behind
+            for request in requests:  # clean up after Ctrl-C
                 self._outputs.forget(request.id)
                 self.engine.abort(request.id)
         return list(outputs.values())
@@ -251,7 +252,7 @@ class LLM:
     def _adapters_of(
         self, lora_request: LoRARequest | Sequence[LoRARequest | None] | None, count: int
     ) -> list[tuple[int, str]]:
-        """For each prompt the number of its adapter and the digest of that one's content."""
+        """Return the number of each prompt's adapter, and the digest of its content."""
         if lora_request is None or isinstance(lora_request, LoRARequest):
             lora_request = [lora_request] * count
         if not isinstance(lora_request, Sequence) or not all(
@@ -265,37 +266,37 @@ class LLM:
         return [(NO_ADAPTER, "") if each is None else self._adapter(each) for each in lora_request]
 
     def _adapter(self, request: LoRARequest) -> tuple[int, str]:
-        """The number of an adapter and the digest of its content; it is loaded now if it was not before."""
+        """Return the number of an adapter and the digest of its content. It is loaded at its first use."""
         if not self._serves_lora:
-            raise AdapterError("LoRA is off; make the LLM with enable_lora=True")
+            raise AdapterError("LoRA is off; create the LLM with enable_lora=True")
         if (known := self._adapters.get(request.lora_int_id)) is None:
             number = next(self._adapter_numbers)
             self._adapters[request.lora_int_id] = request, number, self._load_adapter(request, number)
         elif known[0] != request:
             raise AdapterError(
-                f"lora_int_id {request.lora_int_id} stands for {known[0].lora_name} in {known[0].lora_path}, not for "
-                f"{request.lora_name} in {request.lora_path}; choose another id"
+                f"lora_int_id {request.lora_int_id} already refers to {known[0].lora_name} in {known[0].lora_path}, "
+                f"not to {request.lora_name} in {request.lora_path}; choose another id"
             )
         _, number, digest = self._adapters[request.lora_int_id]
         return number, digest
 
     def _load_adapter(self, request: LoRARequest, number: int) -> str:
-        """Returns the digest of its content."""
+        """Load an adapter, and return the digest of its content."""
         ready = self.engine.load_adapter(AdapterSource(number, request.lora_name, request.lora_path))
         try:
             while not ready.done():
                 self.engine.step()
-        except BaseException:  # Ctrl-C, say
+        except BaseException:  # for example Ctrl-C
             self.engine.remove_adapter(number)
             raise
         return ready.result().digest
 
     def _grammar(self, params: RequestParams) -> Grammar | None:
-        """The grammar that `params` ask for, compiled."""
+        """Return the grammar of `params`, compiled, or None."""
         structured = params.structured_outputs
         if structured is None:
             return None
-        if structured is self._compiled[0]:  # which a batch shares
+        if structured is self._compiled[0]:  # shared by the requests of a batch
             return self._compiled[1]
         if not self._has_token_table:
             table = self.tokenizer.token_table()
@@ -316,7 +317,7 @@ def _empty(request: EngineRequest, text: str | None) -> RequestOutput:
 
 
 def _add(output: RequestOutput, delta: OutputDelta) -> int:
-    """Takes in a delta; 1 if it is the request's last one, else 0."""
+    """Append a delta to the output. Returns 1 if it is the request's last one, else 0."""
     completion = output.outputs[delta.index]
     completion.text += delta.text
     completion.token_ids += delta.token_ids
@@ -349,4 +350,4 @@ def _from_mapping(prompt: Mapping[str, Any]) -> str | list[int]:
         return list(prompt["prompt_token_ids"])
     if isinstance(prompt.get("prompt"), str):
         return str(prompt["prompt"])
-    raise RequestError("a prompt is text, token ids, or a dict with 'prompt' or 'prompt_token_ids'", "prompt")
+    raise RequestError("a prompt must be text, token ids, or a dict with 'prompt' or 'prompt_token_ids'", "prompt")

@@ -182,7 +182,7 @@ def test_logits_that_are_no_numbers_end_a_request_and_are_counted(tiny_llama: Pa
     async def run() -> None:
         async with running(folder) as (llm, reports):
             for name in ("first", "second"):
-                with pytest.raises(RequestFailedError, match="no finite numbers") as failed:
+                with pytest.raises(RequestFailedError, match="NaN or infinite logits") as failed:
                     await collect(llm, name)
                 assert (failed.value.status, failed.value.type) == (500, "internal_error")
             await until_free(reports)

@@ -1,8 +1,8 @@
-"""A LoRA adapter as processes name it to each other.
+"""LoRA adapters as they are identified between processes.
 
-source     what is to be loaded: the server numbers them, engine and ranks load them
-loaded     what the files hold, as every rank has found
-slot       where a step finds an adapter, of ``--max-loras``; the scheduler assigns them
+source     an adapter to load: the server assigns its number, the engine and its ranks load it
+loaded     properties of a loaded adapter, equal on all ranks
+slot       index of an adapter in a step, below ``--max-loras``; assigned by the scheduler
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-#: The number, or the slot, of a request without an adapter.
+#: Number and slot of a request without an adapter.
 NO_ADAPTER: Final = -1
 
 
@@ -19,10 +19,10 @@ class AdapterSource:
     """An adapter to be loaded.
 
     Attributes:
-        number: counts the loads of a server: an adapter that is loaded again, in place, has another number.
-        name: by which requests choose it.
-        path: the folder with its files.
-        digest: hexadecimal, of the content that the files must have; empty: any.
+        number: serial number of the load in the server; an adapter that is reloaded in place gets a new number.
+        name: name by which requests select it.
+        path: folder of its files.
+        digest: hexadecimal digest that the files must have; empty: any.
     """
 
     number: int
@@ -33,13 +33,13 @@ class AdapterSource:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """What an adapter's files hold.
+    """Properties of a loaded adapter.
 
     Attributes:
-        digest: hexadecimal, of the files' content.
-        rank: the largest of its matrices.
-        num_bytes: of its matrices in memory, on one rank.
-        seconds: that loading took.
+        digest: hexadecimal digest of the files' content.
+        rank: largest rank of its matrices.
+        num_bytes: memory of its matrices on one rank, in bytes.
+        seconds: duration of the load.
     """
 
     digest: str
@@ -49,10 +49,10 @@ class LoadedAdapter:
 
 
 def root_key(number: int, digest: str) -> bytes:
-    """What separates the prefix-cache blocks of an adapter from those of others, and of itself before it was loaded
-    again (`CacheKeys.root_key`).
+    """Return the key that separates an adapter's prefix-cache blocks from those of other adapters and of its previous
+    loads (`CacheKeys.root_key`).
 
     Args:
-        digest: of its content, hexadecimal.
+        digest: hexadecimal digest of its content.
     """
     return digest.encode() + number.to_bytes(8, "big")

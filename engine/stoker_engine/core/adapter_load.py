@@ -1,4 +1,4 @@
-"""A LoRA adapter that several processes load: all of them, or none."""
+"""Loads of a LoRA adapter by several processes, which succeed in all of them or in none."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 
 
 class AdapterLoad:
-    """One load.
+    """A load in progress.
 
     Args:
-        processes: what messages call them; an error is that of the first that has one.
-        if_different: what is wrong, and the remedy, where the processes have found different files.
+        processes: names of the processes in messages. If several fail, the error of the first in this order is
+            reported.
+        if_different: predicate of the error message if the processes have read different files, with the remedy.
 
     Attributes:
-        ready: what all of them have found. The process whose load took longest counts.
+        ready: future of the load; its result is that of the process with the longest load.
     """
 
     def __init__(self, source: AdapterSource, processes: Iterable[str], if_different: str) -> None:
@@ -26,16 +27,16 @@ class AdapterLoad:
         self._answers: dict[str, LoadedAdapter | str | None] = dict.fromkeys(processes)
 
     def answer(self, process: str, loaded: LoadedAdapter | None, error: str | None) -> bool:
-        """Takes the answer of a process. Returns whether all have answered."""
+        """Record the answer of a process. Returns whether all have answered."""
         self._answers[process] = loaded or error or "it did not load the adapter"
         return all(answer is not None for answer in self._answers.values())
 
     def has_loaded(self, process: str) -> bool:
-        """Whether a process has the adapter."""
+        """Whether a process has loaded the adapter."""
         return isinstance(self._answers[process], LoadedAdapter)
 
     def error(self) -> AdapterError | None:
-        """Why not all have it, once all have answered."""
+        """Return the error of the load, or None if all processes succeeded. Called after all have answered."""
         errors = {process: answer for process, answer in self._answers.items() if isinstance(answer, str)}
         if errors:
             process, error = next(iter(errors.items()))
@@ -51,7 +52,7 @@ class AdapterLoad:
         return AdapterError(f"the files of LoRA adapter {name} in {path} {self._if_different} ({found})")
 
     def end(self, error: StokerError | None) -> None:
-        """Gives `ready` its result, or `error`."""
+        """Complete `ready` with the result or with `error`."""
         if error is not None:
             self.ready.set_exception(error)
         else:

@@ -1,7 +1,8 @@
-"""Token sequences that must not be completed.
+"""Token sequences that must not appear in the output.
 
-What would complete one is found by walking back from the end of the output, through a tree of all words but their
-last tokens, read backwards: as many steps as the longest word has tokens, however many words there are.
+The tokens that would complete a bad word are found by walking backwards from the end of the output through a tree. The
+tree holds all words without their last tokens, reversed. The number of steps is at most the length of the longest word,
+independent of the number of words.
 
     bad words  a b X,  b X,  c Y        tree   ├─ b: X ── a: X
     output     … a b                           └─ c: Y
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Node:
-    """What completes the words whose beginnings end as the walk so far; and the token before."""
+    """A node of the tree: `last` holds the tokens that complete a word here, `before` the children by previous
+    token."""
 
     last: list[int] = field(default_factory=list)
     before: dict[int, _Node] = field(default_factory=dict)
@@ -26,7 +28,7 @@ class BadWords:
     """The bad words of one request.
 
     Args:
-        words: token sequences, none empty.
+        words: token sequences, none of them empty.
     """
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
@@ -38,7 +40,7 @@ class BadWords:
             node.last.append(last)
 
     def completions(self, known: Sequence[int], num_prompt_tokens: int) -> list[int]:
-        """Tokens that would complete a word in the output, the part of `known` behind the prompt."""
+        """Return the tokens that would complete a word in the output, which is `known` without the prompt."""
         found = list(self._root.last)
         node = self._root
         for index in range(len(known) - 1, num_prompt_tokens - 1, -1):
@@ -52,5 +54,5 @@ class BadWords:
 
 @functools.lru_cache(maxsize=8)
 def bad_words_tree(words: tuple[tuple[int, ...], ...]) -> BadWords:
-    """The bad words of a request, made once for all of its prompts: it never changes."""
+    """Return the bad words of a request. The immutable tree is shared between all its prompts."""
     return BadWords(words)

@@ -1,13 +1,13 @@
-"""Beam search: which beams go on, which are finished, and when to stop. Pure; transformers' rules, so that its beams
-come out.
+"""Beam search: selects the beams that continue and those that are finished, and decides when to stop.
 
-Each running beam offers its likeliest next tokens. Of all offers the best (1 + end tokens) × width by summed
-log-probability are looked at, in order:
+Pure functions with the rules of Hugging Face transformers, so that the results agree. Each running beam offers its most
+likely next tokens. Of all offers, the best (1 + number of end tokens) × width by summed log-probability are processed
+in order:
 
-    ends (end token, or the length is reached)   among the best `width`: a finished beam; else dropped
-    goes on                                      the best `width` of them are the next running beams
+    ends (end token, or maximum length)   if among the best `width`: a finished beam; else dropped
+    continues                             the best `width` of these are the next running beams
 
-A finished beam scores  summed log-probability ÷ generated tokens ** length_penalty;  the best `width` are kept.
+The score of a finished beam is summed log-probability ÷ generated tokens ** length_penalty; the best `width` are kept.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: One running beam's offer: (token, its log-probability), best first.
+#: Offer of a running beam: (token, its log-probability), best first.
 Candidates = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class FinishedBeam:
-    """A beam that goes no further.
+    """A finished beam.
 
     Attributes:
-        token_ids: what it generated, the end token included.
-        ended: by an end token; else by the length.
+        token_ids: generated tokens, including the end token.
+        ended: whether an end token finished it; else the maximum length did.
     """
 
     score: float
@@ -37,7 +37,7 @@ class FinishedBeam:
 
 @dataclass(frozen=True)
 class NextBeam:
-    """A beam of the next step: running beam `parent`, continued by `token_id`."""
+    """A running beam of the next step: `parent`, continued by `token_id`."""
 
     parent: int
     token_id: int
@@ -48,12 +48,12 @@ class BeamSearch:
     """The state of one request's search.
 
     Attributes:
-        width: beams kept at each step.
-        max_tokens: generated tokens at which every beam ends.
+        width: number of beams kept at each step.
+        max_tokens: number of generated tokens at which every beam ends.
         end_tokens: tokens that end a beam.
         length_penalty, early_stopping: see `core.sampling_params.BeamSearchParams`.
         scores: summed log-probability of each running beam.
-        finished: best first.
+        finished: the finished beams, best first.
     """
 
     width: int
@@ -66,18 +66,18 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many next tokens each beam must offer: enough to go on even if all of the best ones end."""
+        """Number of next tokens each beam must offer: enough to continue even if all of the best ones end."""
         return max(2, 1 + len(self.end_tokens)) * self.width
 
     def advance(self, offers: Sequence[Candidates], outputs: Sequence[Sequence[int]]) -> list[NextBeam]:
-        """Takes one step.
+        """Advance the search by one step.
 
         Args:
-            offers: of each running beam.
-            outputs: what each running beam has generated so far.
+            offers: candidates of each running beam.
+            outputs: tokens generated so far by each running beam.
 
         Returns:
-            The next running beams, best first. None: the search is over, see `finished`.
+            The next running beams, best first. Empty: the search is over, see `finished`.
         """
         width, length = self.width, len(outputs[0]) + 1
         merged = [

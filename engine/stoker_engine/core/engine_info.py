@@ -1,4 +1,4 @@
-"""What others must know of a loaded engine to make requests for it."""
+"""Properties of a loaded engine that callers need to build requests."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from stoker_engine.sizing.cache_groups import CacheGroup, blocks_per_sequence, u
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Facts of a loaded engine; they never change.
+    """Immutable properties of a loaded engine.
 
     Attributes:
-        max_model_len: longest sequence, prompt and output.
-        num_blocks, block_size: of the KV cache, the null block included.
+        max_model_len: largest number of tokens of a sequence, prompt and output.
+        num_blocks, block_size: number of KV-cache blocks, including the null block, and tokens per block.
         cache_groups: groups of layers that share block tables.
-        step_tokens: most tokens that one step computes.
+        step_tokens: largest number of tokens that one step computes.
         eos_token_ids: tokens that end a sequence.
-        sampling_defaults: parameters that the model's makers recommend (generation_config.json), by the names of
-            `SamplingParams`; for requests that leave them out.
-        licence, model_card: what the model comes with, as it says it.
-        dtype: in which it is computed.
-        quantization: by which method its weights are quantized, as ``--quantization`` takes it; empty: they are not,
-            or are those of a GGUF file.
-        weights, kv_cache_dtype: how its weights, and keys and values, are stored; for people.
-        load_laps: the parts of loading it; the first ends when its process started.
+        sampling_defaults: default sampling parameters from the model's generation_config.json, by the names of
+            `SamplingParams`; used for parameters that a request omits.
+        licence, model_card: text from the model's metadata.
+        dtype: compute dtype.
+        quantization: quantization method, as a value of ``--quantization``; empty: not quantized, or a GGUF file.
+        weights, kv_cache_dtype: storage formats of the weights, and of keys and values; for display.
+        load_laps: parts of the engine's start; the first ends when its process started.
     """
 
     max_model_len: int
@@ -51,16 +50,16 @@ class EngineInfo:
 
     @property
     def usable_blocks(self) -> int:
-        """Blocks that sequences can hold."""
+        """Number of blocks that sequences can hold."""
         return usable_blocks(self.num_blocks)
 
     @property
     def max_concurrency(self) -> float:
-        """How many sequences of the greatest length the KV cache holds at once."""
+        """Number of sequences of maximum length that fit the KV cache at once."""
         longest = blocks_per_sequence(self.cache_groups, self.max_model_len, self.step_tokens, self.block_size)
         return self.usable_blocks / longest
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of these sequences."""
+        """Number of tokens in these sequences."""
         return int(self.max_concurrency * self.max_model_len)

@@ -1,4 +1,4 @@
-"""A request as it is handed to the engine: checked, tokenized, nothing left to decide."""
+"""A validated and tokenized request for the engine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from stoker_engine.core.sampling_params import RequestParams
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One prompt and what is wanted of it.
+    """One prompt and the parameters of its outputs.
 
     Attributes:
-        max_tokens: most tokens of each output; prompt and output fit the model's length.
-        seed: the sampler's; sequence i of n draws by it and i.
-        eos_token_ids: tokens that end a sequence unless it ignores them.
-        bad_words: token sequences that are never completed.
-        grammar: what the output must spell; None: anything.
-        priority: lower is served earlier under ``--scheduling-policy priority``.
-        cache_keys: prefix-cache blocks are shared only where these agree, as far as a block depends on them.
-        adapter: number of the adapter that its tokens are computed with (`AdapterSource`); `NO_ADAPTER`: none.
-            Where it is set, `cache_keys.root_key` is set, too.
-        arrival_time: seconds on the monotonic clock, which all processes of a machine share.
-        http_request_id: the id of the HTTP request that it is a part of, for log lines; None: it came by none.
+        max_tokens: largest number of tokens of each output; prompt and output fit the model's length.
+        seed: seed of the sampler; sequence i of n draws from the seed and i.
+        eos_token_ids: tokens that end a sequence, unless the parameters ignore them.
+        bad_words: token sequences that must not appear in the output.
+        grammar: grammar of the output; None: unconstrained.
+        priority: priority under ``--scheduling-policy priority``; lower is served earlier.
+        cache_keys: prefix-cache blocks are shared only between requests with equal keys, as far as a block depends on
+            them.
+        adapter: number of the request's LoRA adapter (`AdapterSource`), or `NO_ADAPTER`. `cache_keys.root_key` must be
+            set if an adapter is.
+        arrival_time: arrival in seconds of the monotonic clock, which all processes of a machine share.
+        http_request_id: id of the HTTP request that it belongs to, for log lines; None: not from HTTP.
     """
 
     id: str
@@ -45,10 +46,10 @@ class EngineRequest:
 
     @property
     def log_fields(self) -> dict[str, str | None]:
-        """What a log record about the request carries (``extra=``)."""
+        """The fields of a log record about the request (``extra=``)."""
         return {"request_id": self.http_request_id}
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences come back."""
+        """Number of returned sequences."""
         return self.params.n

@@ -6,7 +6,7 @@ import enum
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended. `stop` and `length` are OpenAI's words."""
+    """Why a sequence ended. The values `stop` and `length` are OpenAI's."""
 
     STOP = "stop"
     LENGTH = "length"

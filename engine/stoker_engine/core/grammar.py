@@ -1,25 +1,26 @@
-"""A compiled grammar, on its way to the engine."""
+"""A compiled grammar in a request for the engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Why a model takes no grammars that has no end-of-sequence token.
+#: Error for a grammar with a model that has no end-of-sequence token.
 NO_END: Final = (
-    "this model has no end-of-sequence token, so an output that is complete could not end; structured_outputs needs "
-    "one (eos_token_id in its config.json)"
+    "structured_outputs needs an end-of-sequence token to end a complete output, and this model has none (set "
+    "eos_token_id in its config.json)"
 )
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the tokens of an output must spell.
+    """The grammar of an output.
 
     Attributes:
-        source: the grammar as llguidance serialises it, checked.
+        source: the validated grammar in llguidance's serialized form.
         begins_after: see `StructuredOutputs`.
-        compiled: what `grammar.grammars` made of it, held for as long as somebody may begin with it; None: nothing yet.
+        compiled: the matcher that `grammar.grammars` has compiled, kept while requests may start with it; None: not
+            yet.
     """
 
     source: str

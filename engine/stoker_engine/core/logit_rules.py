@@ -1,4 +1,4 @@
-"""What one request asks to be done to its logits: made when it comes, so that no step makes it again."""
+"""Changes of a request's logits, prepared once on arrival rather than in each step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from stoker_engine.core.token_ids import TokenIds
 
 @dataclass(frozen=True, eq=False)
 class LogitRules:
-    """How a request changes its logits.
+    """How the logits of a request are modified.
 
     Attributes:
-        allowed: tokens beside which nothing can be chosen; None: all can be.
-        end_tokens: sets of tokens that cannot be chosen before ``min_tokens``, none empty.
-        bad_words: None where there are none.
-        bias_tokens, biases: int64 and float64, what is added to which token's logit.
+        allowed: the only tokens that can be chosen; None: all.
+        end_tokens: non-empty sets of tokens that cannot be chosen before ``min_tokens``.
+        bad_words: bad words, or None.
+        bias_tokens, biases: int64 token ids, and the float64 values to add to their logits.
         repetition, frequency, presence: the penalties.
     """
 
@@ -35,7 +35,7 @@ class LogitRules:
 
     @classmethod
     def of(cls, spec: EngineRequest) -> LogitRules | None:
-        """The rules of a request; None: its logits stay as they are."""
+        """Return the rules of a request, or None if its logits are not modified."""
         params = spec.params
         end_tokens: tuple[TokenIds, ...] = ()
         if params.min_tokens:
@@ -55,19 +55,20 @@ class LogitRules:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether they hold for every token, not only for the first ``min_tokens``."""
+        """Whether rules apply to every token, and not only to the first ``min_tokens``."""
         return self.allowed is not None or self.bad_words is not None or len(self.biases) > 0 or self.is_penalised
 
     @property
     def is_penalised(self) -> bool:
-        """Whether tokens that a sequence holds are penalised."""
+        """Whether tokens in the prompt or output are penalized."""
         return self.repetition != 1 or self.frequency != 0 or self.presence != 0
 
     def counts(self, prompt: list[int]) -> TokenCounts | None:
-        """What a sequence of this request counts, at its beginning; only repetition looks at the prompt."""
+        """Return the initial token counts of a sequence, or None without penalties. Only the repetition penalty
+        includes the prompt."""
         return TokenCounts(prompt if self.repetition != 1 else []) if self.is_penalised else None
 
 
 def _as_ids(token_ids: Sequence[int]) -> TokenIds:
-    """The same object where it is one: prompts share theirs, with what it remembers."""
+    """Return a `TokenIds` unchanged: prompts of a request share it and its cached mask."""
     return token_ids if isinstance(token_ids, TokenIds) else TokenIds(token_ids)

@@ -1,4 +1,4 @@
-"""Log-probabilities: as numbers, and with their tokens' text."""
+"""Log-probabilities, with token ids or with the tokens' text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, as numbers; natural logarithm.
+    """Natural log-probabilities at one position.
 
     Attributes:
-        token_ids: the token that stands there, then the likeliest ones, best first (the token may be among them).
-        logprobs: theirs.
-        rank: of the token that stands there; 1 is the likeliest.
+        token_ids: the chosen token, then the most likely ones, best first; these may include the chosen one.
+        logprobs: log-probability of each.
+        rank: rank of the chosen token; 1 is the most likely.
     """
 
     token_ids: list[int]
@@ -22,11 +22,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Logprob:
-    """One candidate for a position.
+    """A candidate token at one position.
 
     Attributes:
-        rank: 1 is the likeliest.
-        decoded_token: its text.
+        rank: rank by probability; 1 is the most likely.
+        decoded_token: text of the token.
     """
 
     logprob: float
@@ -34,5 +34,5 @@ class Logprob:
     decoded_token: str | None = None
 
 
-#: The candidates for one position: the token that stands there first, then the likeliest ones, best first.
+#: Candidates at one position by token id: the chosen token, then the most likely ones, best first.
 PositionLogprobs = dict[int, Logprob]

@@ -1,4 +1,4 @@
-"""What the engine reports of its requests: tokens first (`TokenDelta`), and with their text (`OutputDelta`)."""
+"""Outputs of the engine: as tokens (`TokenDelta`), and with their text (`OutputDelta`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from stoker_engine.core.step_report import StepReport
 
 @dataclass(slots=True)
 class TokenDelta:
-    """What a step added to one sequence of a request.
+    """Tokens that a step added to one sequence of a request.
 
     Attributes:
-        index: which of the request's sequences.
+        index: index of the sequence in its request.
         token_ids: the new tokens.
-        logprobs: one for each of `token_ids`, when asked for.
-        prompt_logprobs: one for each prompt token but the first; with a sequence's first delta, when asked for.
-        cumulative_logprob: of a finished beam.
-        finish_reason: set on the last delta of a sequence.
-        stop_reason: the stop token that ended it.
-        error: with `FinishReason.ERROR`, a sentence on what went wrong.
+        logprobs: log-probabilities of each of `token_ids`, if requested.
+        prompt_logprobs: log-probabilities of each prompt token but the first, if requested; in a first delta.
+        cumulative_logprob: summed log-probability of a finished beam.
+        finish_reason: set in the last delta of a sequence.
+        stop_reason: the stop token that ended the sequence.
+        error: message for `FinishReason.ERROR`.
     """
 
     request_id: str
@@ -36,7 +36,7 @@ class TokenDelta:
     error: str | None = None
 
     def __reduce__(self) -> tuple[type[TokenDelta], tuple[object, ...]]:
-        """Pickled as a call: twice as fast as the dictionary that slots are pickled as, hundreds of times a step."""
+        """Pickle as a constructor call, which is twice as fast as the default for slots; a step pickles hundreds."""
         return TokenDelta, (
             self.request_id,
             self.index,
@@ -53,7 +53,7 @@ class TokenDelta:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """All that one step reports."""
+    """All outputs of one step."""
 
     deltas: list[TokenDelta]
     report: StepReport | None
@@ -61,15 +61,15 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class OutputDelta:
-    """What was added to one sequence of a request, as it goes to a stream.
+    """Text and tokens added to one sequence of a request, for its stream.
 
     Attributes:
-        text: text that can no longer change; empty while a character or a possible stop string is incomplete.
-        token_ids: the tokens behind it. Their text may come with a later delta.
-        logprobs: one for each of `token_ids`, when asked for.
-        prompt_logprobs: for each prompt token; None for the first, which nothing precedes.
-        finish_reason: set on the last delta of a sequence.
-        error: with `FinishReason.ERROR`, a sentence on what went wrong.
+        text: final text; empty while a character or a possible stop string is incomplete.
+        token_ids: the new tokens. Their text may come in a later delta.
+        logprobs: log-probabilities of each of `token_ids`, if requested.
+        prompt_logprobs: log-probabilities of each prompt token; None for the first token.
+        finish_reason: set in the last delta of a sequence.
+        error: message for `FinishReason.ERROR`.
     """
 
     request_id: str
@@ -88,7 +88,7 @@ class OutputDelta:
 
 @dataclass
 class CompletionOutput:
-    """One generated sequence: so far, or whole when `finish_reason` is set."""
+    """One generated sequence; complete when `finish_reason` is set."""
 
     index: int
     text: str
@@ -114,7 +114,7 @@ class RequestOutput:
 
 @dataclass
 class BeamSearchSequence:
-    """One beam. `tokens` hold the prompt too, as vLLM has it."""
+    """One beam. As in vLLM, `tokens` include the prompt."""
 
     tokens: list[int]
     cum_logprob: float

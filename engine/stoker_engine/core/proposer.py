@@ -1,5 +1,5 @@
-"""Who proposes tokens that may come next, so that one step can verify several (speculative decoding, Leviathan et al.,
-2023)."""
+"""Interface of draft proposers for speculative decoding (Leviathan et al., 2023): one step verifies several proposed
+tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 
 
 class Proposer(Protocol):
-    """Proposes drafts. What it proposes changes how fast tokens come, never which."""
+    """Proposes drafts. Drafts change the speed of generation, never its output."""
 
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """Up to `max_tokens` tokens that may follow `token_ids`, prompt and output of one sequence; none is allowed."""
+        """Return up to `max_tokens` tokens that may follow `token_ids` (prompt and output of a sequence), or none."""
         ...

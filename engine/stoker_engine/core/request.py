@@ -1,20 +1,20 @@
-"""A request and its sequences: the tokens known, how many of them are computed, and the blocks that hold them.
+"""A request and its sequences: known tokens, computed tokens, and the blocks that hold them.
 
-There is no prefill and no decode. A sequence *knows* tokens (prompt, then one more each time it is sampled)
-and has *computed* the keys and values of some; each step lets it catch up by as much as the budget allows.
+There are no separate prefill and decode phases. A sequence *knows* tokens (the prompt, then one more each time it is
+sampled) and has *computed* the keys and values of some; each step computes more of them, as far as the budget allows.
 When the last known token is computed, a new one is sampled.
 
         prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8         known = 9
         computed          ──────────────────────┤              computed = 8 → next step computes t8, samples t9
 
-A step may be launched while the one before is still in flight. Then `num_launched` runs ahead of `num_computed`, and a
-token that is being sampled counts as known, though nobody knows which it is (`num_inflight_tokens`):
+A step may be launched while the previous one is in flight. Then `num_launched` runs ahead of `num_computed`, and a
+token that is being sampled counts as known, although its id is not known yet (`num_inflight_tokens`):
 
-        prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8  ?      one is awaited: known = 10
+        prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8  ?      one is in flight: known = 10
         launched          ──────────────────────────┤          launched = 9, computed = 8
 
-A request begins with one sequence. When its prompt is computed, that one becomes as many as were asked for: they
-share its blocks, and a block is copied when one of them is about to write into it. Beams fork at every step.
+A request starts with one sequence. When its prompt is computed, the sequence forks into the requested number, which
+share its blocks; a shared block is copied before a sequence writes into it. Beams fork at every step.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import TokenLogprobs
 
-#: The row of a sequence that has none.
+#: Row of a sequence without a row.
 NO_ROW = -1
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One sequence being generated. Owned by the scheduler; others only read it.
+    """A sequence being generated. Only the scheduler modifies it.
 
     Attributes:
-        index: which of its request's.
-        sort_key: the sequence with the lowest is served first.
+        index: index in its request.
+        sort_key: queue order; the lowest key is served first.
         token_ids: prompt and output so far.
-        num_computed: tokens whose keys and values are in the cache.
-        num_launched: those that are once all steps in flight have run.
-        num_inflight_tokens: tokens that steps in flight sample.
-        num_published: blocks of it that the prefix cache has been offered.
+        num_computed: number of tokens whose keys and values are in the cache.
+        num_launched: `num_computed` after all steps in flight have run.
+        num_inflight_tokens: number of tokens that steps in flight sample.
+        num_published: number of its blocks that were offered to the prefix cache.
         epoch: incremented at a preemption, an abort or the end; results from an earlier epoch are discarded.
-        row: its place in the runner's tables while it runs.
-        blocks: for each group of layers, the KV-cache blocks in order; block i holds tokens i × block_size and on.
-            `NULL_BLOCK` stands where a window has left one.
-        candidates: a beam's offer for the next step, while it waits for the other beams'.
-        is_blocked: it cannot be scheduled before the step in flight is committed, which decides how it goes on.
-        adapter_slot: the slot of its adapter while it runs.
+        row: its row in the runner's batch while it runs.
+        blocks: for each group of layers, the KV-cache blocks in order; block i holds the tokens from i × block_size on.
+            `NULL_BLOCK` replaces blocks outside a sliding window.
+        candidates: next tokens offered by a beam that waits for the other beams.
+        is_blocked: it cannot be scheduled before the step in flight is committed, which determines its state.
+        adapter_slot: slot of its adapter while it runs.
     """
 
     request: Request
@@ -73,7 +73,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.token_ids) - self.request.num_prompt_tokens
 
     @property
@@ -83,20 +83,19 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        """Tokens known, or awaited."""
+        """Number of known tokens, including those in flight."""
         return len(self.token_ids) + self.num_inflight_tokens
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens whose keys and values are still to compute; none while it is held, or where what it awaits is
-        its last."""
+        """Number of known tokens to compute. 0 while the sequence is blocked, or if the token in flight is its last."""
         if not self.num_inflight_tokens:
             return len(self.token_ids) - self.num_launched
         known = len(self.token_ids) + self.num_inflight_tokens
         return 0 if self.is_blocked or known >= self.request.max_length else known - self.num_launched
 
     def append(self, token_id: int) -> None:
-        """Takes in a newly sampled token; sets `finish_reason` if it ends the sequence."""
+        """Append a sampled token; sets `finish_reason` if it ends the sequence."""
         self.token_ids.append(token_id)
         request = self.request
         if request.stop_token_ids and token_id in request.stop_token_ids:
@@ -109,23 +108,22 @@ class Sequence:
 
 @dataclass(eq=False)
 class Request:
-    """What was asked for, and what became of it. Owned by the scheduler; others only read it.
+    """A request and its progress. Only the scheduler modifies it.
 
     Attributes:
-        arrival_key: its sequences' place in line, before their index.
-        live: its sequences that are not finished, in order.
-        num_started: sequences there have been.
-        num_forking: sequences that a step in flight starts.
-        num_cached: prompt tokens that a prefix hit saved, at the first time it was scheduled.
-        prompt_logprobs: of each prompt token but the first, as far as they are computed.
-        beams: the state of a beam search.
-        id: unique among all requests.
-        num_prompt_tokens: length of the prompt, in tokens.
-        num_sequences: how many come back.
-        max_length: tokens at which a sequence ends, its prompt included.
-        stop_token_ids, eos_token_ids: those that end a sequence.
-        wants_prompt_logprobs: whether each prompt token's logits are needed, so that none can come from the prefix
-            cache.
+        arrival_key: sort key of its sequences, without their index.
+        live: its unfinished sequences, in order.
+        num_started: number of sequences started so far.
+        num_forking: number of sequences that steps in flight start.
+        num_cached: number of prompt tokens found in the prefix cache when it was first scheduled.
+        prompt_logprobs: log-probabilities of the prompt tokens but the first, as far as computed.
+        beams: state of the beam search, or None.
+        id: unique id among all requests.
+        num_prompt_tokens: number of prompt tokens.
+        num_sequences: number of returned sequences.
+        max_length: number of tokens, prompt included, at which a sequence ends.
+        stop_token_ids, eos_token_ids: tokens that end a sequence.
+        wants_prompt_logprobs: whether the logits of each prompt token are needed, which excludes prefix caching.
     """
 
     spec: EngineRequest
@@ -153,7 +151,7 @@ class Request:
         self.num_sequences = spec.num_sequences
         self.max_length = self.num_prompt_tokens + spec.max_tokens
         self.stop_token_ids = params.stop_token_ids or ()
-        # Where there is a grammar, no such token comes that is to be ignored: see `grammar.masks`.
+        # A grammar's masks exclude ignored end-of-sequence tokens: see `grammar.masks`.
         ignores_eos = params.ignore_eos and spec.grammar is None
         self.eos_token_ids = frozenset() if ignores_eos else spec.eos_token_ids
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
@@ -162,12 +160,12 @@ class Request:
 
     @property
     def num_to_fork(self) -> int:
-        """Sequences still to start once the prompt is computed."""
+        """Number of sequences still to start once the prompt is computed."""
         if self.num_started >= self.num_sequences or self.beams is not None:
             return 0
         return self.num_sequences - self.num_started - self.num_forking
 
     def start(self, token_ids: list[int]) -> Sequence:
-        """A new sequence that knows `token_ids`."""
+        """Start a sequence with the known tokens `token_ids`."""
         index, self.num_started = self.num_started, self.num_started + 1
         return Sequence(self, index, (*self.arrival_key, index), list(token_ids))

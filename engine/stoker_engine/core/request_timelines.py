@@ -1,4 +1,4 @@
-"""When things happened to requests: the engine notes it here, and each step's report is made from it."""
+"""Records the times of requests' events for the reports of steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stoker_engine.core.step_report import FinishedRequest, FirstToken, Schedule
 
 @dataclass
 class _Timeline:
-    """What happened to one request; seconds on the monotonic clock."""
+    """Events of one request, in seconds of the monotonic clock."""
 
     request: Request
     scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
-    last_tokens: dict[int, float] = field(default_factory=dict)  # by sequence
-    lengths: dict[int, int] = field(default_factory=dict)  # tokens of each sequence
+    last_tokens: dict[int, float] = field(default_factory=dict)  # time of the last token, by sequence
+    lengths: dict[int, int] = field(default_factory=dict)  # number of output tokens, by sequence
 
 
 class RequestTimelines:
-    """Keeps the timelines of the requests that are here, and of those that ended since the last report."""
+    """Keeps the timelines of the unfinished requests, and the results of those that ended since the last report."""
 
     def __init__(self) -> None:
         self._timelines: dict[str, _Timeline] = {}
@@ -32,20 +32,20 @@ class RequestTimelines:
 
     @property
     def has_news(self) -> bool:
-        """Whether a request ended that no report has named."""
+        """Whether requests have ended that no report has included."""
         return bool(self._finished)
 
     def arrived(self, request: Request) -> None:
-        """A request came."""
+        """Start the timeline of a new request."""
         self._timelines[request.id] = _Timeline(request)
 
     def scheduled(self, requests: Iterable[Request], now: float) -> None:
-        """Requests are scheduled for the first time."""
+        """Record that requests are scheduled for the first time."""
         for request in requests:
             self._timelines[request.id].scheduled = now
 
     def ended(self, request: Request, now: float) -> None:
-        """A request ended, for whatever reason."""
+        """Record the end of a request for any reason."""
         timeline = self._timelines.pop(request.id)
         first, last = timeline.first_token, timeline.last_token
         self._finished.append(
@@ -76,11 +76,11 @@ class RequestTimelines:
         times: StepTimes,
         now: float,
     ) -> StepReport:
-        """What a step did, at its end; ends the requests that it ended.
+        """Build the report of a step that has ended, and end the requests that it finished.
 
         Args:
-            num_tokens: computed.
-            num_prompt_tokens: of them, of prompts.
+            num_tokens: number of computed tokens.
+            num_prompt_tokens: number of computed prompt tokens.
         """
         first_tokens, inter_token = list[FirstToken](), list[float]()
         ended: dict[str, Request] = {}

@@ -1,7 +1,7 @@
-"""The one place where a request's parameters and the model's recommended ones become `SamplingParams`.
+"""Merges the parameters of a request with the model's recommended ones into `SamplingParams`.
 
-What a request says counts; for what it leaves out (absent or None), the model's makers' recommendation
-(generation_config.json); where they say nothing, the neutral default of `SamplingParams`.
+A value in the request has precedence. If it is absent or None, the model's generation_config.json applies, and after
+that the neutral default of `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from stoker_engine.core.sampling_params import SamplingParams
 
 
 def sampling_params(requested: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters of a request.
+    """Build the sampling parameters of a request.
 
     Args:
-        requested: what the request says, by the names of `SamplingParams`; None is as good as absent, save for
-            `max_tokens`, where a None that is given means the rest of the context.
+        requested: the request's parameters, by the names of `SamplingParams`; None counts as absent, except for
+            `max_tokens`, where an explicit None stands for the rest of the context.
         defaults: `EngineInfo.sampling_defaults`.
 
     Raises:

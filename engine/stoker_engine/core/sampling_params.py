@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen, with vLLM's and OpenAI's names."""
+"""Sampling parameters of a request, with vLLM's and OpenAI's names."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.core.token_ids import NO_TOKENS, TokenIds
 
-#: Most sequences one request may ask for: each is a place in the batch.
+#: Largest number of sequences per request; each takes a row of the batch.
 MAX_N = 128
 
-#: Most characters of a stop string or a bad word.
+#: Largest length of a stop string or a bad word, in characters.
 MAX_WORD_LENGTH = 4096
 
-#: Most characters of all bad words of a request: the engine keeps each of their tokens.
+#: Largest total length of a request's bad words, in characters; the engine keeps all their tokens.
 MAX_BAD_WORDS_LENGTH = 16_384
 
-#: Most tokens whose logits one request may bias; OpenAI's.
+#: Largest number of entries in logit_bias; OpenAI's limit.
 MAX_LOGIT_BIAS = 300
 
-#: Most next tokens that a beam offers: as many times the beams as there are stop tokens, and one.
+#: Largest number of next tokens that a beam offers: (number of stop tokens + 1) × number of beams.
 MAX_CANDIDATES = 1024
 
 
 class BaseParams:
-    """What the engine asks of the parameters of any request, so that no code depends on their kind.
+    """Interface of a request's parameters for the engine, independent of their kind.
 
-    The values here are those of a request that generates nothing: it has one sequence, whose prompt is computed. A kind
-    of parameters overrides what its requests can ask for, by fields or properties. These are no fields: they are not
-    serialized. See `SamplingParams` for the attributes that are not described here.
+    The defaults here describe a request that generates nothing: a single sequence whose prompt is computed. Subclasses
+    override what their requests can set, by fields or properties. The defaults are class attributes and are not
+    serialized. `SamplingParams` documents the other attributes.
 
     Attributes:
-        seed: here 0: nothing is drawn.
-        max_tokens: here 1: the engine counts on one token behind each prompt.
+        seed: 0: nothing is drawn.
+        max_tokens: 1: the engine reserves one token after each prompt.
     """
 
     temperature: float = 0.0
@@ -66,46 +66,46 @@ class BaseParams:
 
     @property
     def n(self) -> int:
-        """Sequences that are returned for the prompt."""
+        """Number of sequences returned for the prompt."""
         return 1
 
     @property
     def num_wanted(self) -> int | None:
-        """Most tokens of a sequence that are returned; None: up to the model's length."""
+        """Largest number of returned tokens per sequence; None: up to the model's length."""
         return 0
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each next token of a sequence is its likeliest one."""
+        """Whether each next token is the most likely one."""
         return False
 
     @property
     def num_in_lockstep(self) -> int:
-        """Sequences that are computed in the same steps, so that all of them must fit at once; 0: each is scheduled by
-        itself."""
+        """Number of sequences that are computed in the same steps, so that all must fit at once; 0: each is scheduled
+        independently."""
         return 0
 
     def new_beams(self, max_tokens: int, eos_token_ids: frozenset[int]) -> BeamSearch | None:
-        """A beam search that has not started; None: the sequences do not depend on each other.
+        """Return a beam search that has not started; None: the sequences are independent.
 
         Args:
-            max_tokens: generated tokens at which every beam ends.
-            eos_token_ids: tokens that end a beam beside `stop_token_ids`.
+            max_tokens: number of generated tokens at which every beam ends.
+            eos_token_ids: tokens that end a beam, in addition to `stop_token_ids`.
         """
         return None
 
     def scoring_only(self) -> Self:
-        """The same without the token behind the prompt, for kinds that can do without it."""
+        """Return these parameters without the token after the prompt, if this kind can do without it."""
         return self
 
     def with_structured_outputs(self, outputs: StructuredOutputs | None) -> Self:
-        """The same with another form of the output.
+        """Return these parameters with another form of the output.
 
         Raises:
-            RequestError: no output of this kind follows a grammar.
+            RequestError: outputs of this kind cannot follow a grammar.
         """
         if outputs is not None:
-            raise RequestError("the outputs of such a request do not follow a grammar", "structured_outputs")
+            raise RequestError("structured_outputs is not supported for this kind of request", "structured_outputs")
         return self
 
 
@@ -114,32 +114,33 @@ class SamplingParams(BaseParams):
     """Sampling parameters of one request.
 
     Attributes:
-        n: sequences generated for the prompt, which is computed once.
-        temperature: 0 is greedy; above, the logits are divided by it.
+        n: number of sequences generated for the prompt, which is computed once.
+        temperature: divisor of the logits; 0 is greedy.
         top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
-        top_k: keep this many of the likeliest tokens; 0 or -1 keeps all.
-        min_p: keep tokens at least this likely, as a share of the likeliest one's probability; 0 keeps all.
-        presence_penalty: taken off the logit of each token that the output holds.
-        frequency_penalty: taken off as many times as the output holds it.
+        top_k: keep this many of the most likely tokens; 0 or -1 keeps all.
+        min_p: keep tokens with at least this fraction of the most likely one's probability; 0 keeps all.
+        presence_penalty: subtracted from the logit of each token in the output.
+        frequency_penalty: subtracted once per occurrence in the output.
         repetition_penalty: positive logits of tokens in prompt or output are divided by it, negative ones multiplied.
-        logit_bias: token id → added to its logit; at most `MAX_LOGIT_BIAS` of them.
-        allowed_token_ids: nothing else can be chosen.
-        bad_words: words that are never completed.
-        seed: makes the output reproducible, alone or in any batch; None draws afresh.
-        max_tokens: most tokens to generate; None: up to the model's length.
-        min_tokens: before so many, nothing ends the output but its length.
+        logit_bias: value to add to the logit, by token id; at most `MAX_LOGIT_BIAS` entries.
+        allowed_token_ids: the only tokens that can be chosen.
+        bad_words: words that must not appear in the output.
+        seed: makes the output reproducible, alone or in any batch; None: a random seed.
+        max_tokens: largest number of generated tokens; None: up to the model's length.
+        min_tokens: number of tokens before which only the maximum length ends the output.
         stop: strings that end the output.
         include_stop_str_in_output: whether the stop string is part of the text.
         stop_token_ids: tokens that end the output; they are not part of its text.
-        ignore_eos: keep going past the model's end-of-sequence token.
-        skip_special_tokens: leave special tokens out of the text.
-        visible_special_tokens: those that stay in the text then: who takes it apart goes by them.
-        logprobs: return the log-probability of each output token and of so many likeliest ones (-1: all); of the
-            model's own distribution, before anything above changes it.
-        prompt_logprobs: in the same way for the prompt's tokens.
-        truncate_prompt_tokens: keep only so many last tokens of the prompt (-1: as many as the model takes).
-        structured_outputs: what the output must look like.
-        only_scores: nobody wants the one token of `max_tokens`, so that the prompt may be as long as the model takes.
+        ignore_eos: continue past the model's end-of-sequence token.
+        skip_special_tokens: remove special tokens from the text.
+        visible_special_tokens: special tokens that stay in the text nevertheless, because a parser of the text needs
+            them.
+        logprobs: return the log-probability of each output token and of this many most likely ones (-1: all), from the
+            model's own distribution before any of the changes above.
+        prompt_logprobs: like `logprobs`, for the prompt's tokens.
+        truncate_prompt_tokens: keep only this many last tokens of the prompt (-1: as many as the model accepts).
+        structured_outputs: constraint on the output.
+        only_scores: the single token of `max_tokens` is discarded, so the prompt may have the model's full length.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
@@ -194,7 +195,7 @@ class SamplingParams(BaseParams):
             object.__setattr__(self, name, _strings(getattr(self, name)))
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError(
-                f"logit_bias holds {len(self.logit_bias)} tokens; at most {MAX_LOGIT_BIAS} are taken", "logit_bias"
+                f"logit_bias has {len(self.logit_bias)} tokens; at most {MAX_LOGIT_BIAS} are allowed", "logit_bias"
             )
         object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids, "stop_token_ids"))
@@ -203,33 +204,35 @@ class SamplingParams(BaseParams):
         self._check_ranges()
         for name in ("stop", "bad_words"):
             if any(len(word) > MAX_WORD_LENGTH for word in getattr(self, name)):
-                raise RequestError(f"{name}: a string may have at most {MAX_WORD_LENGTH} characters", name)
+                raise RequestError(f"{name}: a string must have at most {MAX_WORD_LENGTH} characters", name)
         if (length := sum(map(len, self.bad_words))) > MAX_BAD_WORDS_LENGTH:
             raise RequestError(
-                f"bad_words have {length} characters together; at most {MAX_BAD_WORDS_LENGTH} are taken", "bad_words"
+                f"bad_words have {length} characters in total; at most {MAX_BAD_WORDS_LENGTH} are allowed", "bad_words"
             )
         if not all(self.stop):
-            raise RequestError("stop must not hold an empty string", "stop")
+            raise RequestError("stop must not contain an empty string", "stop")
         if not all(word.strip() for word in self.bad_words):
-            raise RequestError("bad_words must not hold an empty word", "bad_words")
+            raise RequestError("bad_words must not contain an empty word", "bad_words")
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise RequestError("allowed_token_ids is empty: no token could be chosen", "allowed_token_ids")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise RequestError(
-                f"structured_outputs must be StructuredOutputs(…), got {type(self.structured_outputs).__name__}; "
-                "a dict's fields are its arguments",
+                f"structured_outputs must be a StructuredOutputs object, got {type(self.structured_outputs).__name__}; "
+                "convert a dict by StructuredOutputs(**fields)",
                 "structured_outputs",
             )
         if self.structured_outputs is not None and self.allowed_token_ids is not None:
             raise RequestError(
-                "allowed_token_ids may leave no token to what the output must look like (structured_outputs, "
-                "response_format, strict tools); send one of them",
+                "allowed_token_ids cannot be combined with structured_outputs, response_format or strict tools: "
+                "together they may allow no token; send one of them",
                 "allowed_token_ids",
             )
         if not all(-100 <= bias <= 100 for bias in self.logit_bias.values()):
-            raise RequestError("logit_bias must lie between -100 and 100", "logit_bias")
+            raise RequestError("logit_bias values must be between -100 and 100", "logit_bias")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens is {self.min_tokens}, max_tokens only {self.max_tokens}", "min_tokens")
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
+            )
 
     def _check_ranges(self) -> None:
         def check(name: str, fine: bool, range_: str) -> None:
@@ -258,13 +261,13 @@ class SamplingParams(BaseParams):
 
 @dataclass(frozen=True)
 class BeamSearchParams(BaseParams):
-    """Beam search: the most likely sequences instead of drawn ones. transformers' rules.
+    """Beam search: the most likely sequences instead of sampled ones, by the rules of Hugging Face transformers.
 
     Attributes:
-        beam_width: beams kept at each step, and sequences returned.
-        max_tokens: most tokens to generate; None: up to the model's length.
-        ignore_eos: keep going past the model's end-of-sequence token.
-        length_penalty: a finished beam scores its summed log-probability ÷ length ** length_penalty.
+        beam_width: number of beams kept at each step, and of sequences returned.
+        max_tokens: largest number of generated tokens; None: up to the model's length.
+        ignore_eos: continue past the model's end-of-sequence token.
+        length_penalty: exponent of the length in a finished beam's score, log-probability ÷ length ** length_penalty.
         early_stopping: True stops once `beam_width` beams are finished; False when no running beam is expected to
             beat them; "never" only when none can.
         stop_token_ids: tokens that end a beam like the end-of-sequence token.

@@ -1,21 +1,21 @@
-"""What travels between the scheduler and those who run the model, once a step: what changed, and what to compute.
+"""Messages between the scheduler and the runner, once per step: what has changed, and what to compute.
 
-Who runs the model keeps *rows* (`exec.input_batch`): of each running sequence the tokens, the block tables, and how it
-samples. A sequence comes whole once, when it gets its row; from then on only changes come. So a step of many decodes
-is a few numbers a sequence, however long they are.
+The runner keeps a *row* for each running sequence (`exec.input_batch`): its tokens, block tables and sampling
+parameters. The whole sequence is sent once, when it gets its row; after that only changes are sent. A step of many
+decodes therefore takes a few integers per sequence, independent of their lengths.
 
-    adapters   what slots hold from now on                  ┐
-    forks      rows that begin as copies of others          │
-    new        rows that begin from nothing                 │ in this order,
-    written    tokens that only the scheduler decides       │ before anything is computed
-    known      tokens that another stage has sampled        │
+    adapters   new contents of adapter slots                ┐
+    forks      rows that start as copies of others          │
+    new        rows that start empty                        │ in this order,
+    written    tokens chosen by the scheduler               │ before anything is computed
+    known      tokens sampled by another stage              │
     tables     entries of block tables                      │
-    copies     blocks, whole                                ┘
+    copies     copies of whole blocks                       ┘
     batch      which rows compute which of their tokens, decodes first
 
-Tokens that a step samples are written into their rows by the runner itself. So the next step can be scheduled, and
-launched, while they are not yet known: it names positions, not tokens. In a pipeline only the last stage would have
-them. There, a sequence that awaits a token is not scheduled, and all stages are told of it in `known`.
+The runner itself writes the tokens that a step samples into their rows. A step refers to positions rather than tokens,
+so the next step can be scheduled and launched before they are known. In a pipeline only the last stage has the sampled
+tokens. A sequence with a token in flight is therefore not scheduled there, and all stages receive the token in `known`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.logprobs import TokenLogprobs
 
-#: Numbers of an entry of `Step.tables`: (group, row, index, block).
+#: Integers per entry of `Step.tables`: (group, row, index, block).
 TABLE_ENTRY = 4
 
-#: Numbers of an entry of `Step.known`: (row, position, token).
+#: Integers per entry of `Step.known`: (row, position, token).
 KNOWN_ENTRY = 3
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A row that begins: all that is known of its sequence.
+    """A new row, with the complete state of its sequence.
 
     Attributes:
-        index: which of its request's sequences.
-        output_token_ids: generated before, where it was preempted or had to wait for a row.
-        blocks: for each group of layers, its block table.
-        num_candidates: of a beam: how many likeliest next tokens it offers.
-        num_prompt_logprobs: prompt tokens whose log-probabilities are known already.
-        adapter_slot: the slot of its adapter; `NO_ADAPTER`: it has none.
+        index: index of the sequence in its request.
+        output_token_ids: tokens generated before a preemption, or before a row was free.
+        blocks: block table of each group of layers.
+        num_candidates: number of next tokens that a beam offers; 0: not a beam.
+        num_prompt_logprobs: number of prompt tokens whose log-probabilities are already computed.
+        adapter_slot: slot of its adapter, or `NO_ADAPTER`.
     """
 
     row: int
@@ -59,11 +59,11 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A row that begins with the first `num_tokens` tokens of row `parent`, and the blocks that hold them.
+    """A row that starts with the first `num_tokens` tokens of row `parent`, and shares the blocks that hold them.
 
     Attributes:
-        index: which of its request's sequences.
-        num_blocks: for each group of layers, how many these are.
+        index: index of the sequence in its request.
+        num_blocks: number of shared blocks in each group of layers.
     """
 
     row: int
@@ -75,7 +75,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may come next, to be verified: those of the batch's sequence number `batch_index`."""
+    """Proposed next tokens of the sequence at `batch_index`, to be verified."""
 
     batch_index: int
     token_ids: list[int]
@@ -86,18 +86,18 @@ class Step:
     """One step.
 
     Attributes:
-        number: counts steps.
+        number: serial number.
         adapters: (slot, number of the adapter that it holds from this step on).
-        written: (row, position of the first, tokens).
-        tables: entries of `TABLE_ENTRY` numbers.
-        known: entries of `KNOWN_ENTRY` numbers, in the order of positions; of the stages of a pipeline.
-        copies: (from, to); all are read before any is written.
-        rows: the batch, a number a sequence; the first `num_decodes` compute one token each.
-        starts: position of the first token that each computes; all before it are in the cache.
-        lengths: how many tokens each computes, drafts included.
-        num_samples: how many next tokens are drawn for each; 0 where its known tokens are not all computed then.
-        drafts: what follows the last known token of some.
-        num_tokens: the sum of `lengths`.
+        written: (row, position of the first token, tokens).
+        tables: entries of `TABLE_ENTRY` integers.
+        known: entries of `KNOWN_ENTRY` integers, in the order of positions; only for the stages of a pipeline.
+        copies: (source, destination) blocks; all are read before any is written.
+        rows: row of each sequence in the batch; the first `num_decodes` compute one token each.
+        starts: position of the first token that each sequence computes; all earlier ones are in the cache.
+        lengths: number of tokens each sequence computes, including drafts.
+        num_samples: number of next tokens drawn for each sequence; 0 if known tokens remain uncomputed.
+        drafts: drafts that follow the last known token of some sequences.
+        num_tokens: sum of `lengths`.
     """
 
     number: int
@@ -119,15 +119,15 @@ class Step:
 
 @dataclass(slots=True)
 class Sampled:
-    """What was drawn for one sequence.
+    """Tokens drawn for one sequence.
 
     Attributes:
-        token_ids: for each of its `num_samples` children the tokens that follow, in order: one, or those of its draft
-            that hold and one more. The first child is the sequence itself.
-        logprobs: of each of them, when asked for.
-        candidates: of a beam, which draws nothing: (token, log-probability), best first.
-        is_corrupted: its logits are no numbers that a token can be chosen by, so that nothing was drawn.
-        error: why its grammar cannot go on, so that nothing was drawn.
+        token_ids: for each of its `num_samples` children, the next tokens in order: one, or the accepted tokens of its
+            draft and one more. The first child is the sequence itself.
+        logprobs: log-probabilities of each token, if requested.
+        candidates: for a beam, for which nothing is drawn: (token, log-probability), best first.
+        is_corrupted: its logits are NaN or infinite, so nothing was drawn.
+        error: error of its grammar, so nothing was drawn.
     """
 
     token_ids: list[list[int]]
@@ -137,20 +137,20 @@ class Sampled:
     error: str | None = None
 
     def __reduce__(self) -> tuple[type[Sampled], tuple[object, ...]]:
-        """Pickled as a call: twice as fast as the dictionary that slots are pickled as, hundreds of times a step."""
+        """Pickle as a constructor call, which is twice as fast as the default for slots; a step pickles hundreds."""
         return Sampled, (self.token_ids, self.logprobs, self.candidates, self.is_corrupted, self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed.
+    """Result of a step.
 
     Attributes:
-        sampled: for each sequence of the batch with `num_samples`, in order.
-        prompt_logprobs: by index in the batch, of the prompt tokens that follow what it computed; None where they are
-            no numbers.
-        prepare_time, model_time, sample_time: seconds.
-        pooled: by index in the batch, the vector of each sequence whose hidden states were pooled.
+        sampled: one entry for each sequence of the batch with `num_samples` above 0, in order.
+        prompt_logprobs: by batch index, log-probabilities of the prompt tokens after the computed ones; None if they
+            are NaN or infinite.
+        prepare_time, model_time, sample_time: durations in seconds.
+        pooled: by batch index, the vector of each sequence whose hidden states were pooled.
     """
 
     sampled: list[Sampled]
@@ -162,5 +162,5 @@ class StepResult:
 
     @property
     def is_corrupted(self) -> bool:
-        """Whether there are results that are no numbers."""
+        """Whether a result is NaN or infinite."""
         return any(drawn.is_corrupted for drawn in self.sampled) or None in self.prompt_logprobs.values()

@@ -1,4 +1,4 @@
-"""What a step did, in numbers, for the metrics and the log. Plain facts: they cross from one process to another."""
+"""Statistics of a step for the metrics and the log, in a form that is sent between processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from stoker_engine.core.finish_reason import FinishReason
 
 @dataclass(frozen=True)
 class AdapterStats:
-    """What the metrics say of LoRA adapters; counters only grow.
+    """Statistics of LoRA adapters; counters only grow.
 
     Attributes:
-        running: names of the adapters of sequences that run, sorted.
-        waiting: names of those of sequences that wait, sorted.
-        loads: how many adapters were read into memory.
-        evictions: how many were dropped from memory to make room for others.
-        failures: how many loads failed.
-        load_seconds: of each load that has finished since the report before.
+        running: names of the running sequences' adapters, sorted.
+        waiting: names of the waiting sequences' adapters, sorted.
+        loads: number of adapters read into memory.
+        evictions: number of adapters dropped from memory to free space for others.
+        failures: number of failed loads.
+        load_seconds: duration of each load that has finished since the previous report.
     """
 
     running: tuple[str, ...] = ()
@@ -30,10 +30,10 @@ class AdapterStats:
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """What the metrics say of the scheduler; counters only grow.
+    """Statistics of the scheduler; counters only grow.
 
     Attributes:
-        adapters: None: LoRA is off.
+        adapters: statistics of LoRA adapters; None: LoRA is off.
     """
 
     num_running: int
@@ -48,7 +48,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """A request's first token: seconds since its arrival, and what its prompt took."""
+    """A request's first token: seconds since its arrival, and the size of its prompt."""
 
     seconds: float
     num_prompt_tokens: int
@@ -57,11 +57,11 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class FinishedRequest:
-    """A request that ended, all its sequences included. Times are seconds; None where it did not get so far.
+    """A request that ended with all its sequences. Times are in seconds, None for a phase that it did not complete.
 
     Attributes:
-        num_output_tokens: over all sequences.
-        longest_output: tokens of the longest sequence.
+        num_output_tokens: number of tokens of all sequences.
+        longest_output: number of tokens of the longest sequence.
         queue: from arrival to the first step.
         prefill: from the first step to the first token.
         decode: from the first token to the last.
@@ -86,7 +86,7 @@ class FinishedRequest:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where a step's time went, in seconds."""
+    """Durations of a step's parts, in seconds."""
 
     schedule: float = 0.0
     prepare: float = 0.0
@@ -97,16 +97,16 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did.
+    """Report of one step.
 
     Attributes:
-        num_tokens: tokens computed.
-        num_prompt_tokens: of them, prompt tokens.
-        num_new_tokens: tokens generated.
-        first_tokens: of the requests that got their first one.
-        inter_token: seconds between a sequence's new token and the one before, for those that have one.
-        finished: requests that ended in or just before this step, aborted ones included.
-        engine: whose step it was, of the model's engines.
+        num_tokens: number of computed tokens.
+        num_prompt_tokens: number of computed prompt tokens.
+        num_new_tokens: number of generated tokens.
+        first_tokens: first tokens of requests.
+        inter_token: seconds between a new token and the previous one of its sequence, if it has one.
+        finished: requests that ended in this step or since the previous report, including aborted ones.
+        engine: index of the DP engine.
     """
 
     num_tokens: int

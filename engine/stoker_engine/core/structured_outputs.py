@@ -1,4 +1,4 @@
-"""What an output must look like, with vLLM's names (its ``StructuredOutputsParams``)."""
+"""Constraints on an output, with vLLM's names (its ``StructuredOutputsParams``)."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from typing import Any, Final
 
 from stoker_common.errors import RequestError
 
-#: What an output can be constrained by: exactly one of them is given.
+#: The kinds of constraints; exactly one must be given.
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 _PARAM: Final = "structured_outputs"
 
-#: How the JSON of a constraint is written; the others hold none.
+#: Options for the form of JSON, allowed only with constraints in `_WITH_JSON`.
 _JSON_OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _WITH_JSON: Final = ("json", "json_object", "structural_tag")
 
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """One constraint on an output, and how its JSON may be written.
+    """One constraint on an output, and options for the form of its JSON.
 
     Attributes:
-        json: a JSON Schema that the output is valid by: as an object, a boolean, or their text.
-        regex: a regular expression that the whole output matches.
-        choice: the output is one of these strings.
-        grammar: a context-free grammar, Lark's or GBNF (EBNF), of which the output is a sentence.
+        json: JSON Schema of the output: an object, a boolean, or either as text.
+        regex: regular expression that matches the whole output.
+        choice: allowed outputs.
+        grammar: context-free grammar of the output, in Lark's or GBNF (EBNF) syntax.
         json_object: the output is any JSON object.
-        structural_tag: JSON within text, between tags: vLLM's description of it, an object or its text.
-        disable_any_whitespace: JSON has no whitespace between its parts.
-        disable_additional_properties: a schema's objects have only the properties that it names.
-        whitespace_pattern: a regular expression for the whitespace of JSON.
-        begins_after: a regular expression (Python's), after whose first match in the output the constraint begins: what
-            a model reasons before is free. Special tokens are in it as they are spelled. None: it begins at once.
+        structural_tag: JSON between tags within free text: vLLM's description of it, an object or its text.
+        disable_any_whitespace: JSON has no whitespace between its tokens.
+        disable_additional_properties: objects have only the properties that the schema names.
+        whitespace_pattern: regular expression for the whitespace of JSON.
+        begins_after: regular expression (Python's). The constraint applies after its first match in the output, so that
+            reasoning before it is unconstrained. Special tokens match by their spelling. None: it applies from the
+            start.
 
     Raises:
-        RequestError: not exactly one constraint is given, or one of a wrong type; `param` names it.
+        RequestError: not exactly one constraint is given, or a value has a wrong type; `param` names it.
     """
 
     json: str | bool | Mapping[str, Any] | None = None
@@ -52,7 +53,7 @@ class StructuredOutputs:
     begins_after: str | None = None
 
     def __post_init__(self) -> None:
-        if self.json_object is False:  # which asks for nothing
+        if self.json_object is False:  # False requests no constraint
             object.__setattr__(self, "json_object", None)
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) != 1:
@@ -62,7 +63,7 @@ class StructuredOutputs:
         for option in _JSON_OPTIONS:
             if self.kind not in _WITH_JSON and getattr(self, option):
                 raise RequestError(
-                    f"{option} says how JSON is written, and {self.kind} has none; leave it out", f"{_PARAM}.{option}"
+                    f"{option} applies to JSON only, and {self.kind} is not JSON; remove it", f"{_PARAM}.{option}"
                 )
 
     @property
@@ -84,7 +85,7 @@ class StructuredOutputs:
                 re.compile(self.begins_after.encode())
             except (re.error, ValueError) as error:
                 raise RequestError(
-                    f"begins_after is no regular expression: {error}", f"{_PARAM}.begins_after"
+                    f"begins_after is not a regular expression: {error}", f"{_PARAM}.begins_after"
                 ) from None
         check("json_object", (bool,), "true or left out")
         check("structural_tag", (str, Mapping), "an object or its text")
@@ -92,9 +93,9 @@ class StructuredOutputs:
             if isinstance(self.choice, str) or not all(isinstance(choice, str) for choice in self.choice):
                 raise RequestError("choice must be a list of strings", f"{_PARAM}.choice")
             if not self.choice:
-                raise RequestError("choice is empty: no output could be written", f"{_PARAM}.choice")
+                raise RequestError("choice is empty: no output is possible", f"{_PARAM}.choice")
             object.__setattr__(self, "choice", tuple(self.choice))
 
 
-#: The name by which vLLM's users know it.
+#: vLLM's name.
 StructuredOutputsParams = StructuredOutputs

@@ -1,4 +1,4 @@
-"""Which tokens a sequence holds and how often, kept from token to token for the penalties."""
+"""Counts of a sequence's tokens for the penalties, updated token by token."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable
 
 
 class TokenCounts:
-    """Distinct tokens, and how often the output holds each.
+    """Distinct tokens, and the number of times each occurs in the output.
 
     ::
 
-        tokens   │ the prompt's  │ the output's others, as they came
+        tokens   │ of the prompt │ others of the output, in order of first occurrence
         counts   │ 0  2  0  1  … │ 1  3  …
 
     Args:
-        prompt: its tokens, or none where a sequence's output alone is asked about.
+        prompt: tokens of the prompt; empty if only the output is counted.
 
     Attributes:
         tokens: int64, the distinct tokens.
-        counts: int64, how often the output holds each of them; 0 where only the prompt does.
+        counts: int64, number of times each occurs in the output; 0 for tokens of the prompt only.
     """
 
     def __init__(self, prompt: Iterable[int]) -> None:
@@ -29,7 +29,7 @@ class TokenCounts:
         self._index = {token: index for index, token in enumerate(self.tokens)}
 
     def add(self, token_id: int) -> None:
-        """Counts a new token of the output."""
+        """Count a new token of the output."""
         index = self._index.setdefault(token_id, len(self.tokens))
         if index == len(self.tokens):
             self.tokens.append(token_id)
@@ -37,7 +37,7 @@ class TokenCounts:
         self.counts[index] += 1
 
     def copy(self) -> TokenCounts:
-        """The same, for a sequence that goes on from here."""
+        """Return a copy for a forked sequence."""
         counts = copy.copy(self)
         counts.tokens, counts.counts, counts._index = self.tokens[:], self.counts[:], self._index.copy()
         return counts

@@ -1,4 +1,4 @@
-"""Distinct token ids in an array, so that a whole vocabulary of them is checked, pickled and searched in no time."""
+"""Sets of token ids in an array, fast to check, pickle and search even for a whole vocabulary."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class TokenIds(Sequence[int]):
     """A set of token ids, ascending.
 
     Args:
-        token_ids: integers, in any order, some perhaps twice.
+        token_ids: integers in any order; duplicates are allowed.
 
     Raises:
-        TypeError: something else, or an integer beyond 64 bits.
+        TypeError: an element is not an integer, or exceeds 64 bits.
 
     Attributes:
-        array: int64, not to be written to.
-        num_given: how many there were before equal ones became one.
+        array: int64; must not be modified.
+        num_given: number of ids before duplicates were removed.
     """
 
     __slots__ = ("__weakref__", "_mask", "array", "num_given")
@@ -41,7 +41,7 @@ class TokenIds(Sequence[int]):
         self._mask = None
 
     def mask(self, vocab_size: int) -> bytearray:
-        """A byte for each token of the vocabulary: whether it is among them. Made once, not to be written to."""
+        """Return a byte per token of the vocabulary: 1 if the set contains it. Cached; must not be modified."""
         if self._mask is None or len(self._mask) != vocab_size:
             self._mask = bytearray(vocab_size)
             for token_id in self.array:
@@ -84,7 +84,7 @@ class TokenIds(Sequence[int]):
         return f"TokenIds([{first}])" if len(self) <= 8 else f"TokenIds([{first}, … {len(self)} in all])"
 
 
-#: Those that came out of a pickle: the prompts of one request share theirs.
+#: Unpickled sets by content, so that the prompts of a request share theirs.
 _known: WeakValueDictionary[bytes, TokenIds] = WeakValueDictionary()
 
 
@@ -96,5 +96,5 @@ def _unpickled(data: bytes, code: str, num_given: int) -> TokenIds:
     return ids
 
 
-#: None at all.
+#: The empty set.
 NO_TOKENS = TokenIds(())

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a rank, as executors use them: loaded and dropped here, activated by the runner."""
+"""Interface of a rank's LoRA adapters: executors load and drop them, the runner activates them in slots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from stoker_common.errors import AdapterError
 from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 
-#: Why no adapter can be loaded.
+#: Error of a load if the engine was started without LoRA.
 LORA_IS_OFF: Final = "LoRA is off; start the engine with --enable-lora"
 
 
@@ -15,27 +15,27 @@ class Adapters(Protocol):
     """The LoRA adapters of this rank."""
 
     def load(self, source: AdapterSource) -> LoadedAdapter:
-        """Reads an adapter's files; in any thread, also while a step runs.
+        """Read an adapter's files. Thread-safe; may run during a step.
 
         Raises:
-            AdapterError: they cannot be served, or are not those that `source` names.
+            AdapterError: the files cannot be loaded, or do not match `source`.
         """
         ...
 
     def drop(self, number: int) -> None:
-        """Frees the memory of an adapter, between steps."""
+        """Free the memory of an adapter. Called between steps."""
         ...
 
     def activate(self, slot: int, number: int) -> None:
-        """Lets the rows with this slot use a loaded adapter, from the next step on."""
+        """Assign a loaded adapter to a slot, from the next step on."""
         ...
 
 
 def load_adapter(adapters: Adapters | None, source: AdapterSource) -> LoadedAdapter:
-    """Loads an adapter into this rank.
+    """Load an adapter into this rank.
 
     Raises:
-        AdapterError: it cannot be served here; or there is no LoRA.
+        AdapterError: it cannot be loaded, or LoRA is off.
     """
     if adapters is None:
         raise AdapterError(LORA_IS_OFF)

@@ -1,7 +1,7 @@
-"""Compiles what a model is computed with, for a GPU that need not be here.
+"""Compiles the kernels of a model ahead of time, without a GPU.
 
-The model is made of tensors that have a shape and no numbers, and runs the steps of `exec.warm_up`; see
-`kernels.triton.compile.compile_only`. So what a pod would compile when it starts is in Triton's cache already.
+The model consists of fake tensors (shapes without data) and runs the steps of `exec.warm_up`; see
+`kernels.triton.compile.compile_only`. The kernels that a pod needs at its start are then already in Triton's cache.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ logger = logging.getLogger(__name__)
 
 _SEQUENCES: Final = 16
 _TOKENS: Final = 256
-#: As on a GPU, the cache is beyond what 32 bits address.
+#: Beyond the range of 32-bit offsets, as on a real GPU.
 _CACHE_BYTES: Final = 8 << 30
 
 
 def build_kernels_of(args: EngineArgs, targets: Sequence[str]) -> None:
-    """Compiles for the model that `args` ask for, with progress in the log.
+    """Compile the kernels of the model in `args`, with progress in the log.
 
     Args:
-        targets: names of `TARGETS`.
+        targets: names from `TARGETS`.
 
     Raises:
-        ArgumentError: a target that kernels are not compiled for, or a size that the model cannot be shared by.
-        ModelError: the model cannot be found, or is run by transformers' own modules.
+        ArgumentError: a target is not supported, or the model cannot be split into the given number of ranks.
+        ModelError: the model cannot be found, or runs by transformers' own modules.
     """
     if unknown := [name for name in targets if name not in TARGETS]:
-        raise ArgumentError("--target", f"{unknown[0]!r} is none that kernels are for; there are {', '.join(TARGETS)}")
+        raise ArgumentError("--target", f"{unknown[0]!r} is not supported; the targets are {', '.join(TARGETS)}")
     checkpoint = find_checkpoint(args)
     if not isinstance(checkpoint.loader, DecoderLoader):
-        raise ModelError(f"{checkpoint.config.architecture} is run by transformers' own modules, which have no kernels")
+        raise ModelError(f"{checkpoint.config.architecture} runs by transformers' own modules and has no kernels")
     refuse_indivisible(args, checkpoint)
     device = torch.device("cuda")
     dtype = resolve_dtype(args, checkpoint, device)
@@ -90,7 +90,7 @@ def _build_driver() -> None:
     if can_build_driver():
         build_driver(Path(knobs.cache.dir))
     else:
-        logger.warning("no C compiler or no headers of Python are here: Triton will need both where a GPU is")
+        logger.warning("no C compiler or Python headers found here: Triton needs both on the machine with the GPU")
 
 
 def build_kernels(
@@ -101,14 +101,14 @@ def build_kernels(
     target: GPUTarget,
     on_launch: OnLaunch | None = None,
 ) -> list[str]:
-    """Compiles for one rank of a model that `args` share between ranks.
+    """Compile the kernels for one rank of a model.
 
     Args:
-        formats: how weights are stored.
+        formats: storage formats of the weights.
         on_launch: see `compile_only`.
 
     Returns:
-        The names of what was compiled; what the cache had already is not among them.
+        Names of the compiled kernels, without those that were already in the cache.
     """
     device = torch.device("cuda")
     kernels = BATCH_INVARIANT if args.batch_invariant else TRITON
@@ -157,7 +157,7 @@ def _sample(logits: torch.Tensor) -> None:
 
 
 class _FakeCommunicator:
-    """The first of so many ranks, of which the others do what it does."""
+    """Rank 0 of `size` ranks that all compute the same values."""
 
     rank = 0
 

@@ -1,4 +1,4 @@
-"""Makes a runner: loads the model onto the device, with its KV cache, warms it up and captures graphs."""
+"""Builds a runner: loads the model and its KV cache onto the device, runs the warm-up and captures graphs."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from stoker_engine.sizing.kv_format import kv_format
 
 logger = logging.getLogger(__name__)
 
-#: Makes a way to finish of a model and the sequences that run.
+#: Creates the finish of steps, from a model and the batch.
 MakeFinish = Callable[[Model, InputBatch], Finish]
 
-#: Tokens beyond the longest sequence that a row has room for: what a step in flight samples behind the last one.
+#: Tokens per row beyond the longest sequence, for tokens that a step in flight samples after the last one.
 _SPARE_TOKENS: Final = 16
 
-#: Upper bound of one chunk of logits on a CPU where nothing but the largest of each row is asked for. glibc returns
-#: larger memory to the system each time, so that each step would fault in each page of it again.
+#: Upper bound of a chunk of greedy logits on a CPU, in bytes. glibc returns larger allocations to the system each time,
+#: so each step would page-fault them again.
 _KEPT_BYTES: Final = 32 << 20
 
 
@@ -73,17 +73,17 @@ def build_runner(
     make_finish: MakeFinish | None = None,
     lap: Callable[[str], None] = lambda part: None,
 ) -> Runner:
-    """Loads a model.
+    """Load a model and build its runner.
 
     Args:
-        on_progress: called whenever loading gets on; see `OnProgress`.
-        groups: the ranks that compute the model together with this one; None: there are none.
-        adapt: what the model is built with → how it is built instead: extended, or without a head.
-        make_finish: what becomes of the last stage's hidden states; None: they are sampled from.
+        on_progress: called whenever loading progresses; see `OnProgress`.
+        groups: communicators of the ranks that share the model; None: a single rank.
+        adapt: modifies how the layers are built, for example extends them or omits the head.
+        make_finish: creates the finish of the last stage; None: sampling.
         lap: called with the name of each part of loading when it ends.
 
     Raises:
-        ArgumentError: the device or dtype cannot be had.
+        ArgumentError: the device or dtype is not available.
         ModelError: the weights do not match, or the model does not fit.
     """
     device = resolve_device(args)
@@ -112,7 +112,7 @@ def build_runner(
         finish = make_finish(model, batch)
     else:
         finish = _sampling(args, build, model, batch, grammars, device, groups)
-    # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
+    # The Transformers backend uses torch's operators, while our decoder's kernels are multi-threaded themselves.
     shares_work = model.backend.capabilities.has_threads and isinstance(model, Decoder)
     runner = Runner(
         device=device,
@@ -145,11 +145,11 @@ def _build(
     dtype: torch.dtype,
     groups: RankGroups,
 ) -> Build:
-    """What the layers are built with."""
+    """Return how the layers are built."""
     if args.batch_invariant and device.type != "cpu" and groups.tensor.size > 1:
         raise ArgumentError(
             "--batch-invariant",
-            "GPUs that share layers sum in an order that depends on the batch; choose "
+            "with tensor parallelism on GPUs the order of summation depends on the batch; use "
             "--tensor-parallel-size 1, with --pipeline-parallel-size or --data-parallel-size for more GPUs",
         )
     requirements = AttentionRequirements(
@@ -171,7 +171,7 @@ def _build(
 def _adapters(
     args: EngineArgs, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, kernels: Kernels
 ) -> LoadedAdapters | None:
-    """The adapters beside the model; None: LoRA is off."""
+    """Return the LoRA adapters; None: LoRA is off."""
     if not args.enable_lora:
         return None
     reader = adapter_reader(checkpoint, args, dtype)
@@ -187,7 +187,7 @@ def _load(
     device: torch.device,
     on_progress: OnProgress,
 ) -> tuple[Model, KVCachePool]:
-    """The model and its KV cache."""
+    """Load the model and its KV cache."""
     scales = checkpoint.kv_scales(args.kv_cache_dtype, build)
     started = time.monotonic()
     with torch.inference_mode():
@@ -204,7 +204,7 @@ def _load(
         stored.kv_cache_dtype,
     )
     if args.dtype == "auto" and stored.dtype != checkpoint.config.dtype.removeprefix("torch."):
-        logger.info("the kernels of CPUs have no %s, hence %s", checkpoint.config.dtype, stored.dtype)
+        logger.info("the CPU kernels do not support %s; using %s", checkpoint.config.dtype, stored.dtype)
     return model, pool
 
 
@@ -235,7 +235,7 @@ def _sampling(
 
 
 def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: OnProgress) -> None:
-    """Has what a device computes with compiled before the first request; what is compiled stays in a cache."""
+    """Run warm-up steps, so that kernels are compiled before the first request. Compiled kernels are cached."""
     started = time.monotonic()
     use_prebuilt()
     limits = args.max_num_seqs, args.max_num_batched_tokens, runner.plan.max_model_len
@@ -250,7 +250,7 @@ def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: On
 
 
 def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
-    """What grammars leave of a row of logits; no step of the warm-up has a grammar."""
+    """Run the kernel that applies grammar masks, since no step of the warm-up has a grammar."""
     size = runner.model.config.vocab_size
     any_token = np.full((1, -(-size // 32)), -1, dtype=np.int32)
     logits = torch.zeros((1, size), device=runner.device)
@@ -258,9 +258,9 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
 
 
 def _can_be_captured(runner: Runner, groups: RankGroups, kernels: Kernels) -> bool:
-    """Whether decodes can be CUDA graphs: ranks that work together go kernel by kernel, and so do models that keep a
-    state of each sequence, and adapters where the host waits in the midst of a step: those that are computed one by
-    one, and experts that are in every step."""
+    """Whether decodes can be captured as CUDA graphs. Not supported: several ranks, models that keep a state per
+    sequence, and adapters for which the host waits within a step, which are those without grouped kernels and those
+    of experts."""
     waits = runner.adapters is not None and (kernels.lora is None or runner.rows.extends_experts)
     is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and not waits
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)

@@ -1,4 +1,4 @@
-"""Whether ranks can share a model, checked before any of them starts; the planner's rules are in `sizing.sharding`."""
+"""Checks that ranks can split a model, before any of them starts. The planner's rules are in `sizing.sharding`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stoker_engine.parallel.device import resolve_device
 from stoker_engine.sizing.sharding import objection, tensor_sizes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 
-#: The flag to blame, where it is not the one of tensor parallelism.
+#: Flag that causes a problem, if not --tensor-parallel-size.
 _FLAGS: Final = {"TooFewLayers": "--pipeline-parallel-size", "NotMixtureOfExperts": "--enable-expert-parallel"}
 
 
 def refuse_indivisible(args: EngineArgs, checkpoint: Checkpoint) -> None:
-    """Refuses sizes by which the ranks of an engine could not share the model.
+    """Refuse parallel sizes that cannot split the model.
 
     Raises:
-        ArgumentError: they are such; it names the flag and the sizes that would do.
+        ArgumentError: names the flag and the sizes that are possible.
     """
     config, tensor, pipeline = checkpoint.config, args.tensor_parallel_size, args.pipeline_parallel_size
     whole = args.enable_expert_parallel

@@ -1,4 +1,4 @@
-"""Which dtype a model is computed in, and how it is stored."""
+"""The dtype in which a model is computed, and the formats in which it is stored."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker_engine.models.checkpoint import Checkpoint
 
 
 class StoredAs(NamedTuple):
-    """How a model is computed and stored, for people.
+    """Formats in which a model is computed and stored, for display.
 
     Attributes:
-        dtype: of activations, and of weights that are not quantized.
-        weights: formats of matrices, with the method that they come from.
-        kv_cache_dtype: of keys and values, by the names of ``--kv-cache-dtype``.
+        dtype: dtype of activations and unquantized weights.
+        weights: formats of matrices, with their quantization method.
+        kv_cache_dtype: format of keys and values, by the names of ``--kv-cache-dtype``.
     """
 
     dtype: str
@@ -27,7 +27,7 @@ class StoredAs(NamedTuple):
 
 
 def stored_as(args: EngineArgs, checkpoint: Checkpoint, device: torch.device | str) -> StoredAs:
-    """Of the model that `args` ask for, on `device`."""
+    """Return the formats of the model in `args` on `device`."""
     device = torch.device(device)
     dtype = resolve_dtype(args, checkpoint, device)
     name = str(dtype).removeprefix("torch.")
@@ -36,14 +36,14 @@ def stored_as(args: EngineArgs, checkpoint: Checkpoint, device: torch.device | s
 
 
 def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The dtype of activations and of weights that are not quantized; ``auto`` is the checkpoint's own, as far as
-    `device` has kernels for it.
+    """Return the dtype of activations and unquantized weights. ``auto`` is the checkpoint's own dtype, if `device` has
+    kernels for it.
 
     Raises:
-        ModelError: the checkpoint's own is none that we compute in.
+        ModelError: the checkpoint's dtype is not supported.
     """
     checkpoint_dtype = checkpoint.config.dtype.removeprefix("torch.")
-    # It does not depend on the dtype which matrices of a folder are quantized.
+    # Which matrices are quantized does not depend on the dtype passed here.
     quantized = checkpoint_dtype == "float16" and bool(checkpoint.weight_formats(torch.float16, device).names)
     name = compute_dtype(args.dtype, checkpoint_dtype, quantized=quantized, on_cpu=device.type == "cpu")
     if why := why_not_computed(name):

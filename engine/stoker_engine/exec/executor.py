@@ -1,7 +1,7 @@
-"""Who runs the steps: the seam between the engine and the processes and devices that the model is on.
+"""Interface between the engine and the processes and devices that run the model.
 
-Steps run in the order they are launched, each as a whole. Two may be launched before the first is collected; then the
-host's work on one step goes on beside the model's on the next.
+Steps run in the order of their launch, each one completely. Two may be launched before the first is collected; the
+host's work on one step then overlaps with the model's work on the next.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from stoker_engine.grammar.token_table import TokenTable
 
 
 class Executor(Protocol):
-    """Runs steps.
+    """Runs steps and manages the grammars and adapters of the ranks.
 
     Attributes:
-        plan: the KV cache's size.
-        on_cpu: whether the model runs on the CPU, where every token of a step costs time.
+        plan: size of the KV cache.
+        on_cpu: whether the model runs on the CPU, where each token of a step adds to its duration.
     """
 
     plan: KVCachePlan
     on_cpu: bool
 
     def launch(self, step: Step) -> None:
-        """Begins a step; it may already have run when this returns."""
+        """Start a step; it may already have run when this returns."""
         ...
 
     def collect(self) -> StepResult:
-        """Waits for the first step launched and not yet collected.
+        """Wait for the oldest launched step and return its result.
 
         Raises:
-            Exception: what ended the step. No step after it has a result.
+            Exception: the error of the step. Later steps have no result.
         """
         ...
 
     def discard_in_flight(self) -> None:
-        """Waits for what is launched, and drops it."""
+        """Wait for all launched steps, and discard their results."""
         ...
 
     def set_token_table(self, table: TokenTable) -> None:
-        """The vocabulary as bytes, before the first grammar."""
+        """Set the vocabulary as bytes. Called before the first grammar."""
         ...
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """Begins to make a grammar ready, beside the steps. The future has its `Grammar.compiled`, or raises
-        `GrammarError` where that cannot be."""
+        """Start to compile a grammar, concurrently with the steps. The future returns its `Grammar.compiled`, or raises
+        `GrammarError`."""
         ...
 
     def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
-        """Begins to load a LoRA adapter on all ranks, beside the steps. The future raises `AdapterError` where one of
-        them cannot, and then none has it."""
+        """Start to load a LoRA adapter on all ranks, concurrently with the steps. If a rank fails, the future raises
+        `AdapterError`, and no rank keeps the adapter."""
         ...
 
     def drop_adapter(self, number: int) -> None:
-        """Frees the memory of a loaded adapter once the steps that are launched have run; no later one uses it."""
+        """Free the memory of a loaded adapter after the launched steps have run; later steps do not use it."""
         ...
 
     def shutdown(self) -> None:
-        """Ends; nothing is launched or collected after."""
+        """Shut down. Nothing can be launched or collected afterwards."""
         ...
 
 
@@ -73,7 +73,7 @@ class LocalExecutor:
     """Runs steps in this process.
 
     Args:
-        overlap: run them in a thread of their own, so that `launch` returns at once.
+        overlap: run steps in a separate thread, so that `launch` returns at once.
     """
 
     def __init__(self, runner: Runner, overlap: bool = False) -> None:
@@ -82,7 +82,7 @@ class LocalExecutor:
         self.on_cpu = runner.device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, "steps") if overlap else None
         self._launched: deque[Future[StepResult]] = deque()
-        self._loader = ThreadPoolExecutor(1, "adapters")  # it begins with the first load
+        self._loader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first load
         self._last_drop: Future[None] | None = None
 
     def launch(self, step: Step) -> None:
@@ -124,12 +124,12 @@ class LocalExecutor:
         assert adapters is not None, "it is not loaded"
         if self._thread is None:
             adapters.drop(number)
-        else:  # behind the steps that are launched, which may use it
+        else:  # after the launched steps, which may use it
             self._last_drop = self._thread.submit(adapters.drop, number)
 
     def _load_adapter(self, source: AdapterSource, after: Future[None] | None) -> LoadedAdapter:
         if after is not None:
-            after.result()  # it needs the memory
+            after.result()  # the load needs the freed memory
         return load_adapter(self.runner.adapters, source)
 
     def shutdown(self) -> None:

@@ -1,17 +1,16 @@
-"""Decodes as CUDA graphs: the host launches a step's forward at once instead of kernel by kernel.
+"""Decodes as CUDA graphs: the host launches a step's forward pass at once instead of kernel by kernel.
 
-A graph is captured once, for a number of sequences and a length, and replayed in all steps that have room in it:
+A graph is captured once for a number of sequences and a length, and replayed in all steps that fit:
 
     step            3 sequences of 200, 700 and 90 tokens
     graphs          for 1, 2, 4, 8 … sequences × 1,024, 4,096 … tokens of each
     replayed        4 × 1,024: the fourth sequence is padding
 
-What the graphs read and write lies at the same place in every step, so a step's inputs are copied there: the rows of
-its tokens, by which the graph gathers token ids and positions, and what attention needs. A padding sequence has no
-keys, and stores none. Where LoRA is on, each is captured twice: without adapters, and with what they add,
-whichever they are.
+A graph reads and writes fixed addresses, so a step's inputs are copied there: the rows of its tokens, from which the
+graph gathers token ids and positions, and the attention metadata. A padding sequence has no keys and stores none. With
+LoRA each graph is captured twice: without adapters, and with any adapters.
 
-What is computed is the same; which of its kernels a library of products takes for as many rows is the library's choice.
+The results are the same as without graphs, except that GEMM libraries may choose other kernels for the padded size.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from stoker_engine.models.model import Model, StepInputs
 
 logger = logging.getLogger(__name__)
 
-#: Numbers of sequences.
+#: Numbers of sequences to capture.
 _SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-#: Tokens of each sequence, in the graphs for the shortest ones, and how many times as many those for the next have.
+#: Tokens per sequence of the shortest graphs, and the factor from one length to the next.
 _SHORTEST, _LONGER = 1024, 4
 
-#: Computes into memory that stays where it is → where the result is, and what computes it again.
+#: Captures a computation → its result at a fixed address, and a function that replays it.
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
 
 
 class StepShape(NamedTuple):
-    """What a graph is captured for.
+    """Shape of the steps that a graph is captured for.
 
     Attributes:
-        sequences: how many there are.
-        tokens: that each of them computes.
-        has_adapters: whether some of them may have an adapter.
+        sequences: number of sequences.
+        tokens: number of tokens each sequence computes.
+        has_adapters: whether sequences may use adapters.
     """
 
     sequences: int
@@ -63,7 +62,7 @@ class StepShape(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, has_adapters: bool = False) -> StepShape | None:
-        """The shape of a step; None: its sequences compute different numbers of tokens."""
+        """Return the shape of a step; None: its sequences compute different numbers of tokens."""
         if step.num_decodes == len(step.rows):
             return cls(step.num_decodes, 1, has_adapters)
         lengths = set(step.lengths)
@@ -71,12 +70,12 @@ class StepShape(NamedTuple):
 
 
 class GraphInputs:
-    """Where all graphs read a step's inputs: those of its sequences, and the rows of its tokens. The rest they gather
-    from what the device keeps of these rows.
+    """Fixed addresses of a step's inputs, shared by all graphs: sequences' metadata and the rows of tokens. The graphs
+    gather the other inputs from the per-row values on the device.
 
     Args:
-        max_seqs: sequences that there is room for.
-        max_blocks: of each of them, in every group.
+        max_seqs: largest number of sequences.
+        max_blocks: largest number of blocks per sequence and group.
     """
 
     def __init__(self, max_seqs: int, max_blocks: int, plan: KVCachePlan, device: torch.device) -> None:
@@ -92,11 +91,11 @@ class GraphInputs:
         self._slots = [zeros(max_seqs) - 1 for _ in plan.groups]
 
     def token_rows(self, size: int) -> torch.Tensor:
-        """The rows of as many decodes."""
+        """Return the rows of `size` decodes."""
         return self._token_rows[:size]
 
     def metadata(self, planned: np.ndarray) -> AttentionMetadata:
-        """What attention knows of as many decodes as there are lengths."""
+        """Return the attention metadata of `len(planned)` decodes."""
         size = len(planned)
         groups = [
             BlockTables(tables[:size], slots[:size], group.sliding_window, group.kind)
@@ -113,7 +112,7 @@ class GraphInputs:
         )
 
     def fill(self, inputs: Inputs) -> None:
-        """Copies a step's inputs."""
+        """Copy a step's inputs."""
         size, groups = len(inputs.token_rows), inputs.metadata.groups
         torch._foreach_copy_(
             [self._token_rows[:size], *(slots[:size] for slots in self._slots)],
@@ -126,13 +125,13 @@ class GraphInputs:
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """The forward of steps of one shape.
+    """The captured forward pass of steps of one shape.
 
     Attributes:
-        planned: [sequences] tokens of each that it has room for.
-        inputs: what it reads.
-        hidden: [sequences, hidden], which it writes.
-        states: so does it these, see `StepInputs.hidden_states`.
+        planned: [sequences], largest number of tokens of each.
+        inputs: the inputs that it reads.
+        hidden: [sequences, hidden], the hidden states that it writes.
+        states: further hidden states that it writes, see `StepInputs.hidden_states`.
     """
 
     planned: np.ndarray
@@ -143,28 +142,28 @@ class StepGraph:
 
     @property
     def size(self) -> int:
-        """Of how many sequences."""
+        """Number of sequences."""
         return len(self.planned)
 
     def run(self, inputs: Inputs) -> torch.Tensor:
-        """`Model.forward` of a step's inputs, of `size` sequences: [size, hidden], valid until the next step."""
+        """Run `Model.forward` on the inputs of `size` sequences: [size, hidden], valid until the next step."""
         self.inputs.fill(inputs)
         self.replay()
         return self.hidden
 
 
 class StepGraphs:
-    """All graphs of a model: of decodes, until there is attention whose plan of longer steps can be captured.
+    """All graphs of a model, for decodes only: no attention backend can capture the plan of longer steps yet.
 
     Args:
-        batch: what the device keeps of the rows, from which graphs gather.
+        batch: the per-row values on the device, from which graphs gather.
         rows: the rows that the model's operations read, see `layers.build.Build.rows`.
-        max_seqs: sequences of a step.
-        max_blocks: of a sequence.
-        has_adapters: whether there are graphs of steps with adapters, too.
+        max_seqs: largest number of sequences in a step.
+        max_blocks: largest number of blocks per sequence.
+        has_adapters: whether to capture graphs with adapters, too.
 
     Attributes:
-        captured: by shape, those for shorter sequences first.
+        captured: graphs by shape, those for shorter sequences first.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class StepGraphs:
         self._inputs = GraphInputs(max(sizes), max_blocks, plan, device)
 
     def capture(self, capture: Capture, on_captured: Callable[[], None] = lambda: None) -> None:
-        """Captures all of them, those that take most memory first."""
+        """Capture all graphs, those that need most memory first."""
         for shape in sorted(self.captured, reverse=True):
             for planned in self._plans(shape.sequences):
                 states: dict[int, torch.Tensor] = {}
@@ -192,11 +191,11 @@ class StepGraphs:
                 on_captured()
 
     def find(self, step: Step, has_adapters: bool = False) -> StepGraph | None:
-        """The smallest one that has room for a step; None: there is none of its shape, or experts are computed one by
+        """Return the smallest graph that fits a step. None: there is none, or experts' adapters are computed one by
         one, for which the host waits.
 
         Args:
-            has_adapters: whether a row of the step has an adapter.
+            has_adapters: whether a sequence of the step uses an adapter.
         """
         if has_adapters and self._rows.extends_experts:
             return None
@@ -210,8 +209,8 @@ class StepGraphs:
         return next((each for each in self.captured[shortest] if self._backend.fits(seq_lens, each.planned)), None)
 
     def _plans(self, size: int) -> list[np.ndarray]:
-        """Lengths of that many sequences, the longest first, but for what a shorter plan has room for. No longer than
-        fill the cache twice: what is beyond that is prefixes that many share."""
+        """Lengths to capture for `size` sequences, the longest first, without those that a shorter plan covers. They
+        are limited to twice the cache's tokens, since longer sequences occur only with shared prefixes."""
         tokens = 2 * self._plan.num_blocks * self._plan.block_size
         longest = min(self._plan.max_model_len, -(-tokens // size))
         plans: list[np.ndarray] = []
@@ -238,10 +237,10 @@ def _has_room(captured: StepShape, shape: StepShape) -> bool:
 
 
 def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
-    """Captures on the current GPU; takes seconds.
+    """Capture all graphs on the current GPU, which takes seconds.
 
     Returns:
-        Whether they were captured: a model that has the host read from the device in its forward cannot be.
+        Whether they were captured. A model whose forward pass reads from the device on the host cannot be.
     """
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
@@ -250,7 +249,7 @@ def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         with torch.cuda.stream(stream):
             with _forbid_sync():
-                compute()  # a library's kernels are loaded when they are first launched, which no capture may do
+                compute()  # libraries load kernels at their first launch, which is not allowed in a capture
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -262,7 +261,7 @@ def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     try:
         graphs.capture(capture, on_progress)
     except _SyncError as error:
-        logger.warning("decodes run without CUDA graphs, kernel by kernel: the model waits for the GPU (%s)", error)
+        logger.warning("CUDA graphs are disabled for decodes: the model synchronizes with the GPU (%s)", error)
         return False
     torch.cuda.current_stream().wait_stream(stream)
     count = sum(map(len, graphs.captured.values()))
@@ -277,10 +276,10 @@ class _SyncError(Exception):
 
 @contextmanager
 def _forbid_sync() -> Iterator[None]:
-    """Raises `_SyncError` where the host would wait for the device."""
+    """Raise `_SyncError` if the host would wait for the device."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that the mode does not yet find all that wait
+        warnings.simplefilter("ignore")  # a warning that the mode does not detect all synchronizations yet
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -293,5 +292,5 @@ def _forbid_sync() -> Iterator[None]:
 
 
 def _sizes(max_seqs: int) -> list[int]:
-    """Numbers of sequences that there are graphs for; `max_seqs` is one of them, unless it is beyond the largest."""
+    """Numbers of sequences to capture, up to `max_seqs` itself or the largest of `_SIZES`."""
     return sorted({size for size in _SIZES if size < max_seqs} | {min(max_seqs, _SIZES[-1])})

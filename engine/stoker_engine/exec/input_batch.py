@@ -1,11 +1,11 @@
-"""What the runner keeps of each running sequence, a row each, from step to step: see `core.step`.
+"""The runner's state of the running sequences, one row each, kept from step to step: see `core.step`.
 
-    row   tokens                        block tables, by group      how it samples
-     0    t0 t1 t2 t3 t4 …              4 9 2 7 0 0 …               greedy, nothing else asked for
+    row   tokens                        block tables, by group      sampling
+     0    t0 t1 t2 t3 t4 …              4 9 2 7 0 0 …               greedy, without options
      1    t0 t1 t2 …                    5 1 0 …                     temperature 0.7, seed 5, …
 
-Numpy arrays that grow by what is new: building a step's inputs is a few array operations, whatever is in the rows.
-Memory that no sequence has needed yet is not touched.
+These are NumPy arrays to which steps add: a step's inputs are built by a few array operations, regardless of the rows'
+content. Memory that no sequence has needed yet is never touched.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
 @dataclass(slots=True)
 class BatchRow:
-    """What a row has beside tokens and blocks.
+    """State of a row besides tokens and blocks.
 
     Attributes:
-        new: what began it, or its parent.
-        rules: what is done to its logits; None: nothing.
-        counts: tokens it holds, where they are penalised.
-        num_prompt_logprobs: prompt tokens whose log-probabilities are known.
-        is_plain: its next token is the likeliest one, and nothing else is asked for.
-        matcher: how far it has come in its grammar; None: there is none, or nobody has asked yet.
+        new: the message that started it or its parent.
+        rules: changes of its logits; None: none.
+        counts: counts of its tokens, if penalties need them.
+        num_prompt_logprobs: number of prompt tokens whose log-probabilities are computed.
+        is_plain: its next token is the most likely one, without log-probabilities or rules.
+        matcher: state of its grammar; None: no grammar, or not used yet.
     """
 
     new: NewSequence
@@ -55,22 +55,22 @@ class BatchRow:
 
 
 class InputBatch:
-    """The rows.
+    """The rows of the running sequences.
 
     Args:
-        num_rows: most sequences that run.
-        num_tokens: most tokens of a sequence, drafts included.
-        block_size: tokens in a block.
-        groups: of layers; a sequence has a block table for each.
+        num_rows: largest number of running sequences.
+        num_tokens: largest number of tokens per sequence, including drafts.
+        block_size: tokens per block.
+        groups: groups of layers; a sequence has a block table for each.
 
     Attributes:
         token_ids: int32 [rows, tokens].
-        tables: int32 [groups, rows, blocks], `NULL_BLOCK` where there is none.
-        values: int64 [values, rows + 1], what the device keeps of each row (`exec.device_batch`). Last tokens and
-            tokens computed are set where a step sends them.
-        states: of each row that has been started.
-        asking: rows of which more is asked than the likeliest token, see `BatchRow`.
-        wants_prompt_logprobs: rows whose requests ask for them.
+        tables: int32 [groups, rows, blocks], `NULL_BLOCK` in empty entries.
+        values: int64 [values, rows + 1], the host's copy of `exec.device_batch`. Last tokens and numbers of computed
+            tokens are only set for the rows of a step that sends them.
+        states: state of each row that has been started.
+        asking: rows that need more than the most likely token, see `BatchRow.is_plain`.
+        wants_prompt_logprobs: rows whose requests ask for prompt log-probabilities.
         constrained: rows whose requests have a grammar.
     """
 
@@ -84,17 +84,17 @@ class InputBatch:
         self.wants_prompt_logprobs: set[int] = set()
         self.constrained: set[int] = set()
         self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
-        self._counted: set[int] = set()  # rows whose tokens are counted
-        self._num_blocks = [0] * num_rows  # entries of the tables that may not be empty
+        self._counted: set[int] = set()  # rows with token counts
+        self._num_blocks = [0] * num_rows  # number of table entries that may be non-empty
 
     def clear(self) -> None:
-        """Forgets the sequences; a row is emptied when the next one begins in it."""
+        """Discard all sequences. A row's tables are cleared when the next sequence starts in it."""
         self.states.clear()
         for rows in (self.asking, self.wants_prompt_logprobs, self.constrained, self._counted):
             rows.clear()
 
     def apply(self, step: Step) -> None:
-        """Takes in what has changed."""
+        """Apply the changes of a step."""
         for fork in step.forks:
             self._fork(fork)
         for new in step.new:
@@ -111,7 +111,7 @@ class InputBatch:
                 self._num_blocks[row] = max(self._num_blocks[row], last + 1)
 
     def append(self, row: int, position: int, token_ids: list[int]) -> None:
-        """Writes tokens that follow what the row holds before `position`."""
+        """Write tokens from `position` on."""
         self.token_ids[row, position : position + len(token_ids)] = token_ids
         counts = self.states[row].counts
         if counts is not None:
@@ -119,7 +119,7 @@ class InputBatch:
                 counts.add(token_id)
 
     def append_one(self, rows: list[int], positions: list[int], token_ids: list[int]) -> None:
-        """Writes one token into each of the rows; see `append`."""
+        """Write one token into each of the rows; see `append`."""
         self.token_ids[rows, positions] = token_ids
         if self._counted:
             for row, token_id in zip(rows, token_ids, strict=True):
@@ -129,11 +129,11 @@ class InputBatch:
     def choice(
         self, row: int, position: int, num_samples: int, drafted: list[int], mask: Mask = FREE
     ) -> SamplingMetadata | None:
-        """How the token at `position` is chosen; None: it is the likeliest one.
+        """Return how the token at `position` is chosen; None: it is the most likely one.
 
         Args:
-            drafted: tokens before it that are not the row's yet.
-            mask: what its grammar leaves.
+            drafted: preceding draft tokens, which are not in the row yet.
+            mask: tokens that the row's grammar allows.
         """
         if row not in self.asking and num_samples == 1:
             return None
@@ -158,7 +158,7 @@ class InputBatch:
         )
 
     def prompt_positions(self, row: int, start: int, end: int) -> range:
-        """Of the positions computed, those whose logits say a prompt token's log-probability that is asked for."""
+        """Return the computed positions whose logits give requested log-probabilities of prompt tokens."""
         state = self.states[row]
         params = state.new.spec.params
         if params.prompt_logprobs is None:
@@ -166,7 +166,7 @@ class InputBatch:
         return range(max(start, state.num_prompt_logprobs), min(end, state.num_prompt_tokens - 1))
 
     def has_adapters(self, step: Step) -> bool:
-        """Whether a row of a step has an adapter."""
+        """Whether a row of the step uses an adapter."""
         return bool((self.values[ADAPTER, np.array(step.rows)] >= 0).any())
 
     def _begin(self, new: NewSequence) -> None:
@@ -196,7 +196,7 @@ class InputBatch:
         state = copy.copy(self.states[parent])
         state.index = fork.index
         state.matcher = None  # the parent continues with its own
-        if state.rules is not None:  # the parent may be ahead
+        if state.rules is not None:  # the parent's counts may include later tokens
             prompt = state.new.spec.prompt_token_ids
             state.counts = _counts(state.rules, prompt, self.token_ids[row, len(prompt) : fork.num_tokens].tolist())
         self._remember(row, state)
@@ -218,13 +218,13 @@ class InputBatch:
             self._counted.add(row)
 
     def _clear(self, row: int, num_blocks: int) -> None:
-        """Empties the tables of a row that is about to get `num_blocks` blocks."""
+        """Clear the tables of a row before it gets `num_blocks` blocks."""
         self.tables[:, row, : self._num_blocks[row]] = NULL_BLOCK
         self._num_blocks[row] = num_blocks
 
     def _rules_of(self, new: NewSequence) -> LogitRules | None:
-        """Made once for all the sequences of a request that are here at the same time."""
-        request = new.spec.id, new.spec.arrival_time  # an id may come again once its request has ended
+        """Return the rules of a request, shared by all its sequences in the batch."""
+        request = new.spec.id, new.spec.arrival_time  # an id may be reused after its request has ended
         rules = self._rules.get(request)
         if rules is None and (rules := LogitRules.of(new.spec)) is not None:
             self._rules[request] = rules

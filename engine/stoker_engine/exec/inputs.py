@@ -1,6 +1,6 @@
-"""A step and the rows → the flat tensors that the model runs on.
+"""Builds the flat input tensors of the model from a step and the rows.
 
-Built with numpy: at these sizes it is several times cheaper a call than torch.
+Uses NumPy, whose calls are several times cheaper than torch's at these sizes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Inputs:
     """A step's inputs.
 
     Attributes:
-        token_rows: [tokens] int64, the row of the batch that each belongs to; `PADDING` behind those of the step.
-        token_ids, positions: [tokens] int64; empty where a graph gathers them.
-        logit_rows: int64, flat rows whose logits are wanted, ascending: of each sequence that samples its last known
-            token, and its draft.
-        ends: [sequences] the flat row after each sequence's last one.
+        token_rows: [tokens] int64, the row of each token; `PADDING` after the step's tokens.
+        token_ids, positions: [tokens] int64; empty if a graph gathers them.
+        logit_rows: int64, ascending indices of the tokens whose logits are needed: the last known token of each
+            sequence that samples, and its draft.
+        ends: [sequences], index after each sequence's last token.
     """
 
     token_rows: torch.Tensor
@@ -46,10 +46,9 @@ class InputBuilder:
     """Builds a step's inputs.
 
     Attributes:
-        batch: the rows, and those of them on the device.
-        groups: of layers; each has its block tables.
-        gathers: token ids and positions are gathered on the device. Where they need not cross to it, the host knows
-            them already.
+        batch: the rows on the host; `device_batch` holds their values on the device.
+        groups: groups of layers, each with its own block tables.
+        gathers: whether token ids and positions are gathered on the device. On a CPU the host provides them.
     """
 
     block_size: int
@@ -60,11 +59,11 @@ class InputBuilder:
     gathers: bool
 
     def build(self, step: Step, size: int | None = None) -> Inputs:
-        """The inputs of one step, in the batch's order: decodes first, then chunks.
+        """Build the inputs of one step, in the batch's order: decodes first, then chunks.
 
         Args:
-            size: of a step of decodes alone, for a graph: there are inputs of so many sequences. Those behind the
-                step's own have no tokens, neither before nor by this step.
+            size: for a step of decodes that a graph runs, the number of sequences to pad it to. Padding sequences have
+                no tokens in the cache and compute none.
         """
         batch = self.batch
         row = np.array(step.rows, dtype=np.int64)
@@ -72,7 +71,7 @@ class InputBuilder:
         count = len(row)
         of_sequence = np.arange(count)
         offsets: np.ndarray | None = None
-        if step.num_decodes == count:  # as a rule; the model pushed these operations out of the caches, so few are best
+        if step.num_decodes == count:  # the common case; few operations, because the model has evicted the CPU caches
             ends, positions, logit_rows, token_rows = starts + 1, starts.astype(np.int64), of_sequence, row
             query_starts = np.arange(count + 1, dtype=np.int32)
             token_ids = batch.token_ids[row, positions].astype(np.int64)
@@ -137,7 +136,7 @@ class InputBuilder:
         offsets: np.ndarray | None,
         query_starts: np.ndarray,
     ) -> list[np.ndarray]:
-        """What crosses to the device so that it has token ids and positions; on a CPU these themselves."""
+        """Return the arrays from which the device gets token ids and positions; on a CPU these themselves."""
         values = self.batch.values
         if not self.gathers:
             return [token_ids, positions + values[POSITION_DELTA, token_rows]]
@@ -148,7 +147,7 @@ class InputBuilder:
     def _gathered(
         self, token_rows: torch.Tensor, arrays: list[torch.Tensor], size: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and positions, from what `_token_arrays` sent; none where a graph gathers them."""
+        """Return token ids and positions from the arrays of `_token_arrays`; empty if a graph gathers them."""
         if not self.gathers:
             return arrays[0], arrays[1]
         rows, values, *chunks = arrays
@@ -159,14 +158,14 @@ class InputBuilder:
 
 
 def _padded(array: np.ndarray, size: int, fill_value: int = 0) -> np.ndarray:
-    """With rows of `fill_value` behind its own; `np.pad` takes several times as long."""
+    """Pad an array to `size` rows of `fill_value`; several times faster than `np.pad`."""
     padded = np.full((size, *array.shape[1:]), fill_value, dtype=array.dtype)
     padded[: len(array)] = array
     return padded
 
 
 def _logit_rows(step: Step, ends: np.ndarray) -> np.ndarray:
-    """See `Inputs`."""
+    """See `Inputs.logit_rows`."""
     samples = np.array(step.num_samples, dtype=np.int32) > 0
     lasts: np.ndarray = ends[samples].astype(np.int64) - 1
     if not step.drafts:

@@ -1,11 +1,11 @@
-"""How many KV-cache blocks there are, and the memory that holds them.
+"""Determines the number of KV-cache blocks, and allocates their memory.
 
     pool          null block         block 1            …          uint8 [blocks, bytes of a block]
-    one block     layer a │ layer b │ layer c                      each as `exec.kv_views` says
+    one block     layer a │ layer b │ layer c                      each in the layout of `exec.kv_views`
 
-Layers of different groups lie over each other: a block is one group's at a time (`sizing.cache_groups`). A block of a
-state group holds a part of one sequence's states instead (`sizing.state_layout`). The memory is not set to anything:
-what nobody has written may be nan, and no attention backend lets it reach a result.
+Layers of different groups overlap in memory: a block belongs to one group at a time (`sizing.cache_groups`). A block of
+a state group holds part of one sequence's states instead (`sizing.state_layout`). On CPUs the memory is not
+initialized: it may contain NaN, and attention backends must not let unwritten values reach a result.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
 
-#: How long memory is claimed beside what follows, so that first prompts need not wait for it.
+#: Longest time that memory is claimed in the background, in seconds, so that first prompts need not wait for it.
 _CLAIM_S = 0.5
 
 
 @dataclass(frozen=True)
 class KVCachePlan:
-    """The cache's size.
+    """Size of the KV cache.
 
     Attributes:
-        kv: how numbers are stored.
-        num_blocks: the null block included.
-        max_model_len: longest sequence, prompt and output.
-        step_tokens: most tokens that one step computes of a sequence.
+        kv: storage format of keys and values.
+        num_blocks: number of blocks, including the null block.
+        max_model_len: largest number of tokens of a sequence, prompt and output.
+        step_tokens: largest number of tokens of a sequence that one step computes.
     """
 
     kv: KVFormat
@@ -72,19 +72,19 @@ def plan_kv_cache(
     groups: RankGroups | None = None,
     formats: WeightFormats = ALL_NUMBERS,
 ) -> KVCachePlan:
-    """Decides the cache's size by the contract's memory arithmetic.
+    """Compute the size of the KV cache by the contract's memory arithmetic.
 
-    An unset `--max-model-len` becomes the longest that fits. Ranks that compute a model together have as many blocks
-    as the one with the least room for them.
+    An unset `--max-model-len` becomes the longest that fits. Ranks that share a model use the smallest number of
+    blocks that fits any of them.
 
     Args:
-        groups: those that do, each of which calls this; None: there is one.
-        formats: how weights are stored.
+        groups: communicators of these ranks, each of which calls this; None: a single rank.
+        formats: storage formats of the weights.
 
     Raises:
-        OutOfMemoryError: the model, or one sequence of `--max-model-len` tokens, does not fit; with the remedy.
-        ModelError: `--max-model-len` is beyond the model's own.
-        ArgumentError: a step is too small for a whole prompt, and it must not be cut.
+        OutOfMemoryError: the model, or a sequence of `--max-model-len` tokens, does not fit; with the remedy.
+        ModelError: `--max-model-len` exceeds the model's own limit.
+        ArgumentError: chunked prefill is off, and a step cannot hold the longest prompt.
     """
     ranks, layout = (groups or RankGroups()).engine, RankLayout.of(args)
     kv = kv_format(args.kv_cache_dtype, str(dtype))
@@ -96,17 +96,17 @@ def plan_kv_cache(
     num_blocks = int(ranks.all_gather(torch.tensor([room])).min())
     model_len = args.max_model_len or config.default_model_len
     if model_len > config.longest_model_len:
-        raise ModelError(f"--max-model-len {model_len} is beyond the model's own {config.longest_model_len}")
+        raise ModelError(f"--max-model-len {model_len} exceeds the model's limit of {config.longest_model_len}")
     usable = usable_blocks(num_blocks)
     longest = memory.longest_sequence(cache_groups, usable, args.max_num_batched_tokens, args.block_size, model_len)
     if longest < model_len and (args.max_model_len is not None or longest < 2):
         shorter = f"lower --max-model-len to {longest} or " if longest > 1 else ""
         raise OutOfMemoryError(
-            f"the KV cache holds {longest} tokens, one sequence of --max-model-len {model_len} does not fit; "
-            f"{shorter}give the cache more memory (--kv-cache-memory-bytes)"
+            f"the KV cache holds only {longest} tokens, less than one sequence of --max-model-len {model_len}; "
+            f"{shorter}increase the cache's memory (--kv-cache-memory-bytes)"
         )
     if longest < model_len:
-        logger.warning("max_model_len is lowered from %d to %d, the longest that fits the KV cache", model_len, longest)
+        logger.warning("max_model_len is reduced from %d to %d, the longest that fits the KV cache", model_len, longest)
     if not args.enable_chunked_prefill and args.max_num_batched_tokens < longest:
         raise ArgumentError(
             "--no-enable-chunked-prefill",
@@ -124,17 +124,17 @@ def plan_kv_cache(
 
 
 class KVCachePool:
-    """The cache's memory, and each layer's view of it.
+    """Memory of the KV cache, and each layer's view of it.
 
     Args:
-        specs: what each layer of the model keeps on one of the ranks that share it.
-        dtype: the model's, in which states are kept.
-        scales: of the layers that have some of their own; 1 for others.
-        stage: whose layers are here.
+        specs: cache contents of each layer of the model, on one of the ranks that share it.
+        dtype: dtype of the model and of its states.
+        scales: scales by layer, for layers that have their own; others use 1.
+        stage: the pipeline stage whose layers are allocated.
 
     Attributes:
-        caches: one a layer that is here and keeps keys and values, in the layers' order.
-        states: one a layer that is here and keeps a state, in the layers' order.
+        caches: views of this stage's layers with keys and values, in order.
+        states: states of this stage's layers that keep one, in order.
     """
 
     def __init__(
@@ -166,18 +166,18 @@ class KVCachePool:
         self.caches = [caches[layer] for layer in sorted(caches)]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks; all are read before any is written."""
+        """Copy whole blocks; all are read before any is written."""
         if copies:
             source, target = to_device(copies, self._pool.device).unbind(1)
             self._pool[target] = self._pool[source]
 
 
 def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, group: int) -> list[StateCache]:
-    """The states that lie in a group's blocks, layer by layer.
+    """Views of the states in a group's blocks, layer by layer.
 
     Args:
         pool: uint8 [blocks, bytes of a block].
-        dtype: of tensors that state none.
+        dtype: dtype of tensors whose spec has none.
     """
     found = []
     for spec, pieces_by_tensor in zip(specs, state_layout(specs, dtype.itemsize, pool.shape[1]), strict=True):
@@ -220,15 +220,15 @@ def _num_blocks(
         sharding=layout.sharding,
     )
     use = memory.memory_use(config, numbers, usable_device)
-    # A size of the cache that is given takes nothing from what weights and adapters need.
+    # An explicit size of the cache does not reduce the memory that weights and adapters need.
     too_large = use.weights + use.adapters > usable_device.memory_bytes
     if too_large or (use.usable_blocks < 1 and args.kv_cache_memory_bytes is None):
         raise OutOfMemoryError(
             f"the model does not fit: {_gib(usable_device.memory_bytes)} of memory × {args.gpu_memory_utilization} is "
             f"less than weights {_gib(use.weights)} + {_of_adapters(use, numbers.adapters)}activations "
-            f"{_gib(use.activations)} + runtime {_gib(use.allowances)}; give more memory, lower "
+            f"{_gib(use.activations)} + runtime {_gib(use.allowances)}; provide more memory, reduce "
             f"{'--max-cpu-loras, --max-loras, --max-lora-rank, ' if use.adapters else ''}--max-num-batched-tokens or "
-            f"--max-num-seqs, {'name --lora-target-modules, ' if use.adapters else ''}or set --dtype bfloat16"
+            f"--max-num-seqs, {'set --lora-target-modules, ' if use.adapters else ''}or set --dtype bfloat16"
         )
     if use.adapters:
         logger.info("memory of %s", _of_adapters(use, numbers.adapters).removesuffix(" + "))
@@ -236,7 +236,7 @@ def _num_blocks(
 
 
 def _adapters(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> memory.AdapterNumbers | None:
-    """The adapters in the device's memory. They are kept in the model's dtype, whatever they are rounded to."""
+    """Size of the adapters in the device's memory. They are stored in the model's dtype, even if rounded to another."""
     if not args.enable_lora:
         return None
     count = args.num_resident_adapters if device.type == "cpu" else args.max_loras
@@ -244,24 +244,24 @@ def _adapters(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> mem
 
 
 def _of_adapters(use: memory.MemoryUse, adapters: memory.AdapterNumbers | None) -> str:
-    """A term of the sum; empty: there are none."""
+    """The adapters' term in an error message; empty without LoRA."""
     if adapters is None:
         return ""
     return f"adapters {_gib(use.adapters)} ({adapters}) + "
 
 
 def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """Bytes [blocks, bytes of a block]; on a CPU not set to anything."""
-    if device.type != "cpu":  # packages' kernels multiply by 0 what must not be seen, which must be a number then
+    """Allocate uint8 [blocks, bytes of a block]; not initialized on a CPU."""
+    if device.type != "cpu":  # external attention kernels multiply masked values by 0, so these must not be NaN
         try:
             return torch.zeros(shape, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as error:
             free, whole = torch.cuda.mem_get_info(device)
             raise OutOfMemoryError(
-                f"the KV cache takes {_gib(math.prod(shape))}, and of the GPU's {_gib(whole)} only {_gib(free)} are "
-                "free; end what else runs there, or lower --gpu-memory-utilization"
+                f"the KV cache needs {_gib(math.prod(shape))}, but only {_gib(free)} of the GPU's {_gib(whole)} are "
+                "free; stop other processes on this GPU, or reduce --gpu-memory-utilization"
             ) from error
-    # numpy asks for huge pages where the kernel has them. The first blocks are the first to be used.
+    # numpy requests huge pages if the kernel supports them. The first blocks are used first, so they are claimed.
     pool = torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
     claim_in_background(pool, within_s=_CLAIM_S)
     return pool

@@ -1,10 +1,11 @@
-"""One layer's keys, values and scales within its part of the blocks.
+"""View of one layer's keys, values and scales in its part of the blocks.
 
     part of a block      scales of keys │ of values │ keys │ values │ up to 3 bytes unused
 
-Keys and values are [kv_heads, block_size, d] on CPUs, so that attention, which reads a head at a time, finds all of a
-block in one run: it takes 7 to 9 % less there. On GPUs they are [block_size, kv_heads, d], as packages want it.
-Scales are [kv_heads, block_size] float32. There are some in blocks only where `KVFormat.scale_bytes` says so.
+On CPUs keys and values are [kv_heads, block_size, d], so that attention, which processes one head at a time, reads a
+contiguous part of each block; this takes 7 to 9 % less time. On GPUs they are [block_size, kv_heads, d], as external
+attention packages require. Scales are [kv_heads, block_size] float32; blocks contain them only if
+`KVFormat.scale_bytes` is set.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ def layer_view(
     scales: LayerScales | None,
     heads_first: bool,
 ) -> KVCache:
-    """A layer's view of the cache.
+    """Return a layer's view of the cache.
 
     Args:
         part: uint8 [blocks, bytes], the layer's part of each block.
-        group: of the block tables that it goes by.
-        scales: its scales, where they are not each token's; None: 1.
-        heads_first: keys and values of a block lie head by head, not token by token.
+        group: index of the layer's group of block tables.
+        scales: the layer's scales, if scales are not per token; None: 1.
+        heads_first: whether a block is ordered by head rather than by token.
     """
     shape = len(part), block_size, spec.num_kv_heads
 
     def by_token(flat: torch.Tensor, size: int) -> torch.Tensor:
-        """[blocks, numbers] → [blocks, block_size, kv_heads, size]"""
+        """[blocks, elements] → [blocks, block_size, kv_heads, size]"""
         axes = (spec.num_kv_heads, block_size) if heads_first else (block_size, spec.num_kv_heads)
         rows: torch.Tensor = flat.unflatten(1, (*axes, size))
         return rows.transpose(1, 2) if heads_first else rows
@@ -47,7 +48,7 @@ def layer_view(
     if kv.scale_bytes:
         start = block_size * kv.num_scales(spec) * kv.scale_bytes
         each = part[:, :start].view(torch.float32).unflatten(1, (-1, spec.num_kv_heads, block_size)).transpose(2, 3)
-        key_scales, value_scales = each[:, 0], each[:, -1]  # a latent vector has one, which is both
+        key_scales, value_scales = each[:, 0], each[:, -1]  # a latent vector has a single scale, used for both
     elif kv.is_quantized:
         one = torch.ones(1)
         key_scales, value_scales = (scale.to(part.device).expand(shape) for scale in scales or (one, one))

@@ -1,4 +1,4 @@
-"""How far loading is, for people: a bar on a terminal, else a line in the log now and then."""
+"""Shows the progress of loading: a bar on a terminal, else log lines at intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two lines in the log.
+#: Interval between log lines, in seconds.
 _LOG_S: Final = 10.0
 
 
@@ -19,7 +19,7 @@ class LoadingView:
     """Shows the bytes of weights that are loaded; see `models.loading.load_progress.OnProgress`.
 
     Args:
-        on_progress: called whenever loading gets on, too.
+        on_progress: called in addition whenever loading progresses.
     """
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ class LoadingView:
         self._last_logged = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """Loading has come this far."""
+        """Report `done` of `total` bytes."""
         self._on_progress()
         if not total:
             return

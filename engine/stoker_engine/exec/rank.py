@@ -1,4 +1,4 @@
-"""One rank as the executor sees it: written to, read from, looked at, ended."""
+"""The executor's interface to one rank: messages, state and termination."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Rank(ABC):
     """A rank behind a pipe, which is one end of a connected pair of sockets.
 
     Args:
-        name: "rank 1 of 2".
+        name: for example "rank 1 of 2".
         pipe: this end.
-        setup: who it is. Others wait for it to read or to write on as long as it waits for them.
-        model: where the rank finds the model's files; None: where the executor does.
+        setup: the rank's identity. Its timeout also limits how long sends and receives here wait for the rank.
+        model: path of the model's files for the rank; None: the same as the executor's.
 
     Attributes:
-        lost: it ended for want of another rank.
-        was_killed: it was ended from here.
-        was_stopped: and did not run at that moment.
+        lost: set if it ended because of another rank.
+        was_killed: whether the executor killed it.
+        was_stopped: whether it was stopped (SIGSTOP) when it was killed.
     """
 
     def __init__(self, name: str, pipe: socket.socket, setup: Setup, model: str | None = None) -> None:
@@ -49,40 +49,40 @@ class Rank(ABC):
         try:
             self.send(pickle.dumps(setup, pickle.HIGHEST_PROTOCOL))
         except OSError:
-            logger.debug("%s is gone already", self.name)  # which whoever waits for it will notice
+            logger.debug("%s has already ended", self.name)  # the next wait for it reports this
 
     @property
     @abstractmethod
     def is_stopped(self) -> bool:
-        """Whether it lives and is stopped, right now."""
+        """Whether it is alive and currently stopped."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Waits until it has ended; whether it has."""
+        """Wait until it has ended, for at most `timeout_s`. Returns whether it has."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends it, whatever it does; `wait` tells when it has."""
+        """Kill it in any state; `wait` returns when it has ended."""
 
     @abstractmethod
     def cause_of_death(self, last: Died | None) -> StokerError:
-        """Why it ended by itself; `last` are its last words."""
+        """Return why it ended by itself; `last` is its last message."""
 
     def send(self, data: bytes) -> None:
-        """Sends a pickled message.
+        """Send a pickled message.
 
         Raises:
-            BlockingIOError: it does not read.
-            OSError: it is gone.
+            BlockingIOError: the rank does not read.
+            OSError: the rank has ended.
         """
         self.connection.send_bytes(data)
 
     def receive(self) -> Any:
-        """The next message; None where that is its last one, which is kept.
+        """Return the next message. None: it was the rank's last one, which is stored.
 
         Raises:
-            EOFError, OSError: it is gone, or goes no further in the middle of a message.
-            Exception: the message cannot be read.
+            EOFError, OSError: the rank has ended, or stalls in the middle of a message.
+            Exception: the message cannot be unpickled.
         """
         with self._reading:
             return self._receive()
@@ -98,19 +98,19 @@ class Rank(ABC):
         return None
 
     def finish(self) -> None:
-        """Lets it end: no more messages come."""
+        """Let the rank end: no more messages will be sent."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # it is gone already
+            return  # it has already ended
 
     def close(self) -> None:
-        """Forgets the pipe."""
+        """Close the pipe."""
         self.connection.close()
         self._socket.close()
 
     def cause(self) -> StokerError | None:
-        """Why it ended, once it has, by itself; None where others were the reason."""
+        """Return why the rank ended by itself; None if other ranks or the executor ended it. Called after its end."""
         with self._reading:
             self._read_last_message()
         if isinstance(self._last, LoadFailed):
@@ -126,4 +126,4 @@ class Rank(ABC):
             except (EOFError, OSError):
                 return
             except Exception:
-                continue  # whole, but no message
+                continue  # complete, but not a valid message

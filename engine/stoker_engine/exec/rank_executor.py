@@ -1,18 +1,19 @@
-"""Steps run by several processes at once, each of which computes its part of the model.
+"""Runs steps in several rank processes, each of which computes its part of the model.
 
     Engine ─► RankExecutor ──── steps ──┬─► rank 0: Runner ──► results ─► Engine
                                         │      ↕ sums, tokens (parallel.groups)
                                         └─► rank 1: Runner
 
-Every rank gets every step, as the scheduler here wrote it, and computes it with its part of the weights. One of them
-samples, and answers.
+Every rank gets every step from the scheduler, and computes it with its part of the weights. One rank samples and sends
+results.
 
-Ranks live and die together. A thread that does nothing else looks after them, also while no step runs: when one has
-ended, or is stopped, all are ended. What the last words and exit codes of all say was the first cause is raised by
-whatever call comes next, and told to whoever supervises.
+Ranks live and die together. A thread monitors them, even while no step runs: when a rank has ended or is stopped, all
+ranks are killed. The first cause, determined from all last messages and exit codes, is raised by the next call and
+reported to the supervisor.
 
-A rank that hangs is noticed by those that wait for it: by other ranks first, since they know whom they wait for; by
-this executor where no rank does; and only then by the server, which knows none of them:
+A hanging rank is detected by a process that waits for it. The timeouts are staggered, so that the process with the most
+specific information reports first: other ranks know which rank they wait for, this executor knows which rank did not
+answer, and the server knows none of them:
 
     0 ────────── other ranks ── this executor ── --step-timeout
                      0.6 ×           0.8 ×
@@ -73,43 +74,42 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Parts of the step timeout after which a rank says that another one does not come, and this executor that a rank does
-#: not answer.
+#: Fractions of the step timeout after which a rank reports a missing rank, and this executor a rank without an answer.
 _RANKS_WAIT: Final = 0.6
 _EXECUTOR_WAITS: Final = 0.8
 
-#: Seconds in which a rank's process begins, however short the step timeout is: many at a time load torch.
+#: Minimum time for a rank's process to start, in seconds, for any step timeout: many processes load torch at once.
 _START_S: Final = 60.0
 
-#: Seconds between two looks at the ranks, and how long one may be stopped meanwhile.
+#: Seconds between two checks of the ranks, and after which a stopped rank is killed.
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 3.0
 
-#: Seconds in which ranks that lost another end by themselves, those in which they do when asked to, and in which the
-#: kernel ends them. The first and the last are a part of the step timeout at most: a node that is frozen ends nobody.
+#: Seconds for ranks to end after they lost another one, to end on request, and to be ended by the kernel after a kill.
+#: The first and the last are limited by the step timeout, since a frozen node cannot kill its ranks.
 _GRACE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _KILL_S: Final = 5.0
 
-#: What is wrong where ranks have found different files of an adapter.
+#: Predicate of the error if ranks have read different files of an adapter.
 _DIFFERENT_FILES: Final = "differ between nodes; each node needs the same files"
 
 
 class RankExecutor:
-    """See `exec.executor.Executor`. It returns once all ranks have loaded.
+    """See `exec.executor.Executor`. The constructor returns once all ranks have loaded.
 
     Args:
-        args: the engine's, which say how many ranks there are, and how they share the model.
-        checkpoint: the model, whose files every rank reads its part of.
-        on_progress: called whenever loading gets on, in any rank, with the bytes of all.
-        supervision: how ranks are looked after.
-        head: by which ranks of other nodes are reached; None: all are processes of this one.
+        args: the engine's arguments, which determine the number of ranks and how they split the model.
+        checkpoint: the model; every rank reads its part of the files.
+        on_progress: called whenever loading progresses in any rank, with the total bytes of all.
+        supervision: how the ranks are supervised.
+        head: connections to the ranks of other nodes; None: all ranks are processes of this node.
         program: see `RankProcess`.
 
     Raises:
-        ArgumentError, ModelError: what loading raised, in the first rank where it did.
-        EngineDeadError: a rank died while it loaded, or did not get on.
-        OSError: the system has no process or memory left.
+        ArgumentError, ModelError: the loading error of the first rank that failed.
+        EngineDeadError: a rank died during loading, or made no progress.
+        OSError: the system has no processes or memory left.
     """
 
     plan: KVCachePlan
@@ -131,7 +131,7 @@ class RankExecutor:
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
         self._patience_s = _EXECUTOR_WAITS * supervision.step_timeout
         self._stopped_s = min(_STOPPED_S, self._ranks_wait_s)
-        self._lock = threading.RLock()  # held by whoever ends ranks
+        self._lock = threading.RLock()  # held while ranks are ended
         self._sending = threading.Lock()
         self._error: StokerError | None = None
         self._num_launched = 0
@@ -172,7 +172,7 @@ class RankExecutor:
         """See `Executor`.
 
         Raises:
-            EngineDeadError: what ended a rank, and with it all.
+            EngineDeadError: the reason why a rank, and with it all others, ended.
         """
         waited = 0.0
         while True:
@@ -194,24 +194,24 @@ class RankExecutor:
 
     def discard_in_flight(self) -> None:
         """See `Executor`."""
-        with suppress(EngineDeadError):  # which the next call raises again
+        with suppress(EngineDeadError):  # the next call raises it again
             while self._num_launched:
                 self.collect()
 
     def set_token_table(self, table: TokenTable) -> None:
-        """See `Executor`. Only who answers computes masks."""
+        """See `Executor`. Only the answering rank computes masks."""
         self._send(table, [self._answering])
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """See `Executor`. The future has nothing: what is compiled stays in the rank, which finds it by the grammar's
-        source. Where ranks end it raises what ended them."""
+        """See `Executor`. The future's result is None: the rank keeps the compiled grammar and finds it by its source.
+        If ranks end, the future raises the reason."""
         grammar_id, ready = next(self._grammar_ids), Future[object]()
         self._pending_grammars[grammar_id] = ready
         self._send(Prepare(grammar_id, grammar), [self._answering])
         return ready
 
     def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
-        """See `Executor`. Where ranks end it raises what ended them."""
+        """See `Executor`. If ranks end, the future raises the reason."""
         names = [rank.name for rank in self._ranks]
         load = self._adapter_loads[source.number] = AdapterLoad(source, names, _DIFFERENT_FILES)
         self._send(LoadAdapter(source))
@@ -228,7 +228,7 @@ class RankExecutor:
         self._close()
 
     def _dismiss_nodes(self, _: object, error: BaseException | None, __: object) -> None:
-        """Lets other nodes go where no further attempt would fare better, or none follows."""
+        """Dismiss the other nodes if a further attempt would fail in the same way, or if none follows."""
         if self._head is not None and isinstance(error, ArgumentError | ModelError):
             self._head.dismiss(str(error))
         elif self._head is not None and not isinstance(error, Exception):  # Ctrl-C
@@ -263,7 +263,7 @@ class RankExecutor:
             raise self._end(EngineStuckError(f"{rank.name} did not read for {self._ranks_wait_s:.0f} s")) from None
         except OSError:
             raise self._end() from None
-        except BaseException:  # Ctrl-C: some ranks have the message, or half of it
+        except BaseException:  # Ctrl-C: only some ranks have received the whole message
             self._end(EngineDeadError("its ranks were interrupted"))
             raise
 
@@ -277,7 +277,7 @@ class RankExecutor:
         except (EOFError, OSError):
             raise self._end() from None
         except Exception as error:
-            problem = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
+            problem = f"{rank.name} sent an unreadable message: {type(error).__name__}: {error}"
             raise self._end(EngineDeadError(problem)) from error
         except BaseException:
             self._end(EngineDeadError("its ranks were interrupted"))
@@ -287,7 +287,7 @@ class RankExecutor:
         return message
 
     def _wait_started(self, on_progress: OnProgress) -> None:
-        """Waits until all ranks have started, so that none waits for another whose process is late."""
+        """Wait until all ranks have started, so that no rank waits for another whose process starts late."""
         starting = {rank.connection: rank for rank in self._ranks}
         waited = 0.0
         while starting:
@@ -303,8 +303,8 @@ class RankExecutor:
                 raise self._end(EngineStuckError(problem))
 
     def _loaded(self, on_progress: OnProgress) -> tuple[KVCachePlan, bool]:
-        """Waits until all ranks have loaded, each of which must get on. Those that wait for another one say so in time
-        by themselves."""
+        """Wait until all ranks have loaded. Each must make progress; a rank that waits for another one reports that
+        itself in time."""
         loading = {rank.connection: rank for rank in self._ranks}
         silent_for = dict.fromkeys(self._ranks, 0.0)
         weights = dict.fromkeys(self._ranks, Progress(0, 0))
@@ -332,14 +332,14 @@ class RankExecutor:
                 on_progress(sum(each.done for each in weights.values()), _total(weights.values()))
             if silent := [rank for rank in loading.values() if silent_for[rank] >= self._patience_s]:
                 seconds = max(silent_for[rank] for rank in silent)
-                problem = f"{_names(silent)} did not get on with loading for {seconds:.0f} s"
+                problem = f"{_names(silent)} made no progress in loading for {seconds:.0f} s"
                 raise self._end(EngineStuckError(problem))
         if any(each != found[0] for each in found):
             raise self._end(EngineDeadError(f"its ranks disagree: {found}"))
         return found[0].plan, found[0].on_cpu
 
     def _read(self) -> None:
-        """Takes what ranks send, until one ends: results and grammars from the one that answers, adapters from all."""
+        """Process messages until a rank ends: results and grammars from the answering rank, adapters from all."""
         poll = select.poll()
         ranks = {rank.connection.fileno(): rank for rank in self._ranks}
         for descriptor in ranks:
@@ -349,7 +349,7 @@ class RankExecutor:
                 for descriptor, _ in poll.poll():
                     self._take(ranks[descriptor])
         except StokerError:
-            logger.debug("no more results come")  # which whoever waits for one raises
+            logger.debug("no more results from the ranks")  # callers that wait for one raise the error
         finally:
             self._results.put(None)
 
@@ -372,10 +372,10 @@ class RankExecutor:
                 ready.set_exception(GrammarError(prepared.error))
 
     def _resolve_adapter(self, rank: Rank, answer: AdapterLoaded) -> None:
-        """What a rank says of an adapter. Once all have answered, either all have it or none."""
+        """Record a rank's answer to a load. Once all have answered, either all keep the adapter or none does."""
         load = self._adapter_loads.get(answer.number)
         if load is None:
-            return  # all ranks end
+            return  # all ranks are being ended
         if not load.answer(rank.name, answer.loaded, answer.error):
             return
         error = load.error()
@@ -396,8 +396,8 @@ class RankExecutor:
                     ready.set_exception(error)
 
     def _watch_ranks(self) -> None:
-        """Ends all ranks when one has ended, or is stopped for too long. Time in which this process itself did not run
-        counts against nobody."""
+        """End all ranks when one has ended, or is stopped for too long. Time in which this process itself did not run
+        is not counted."""
         sockets = [rank.connection.fileno() for rank in self._ranks]
         stopped_for = dict.fromkeys(self._ranks, 0.0)
         began = time.monotonic()
@@ -414,10 +414,10 @@ class RankExecutor:
             self._on_death(error)
 
     def _end(self, because: StokerError | None = None) -> StokerError:
-        """Ends all ranks.
+        """End all ranks.
 
         Returns:
-            What to raise: `because`, or what ended the first of them.
+            The error to raise: `because`, or the reason why the first rank ended.
         """
         with self._lock:
             if self._error is None:
@@ -432,11 +432,11 @@ class RankExecutor:
         for rank in self._ranks:
             rank.kill()
         for rank in _wait_all(self._ranks, min(_KILL_S, self._ranks_wait_s / 6)):
-            logger.error("%s cannot be killed, and is left behind", rank)
+            logger.error("%s could not be killed and is abandoned", rank)
 
     def _cause(self) -> StokerError:
-        """Which rank was the first to end, and why: one that did not end for want of another. If there is none, those
-        that had to be killed are what the others waited for."""
+        """Return the reason why the first rank ended: that of a rank which did not end because of another one. If there
+        is none, the ranks that had to be killed are those that the others waited for."""
         for rank in self._ranks:
             if (cause := rank.cause()) is not None:
                 return cause
@@ -445,24 +445,24 @@ class RankExecutor:
             return _stopped(stopped)
         if silent:
             return EngineStuckError(
-                f"{_names(silent)} did not come to an operation of all ranks within {self._ranks_wait_s:.0f} s"
+                f"{_names(silent)} did not join an operation of all ranks within {self._ranks_wait_s:.0f} s"
             )
         return EngineDeadError("; ".join(rank.lost.message for rank in self._ranks if rank.lost is not None))
 
 
 def _ran(since: float) -> float:
-    """Seconds since then, without those in which this process did not run."""
+    """Return the seconds since `since`, without time in which this process did not run."""
     return min(time.monotonic() - since, 2 * _LOOK_S)
 
 
 def _wait_all(ranks: Iterable[Rank], timeout_s: float) -> list[Rank]:
-    """Those that have not ended in time."""
+    """Return the ranks that have not ended in time."""
     deadline = time.monotonic() + timeout_s
     return [rank for rank in ranks if not rank.wait(deadline - time.monotonic())]
 
 
 def _total(weights: Iterable[Progress]) -> int:
-    """Bytes of the weights of all ranks; 0: some do not know theirs yet."""
+    """Return the weights of all ranks in bytes; 0: not known for all ranks yet."""
     totals = [each.total for each in weights]
     return sum(totals) if all(totals) else 0
 

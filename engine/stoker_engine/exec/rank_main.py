@@ -1,7 +1,7 @@
-"""The process of one rank: loads its part of the model, then runs each step that comes, and sleeps between them.
+"""The process of one rank: loads its part of the model, runs each step that it receives, and sleeps in between.
 
-It ends when its pipe does, at once where the other end is gone. An error in a step ends it: other ranks wait for it in
-the middle of a layer, and no step after this one could be right.
+It ends when its pipe is closed, and at once if the other end is gone. An error in a step ends the process: other ranks
+wait for it in the middle of a layer, and later steps would compute wrong results.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a thread that wants Python's lock gets it: adapters are read beside steps. A tenth of the usual.
+#: Python's thread switch interval in seconds, a tenth of the default, because adapters are read during steps.
 _SWITCH_S: Final = 0.0005
 
-#: Seconds between two signs of progress.
+#: Interval between two progress messages, in seconds.
 _PROGRESS_S: Final = 0.2
 
-#: Grammars are compiled, and adapters loaded, in threads of their own, which share the pipe with the steps.
+#: Guards the pipe, which the threads of grammars and adapters share with the steps.
 _sending: Final = threading.Lock()
 
 
 def main(argv: list[str]) -> int:
-    """Runs the process.
+    """Run the process.
 
     Args:
-        argv: this rank's number, for who reads a list of processes; file descriptor of the pipe, the log's format, and
-            the process to die with (0: none).
+        argv: this rank's number, which is shown in process lists; file descriptor of the pipe; format of the log; pid
+            of the process to die with (0: none).
     """
     pipe, log_format, parent = int(argv[1]), argv[2], int(argv[3])
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     connection = Connection(pipe)
     setup: Setup = pickle.loads(connection.recv_bytes())
     rank, layout = setup.rank, setup.layout
-    # All ranks see the same, and one of them says it; but what is wrong may be so in one alone.
+    # All ranks log the same information, so only rank 0 does. Warnings may concern any rank.
     logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, **setup.labels, rank=rank)
     sys.setswitchinterval(_SWITCH_S)
     share = take_share(*setup.neighbours, on_cpu=setup.on_cpu)  # before torch and the kernels start threads
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 
     try:
         _send(connection, Progress(0, 0))
-        args = pickle.loads(connection.recv_bytes())  # which come when all ranks are here
+        args = pickle.loads(connection.recv_bytes())  # sent once all ranks have started
         joined = _join(setup, share)
         runner = _load(connection, args, joined.groups, setup.device)
         if runner is None:
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
         _send_last(connection, Lost(str(error)))
         return 1
     except BaseException as error:
-        logger.exception("this rank died of an error")
+        logger.exception("this rank failed with an error")
         _send_last(connection, Died.of(error))
         return 1
     return 0
@@ -117,13 +117,13 @@ def _shared_memory(setup: Setup, share: ProcessorShare) -> SharedMemory | None:
     from stoker_engine.kernels.cpu.library import library
     from stoker_engine.parallel.shm_communicator import SharedMemory
 
-    if share.is_crowded:  # who is awake keeps the others from coming
+    if share.is_crowded:  # spinning ranks would take processors from the others
         return SharedMemory(setup.region, library(), spin_us=0)
     return SharedMemory(setup.region, library())
 
 
 def _load(connection: Connection, args: EngineArgs, groups: RankGroups, device: int) -> Runner | None:
-    """This rank's part of the model; None where it cannot be served, which has then been reported."""
+    """Load this rank's part of the model. None: it failed, and the error has been reported."""
     from stoker_engine.exec.build_runner import build_runner
     from stoker_engine.models.checkpoint import find_checkpoint
     from stoker_engine.parallel.device import resolve_device, use_device
@@ -135,17 +135,17 @@ def _load(connection: Connection, args: EngineArgs, groups: RankGroups, device: 
         _send_last(connection, LoadFailed.of(error))
         return None
     gc.collect()
-    gc.freeze()  # what is loaded stays: the collector need not look at it again, between steps
+    gc.freeze()  # loaded objects are permanent: exclude them from collections between steps
     _send(connection, Loaded(runner.plan, runner.device.type == "cpu"))
     return runner
 
 
 def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) -> None:
-    """Until no more messages come. All ranks compute the same result; one of them sends it."""
-    # Steps are taken in while one runs: else a large one and a large result could wait for each other in the pipe.
+    """Process messages until the pipe is closed. All ranks compute the same results; one of them sends them."""
+    # Messages are read while a step runs. Otherwise a large step and a large result could deadlock in the pipe.
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
-    loader = ThreadPoolExecutor(1, "adapters")  # it begins with the first load
+    loader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first load
     while (data := inbox.get()) is not None:
         message = pickle.loads(data)
         if isinstance(message, AllLoaded):
@@ -167,13 +167,13 @@ def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) 
 
 
 def _report_prepared(connection: Connection, grammar_id: int, prepared: Future[object]) -> None:
-    """In the thread that has compiled a grammar."""
+    """Send the result of a compilation. Runs in the thread that has compiled the grammar."""
     error = prepared.exception()
     _send(connection, Prepared(grammar_id, None if error is None else str(error)))
 
 
 def _load_adapter(connection: Connection, runner: Runner, source: AdapterSource) -> None:
-    """In the loader's thread. An error of ours is this adapter's alone, too."""
+    """Load an adapter, in the loader's thread. Any error affects only this adapter."""
     try:
         answer = AdapterLoaded(source.number, load_adapter(runner.adapters, source))
     except AdapterError as error:
@@ -217,7 +217,7 @@ def _send_last(connection: Connection, message: Any) -> None:
 
 
 def _end_with(pipe: int) -> None:
-    """Ends this process with the other end of its pipe, at once: in the middle of a step too."""
+    """End this process at once when the other end of its pipe is closed, even in the middle of a step."""
     wait_for_hangup(pipe)
     os._exit(0)
 
@@ -225,4 +225,4 @@ def _end_with(pipe: int) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     logging.shutdown()
-    os._exit(code)  # at once: taking torch and its threads apart lasts seconds
+    os._exit(code)  # at once: the teardown of torch and its threads takes seconds

@@ -1,10 +1,10 @@
-"""What the executor of ranks and its ranks send each other, pickled.
+"""Messages between the executor and its ranks, pickled.
 
-To a rank: `Setup` first, and `EngineArgs`; `AllLoaded`; then a `Step` at a time. To the one that answers, before the
-first grammar, a `TokenTable`; then a `Prepare` for each. Between steps `LoadAdapter` and `DropAdapter`.
-From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; an `AdapterLoaded` for each adapter; from the one
-that answers a `StepResult` for each step, and a `Prepared` for each grammar; last `Lost` or `Died`, if it can still be
-said.
+To a rank: first `Setup` and `EngineArgs`; `AllLoaded`; then one `Step` at a time, and between steps `LoadAdapter` and
+`DropAdapter`. To the answering rank only: a `TokenTable` before the first grammar, then a `Prepare` for each grammar.
+From a rank: `Progress` while it loads, then `Loaded` or `LoadFailed`; an `AdapterLoaded` for each adapter; finally
+`Lost` or `Died`, if it can still send. From the answering rank only: a `StepResult` for each step, and a `Prepared`
+for each grammar.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """Who a rank is.
+    """Identity of a rank.
 
     Attributes:
         rank: its number.
-        layout: how all of them share the model.
-        rendezvous: where they find each other; see `parallel.torch_communicator.World`.
-        timeout_s: seconds that it waits for another one.
-        neighbours: how many ranks of all engines its machine has, and which of them it is.
-        on_cpu: whether the CPU computes the model.
-        region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
+        layout: how the ranks split the model.
+        rendezvous: where the ranks meet; see `parallel.torch_communicator.World`.
+        timeout_s: how long it waits for another rank, in seconds.
+        neighbours: number of ranks of all engines on its machine, and its index among them.
+        on_cpu: whether the model runs on the CPU.
+        region: file descriptor of the memory shared with the ranks of its stage; None: none. See
             `parallel.shm_communicator.SharedMemory`.
-        labels: what each line of its log says besides its rank.
-        device: which of the accelerators that its process sees is its own, if it computes on one.
+        labels: fields of its log lines besides its rank.
+        device: index of its accelerator among those that its process sees.
     """
 
     rank: int
@@ -51,11 +51,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Progress:
-    """Loading gets on.
+    """Progress of loading.
 
     Attributes:
-        done: bytes of this rank's weights that are loaded.
-        total: how many there are; 0: not known yet.
+        done: loaded bytes of this rank's weights.
+        total: bytes of this rank's weights; 0: not known yet.
     """
 
     done: int
@@ -67,7 +67,7 @@ class Loaded:
     """This rank's part of the model is loaded.
 
     Attributes:
-        on_cpu: whether it is computed on the CPU.
+        on_cpu: whether it runs on the CPU.
     """
 
     plan: KVCachePlan
@@ -76,12 +76,12 @@ class Loaded:
 
 @dataclass(frozen=True)
 class AllLoaded:
-    """All ranks have loaded, and steps come next."""
+    """All ranks have loaded; steps follow."""
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Make a grammar ready, beside the steps."""
+    """Compile a grammar, concurrently with the steps."""
 
     number: int
     grammar: Grammar
@@ -89,11 +89,11 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A grammar is ready, or cannot be compiled.
+    """A grammar was compiled, or failed to compile.
 
     Attributes:
-        number: which, as `Prepare` has it.
-        error: why not; None: it can.
+        number: number from `Prepare`.
+        error: error message; None: it was compiled.
     """
 
     number: int
@@ -102,17 +102,17 @@ class Prepared:
 
 @dataclass(frozen=True)
 class LoadAdapter:
-    """Load a LoRA adapter, beside the steps."""
+    """Load a LoRA adapter, concurrently with the steps."""
 
     source: AdapterSource
 
 
 @dataclass(frozen=True)
 class AdapterLoaded:
-    """An adapter is loaded, or cannot be.
+    """An adapter was loaded, or failed to load.
 
     Attributes:
-        error: why not; None: it is.
+        error: error message; None: it was loaded.
     """
 
     number: int
@@ -122,13 +122,13 @@ class AdapterLoaded:
 
 @dataclass(frozen=True)
 class DropAdapter:
-    """Free an adapter's memory: no step that comes later uses it."""
+    """Free an adapter's memory; no later step uses it."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank ends because another one did, or did not come: not the cause, but a sign of it."""
+    """A rank ends because another one ended or did not respond. This indicates the cause, but is not the cause."""
 
     message: str

@@ -1,4 +1,4 @@
-"""A rank whose process this one starts."""
+"""A rank that runs in a child process."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from stoker_engine.exec.rank_messages import Setup
 
 logger = logging.getLogger(__name__)
 
-#: What runs in the process. `-P`: what lies in the working directory is not imported.
+#: Arguments of the interpreter. `-P` prevents imports from the working directory.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
 
 
 class RankProcess(Rank):
-    """It starts at once, and loads when it gets the engine's arguments.
+    """A rank's process. It starts at once, and loads when it gets the engine's arguments.
 
     Args:
-        setup: who it is.
-        inherited: file descriptors that it shares with the others.
+        setup: identity of the rank.
+        inherited: file descriptors shared with other ranks.
         log_format: see `logs.configure`.
-        program: interpreter arguments of what runs; tests bring their own.
+        program: interpreter arguments of the program; tests replace it.
 
     Raises:
-        OSError: the system has no process or memory left for it.
+        OSError: the system has no processes or memory left.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RankProcess(Rank):
             self._process = subprocess.Popen(
                 [sys.executable, *program, *map(str, arguments)],
                 pass_fds=(rank_socket.fileno(), *inherited),
-                process_group=0,  # Ctrl-C in a terminal is for whoever runs the ranks
+                process_group=0,  # the parent handles Ctrl-C in a terminal
             )
         self.pid: int = self._process.pid
         super().__init__(f"rank {setup.rank} of {setup.layout.size}", executor_socket, setup)
@@ -74,5 +74,5 @@ class RankProcess(Rank):
         return cause_of_death(self._process.returncode, last, oom_kills() > self._oom_kills, self.name)
 
     def __str__(self) -> str:
-        """With the process's number."""
+        """Return the name with the process id."""
         return f"{self.name} (process {self.pid})"

@@ -1,7 +1,7 @@
 """A rank on another node.
 
-Its pipe is a TCP connection, which breaks when its process ends and when its node cannot be reached. How it ended, and
-whether it is stopped, the node says.
+Its pipe is a TCP connection, which breaks when the process ends or the node becomes unreachable. The node reports how
+the process ended, and whether it is stopped.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from stoker_engine.exec.rank import Rank
 from stoker_engine.exec.rank_messages import Setup
 from stoker_engine.nodes.node import Node
 
-#: Seconds that a node may take to start a rank's process; or as long as ranks wait for each other, if that is less.
+#: Time for a node to start a rank's process, in seconds; limited by the ranks' timeout.
 _START_TIMEOUT_S: Final = 60.0
 
 
 class RemoteRank(Rank):
-    """It starts at once, and loads when it gets the engine's arguments.
+    """A rank's process on another node. It starts at once, and loads when it gets the engine's arguments.
 
     Args:
-        setup: who it is.
-        node: where it is.
+        setup: identity of the rank.
+        node: the node that starts it.
 
     Raises:
         EngineDeadError: the node cannot start it.
@@ -58,10 +58,10 @@ class RemoteRank(Rank):
             return cause_of_death(self._state.code, last, self._state.killed_for_memory, self.name)
         if self._node.cause_of_loss is not None:
             return EngineKilledError(f"{self.name} is gone with its node: {self._node.cause_of_loss}")
-        return EngineDeadError(f"{self.name} ended, and its node does not say why")
+        return EngineDeadError(f"{self.name} ended, and its node did not report why")
 
     def __str__(self) -> str:
-        """Where it is, too."""
+        """Return the name, which includes the node."""
         return self.name
 
     def _pipe_is_over(self) -> bool:

@@ -1,10 +1,10 @@
-"""Runs steps of a model on a device: prepare → forward → finish.
+"""Runs the steps of a model on a device: prepare → forward → finish.
 
-    prepare    the step's changes into the input batch; what to compute, as tensors; a graph, where one has its shape
-    forward    this stage's part of the model
-    finish     what becomes of the hidden states (`exec.finish`): sampled from, or sent to the next stage
+    prepare    apply the step's changes to the input batch, build the input tensors, find a matching graph
+    forward    compute this stage's part of the model
+    finish     process the hidden states (`exec.finish`): sample, or send them to the next stage
 
-`exec.build_runner` makes one.
+`exec.build_runner` builds a runner.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from stoker_engine.parallel.rank_groups import Pipeline
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A step that is ready to be computed.
+    """A step that is ready to run.
 
     Attributes:
-        graph: computes it; None: it is computed kernel by kernel, from `inputs`.
+        graph: the graph that computes it; None: the step runs kernel by kernel, from `inputs`.
     """
 
     inputs: Inputs
@@ -47,16 +47,16 @@ class Runner:
     """One model on one device.
 
     Attributes:
-        dtype: of activations.
-        plan: the KV cache's size.
-        batch: the sequences that run.
-        rows: the rows of the batch, as the model's operations read them.
-        finish: what becomes of hidden states.
-        grammars: those that outputs may be constrained by.
-        pipeline: the stages before and behind.
-        graphs: steps that were captured; None: there are none.
-        adapters: that rows may use; None: LoRA is off.
-        num_torch_threads: that torch's operators use; None: as many as they do anyway.
+        dtype: dtype of activations.
+        plan: size of the KV cache.
+        batch: the running sequences.
+        rows: rows of the batch in the form that the model's operations read.
+        finish: processes hidden states.
+        grammars: the compiled grammars.
+        pipeline: the previous and next stages.
+        graphs: captured graphs; None: none.
+        adapters: the LoRA adapters; None: LoRA is off.
+        num_torch_threads: number of threads for torch's operators; None: torch's current setting.
     """
 
     device: torch.device
@@ -75,8 +75,8 @@ class Runner:
     num_torch_threads: int | None = None
 
     def run(self, step: Step) -> StepResult:
-        """Computes a step and samples. Unless there are stages, the tokens of the first child of each sequence are in
-        its row then. One of all ranks has a result, `RankGroups.samples`."""
+        """Run a step. Without pipeline stages, the tokens of the first child of each sequence are then written in its
+        row. Only one of all ranks has a result, see `RankGroups.samples`."""
         with torch.inference_mode(), torch_threads(self.num_torch_threads):
             started = time.monotonic()
             prepared = self._prepare(step)
@@ -104,7 +104,7 @@ class Runner:
         return _Prepared(inputs, finish, graph)
 
     def _forward(self, step: Step, prepared: _Prepared) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """This stage's part of the model: hidden states, see `Model.forward`, and those of `hidden_after`."""
+        """Compute this stage's part: hidden states, see `Model.forward`, and those requested by `hidden_after`."""
         inputs, graph = prepared.inputs, prepared.graph
         if graph is not None:
             count = len(step.rows)

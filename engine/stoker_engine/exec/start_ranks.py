@@ -1,4 +1,4 @@
-"""Starts the ranks of an engine: processes of this one, and of agents on other nodes."""
+"""Starts the ranks of an engine, as processes of this node or by the agents of other nodes."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def start_ranks(
     program: Sequence[str],
     on_wait: Callable[[], None],
 ) -> Iterator[None]:
-    """Starts all ranks. They can find each other until the context ends.
+    """Start all ranks. The rendezvous exists until the context ends.
 
     Args:
-        args: the engine's.
-        ranks: gets them, one by one: whoever ends them knows those that were started.
-        timeout_s: how long one waits for another.
-        supervision: how they are looked after.
-        head: by which those of other nodes are reached; None: all are processes of this one.
-        program: what runs in these; see `RankProcess`.
-        on_wait: called now and then while other nodes are waited for.
+        args: the engine's arguments.
+        ranks: list to append each started rank to, so that the caller can end them after an error.
+        timeout_s: how long a rank waits for another, in seconds.
+        supervision: how the ranks are supervised.
+        head: connections to other nodes; None: all ranks are processes of this node.
+        program: program of local ranks; see `RankProcess`.
+        on_wait: called periodically while waiting for other nodes.
 
     Raises:
-        ArgumentError: another node cannot be taken in.
-        EngineDeadError: other nodes did not come in time, or cannot start a rank.
-        OSError: the system has no process or memory left.
+        ArgumentError: another node does not match.
+        EngineDeadError: other nodes did not connect in time, or cannot start a rank.
+        OSError: the system has no processes or memory left.
     """
     if head is None:
         with _start_local_ranks(args, ranks, timeout_s, supervision, program):
@@ -56,8 +56,8 @@ def start_ranks(
 def _start_local_ranks(
     args: EngineArgs, ranks: list[Rank], timeout_s: float, supervision: Supervision, program: Sequence[str]
 ) -> Iterator[None]:
-    """On CPUs, those of a stage share memory."""
-    from stoker_engine.parallel.device import (  # torch, which not all that import this need
+    """Start ranks that share memory within a stage, on CPUs."""
+    from stoker_engine.parallel.device import (  # imports torch, which not all importers of this module need
         check_devices,
         resolve_device,
     )
@@ -95,7 +95,7 @@ def _start_ranks_on_nodes(
     program: Sequence[str],
     on_wait: Callable[[], None],
 ) -> Iterator[None]:
-    """They reach each other over the network, those of one node too."""
+    """Start ranks that communicate over the network, even within one node."""
     from stoker_engine.parallel.device import check_devices, resolve_device
     from stoker_engine.parallel.rendezvous import rendezvous_at
 
@@ -127,5 +127,5 @@ def _start_ranks_on_nodes(
 
 
 def _memory() -> BinaryIO:
-    """Memory without a name, which goes with the last process that has it."""
+    """Create anonymous memory, which is freed with the last process that has it open."""
     return os.fdopen(os.memfd_create("stoker-ranks"), "rb")

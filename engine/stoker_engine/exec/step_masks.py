@@ -1,7 +1,7 @@
-"""The grammars of a step's rows: in a thread beside the model, what may come next in each is found out.
+"""Computes the grammar masks of a step's rows, in a thread that runs concurrently with the model.
 
-A row's matcher is a cache: its state is a function of the tokens of the row's output. So a sequence that was preempted
-or forked begins with a new one, which takes in all of them.
+A row's matcher is a cache: its state is a function of the row's output tokens. After a preemption or a fork, a sequence
+therefore starts with a new matcher, which consumes the whole output.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.masks import FREE, Mask, Masks
 from stoker_engine.grammar.matcher import GrammarError, Matcher
 
-#: Of the sequences that sample, by place in the batch: a mask for the next token, and one behind each token of the
-#: draft. Those without a grammar are not there.
+#: By batch index of sequences that sample and have a grammar: a mask for the next token, and one after each token of
+#: the draft.
 MasksByBatchIndex = dict[int, list[Mask]]
 
 
 class StepMasks:
-    """Finds the masks of steps, one step at a time.
+    """Computes the masks of steps, one step at a time.
 
     Args:
-        grammars: the engine's.
+        grammars: the engine's grammars.
     """
 
     def __init__(self, grammars: Grammars) -> None:
@@ -32,8 +32,8 @@ class StepMasks:
         self._thread: ThreadPoolExecutor | None = None
 
     def launch(self, step: Step, rows: InputBatch) -> Future[MasksByBatchIndex] | None:
-        """Begins with the masks of a step, whose changes `rows` have taken in; None: nothing in it has a grammar. Until
-        they are there, nobody may write into the rows."""
+        """Start to compute the masks of a step whose changes `rows` already contain. None: no sequence has a grammar.
+        The rows must not be modified until the future is done."""
         batch_indices = (
             [
                 batch_index
@@ -53,7 +53,7 @@ class StepMasks:
         found: MasksByBatchIndex = {}
         matchers: list[Matcher] = []
         ignores_eos: list[bool] = []
-        matched: list[tuple[int, int]] = []  # place, and how much of the draft holds
+        matched: list[tuple[int, int]] = []  # batch index, number of accepted draft tokens
         for batch_index in batch_indices:
             row, draft = step.rows[batch_index], drafts.get(batch_index, [])
             params = rows.states[row].new.spec.params
@@ -70,7 +70,7 @@ class StepMasks:
                 if held < len(draft):
                     matcher = matcher.copy()
                     matcher.consume([draft[held]])
-                    if matcher.error is not None and not matcher.is_worn:  # the draft does not hold here, nor behind
+                    if matcher.error is not None and not matcher.is_worn:  # the grammar rejects the rest of the draft
                         break
         masks = self._masks.compute(matchers, ignores_eos)
         for (batch_index, held), matcher, mask in zip(matched, matchers, masks, strict=True):
@@ -80,7 +80,7 @@ class StepMasks:
         return found
 
     def _find_again(self, rows: InputBatch, row: int, worn: Matcher, drafted: list[int]) -> Mask:
-        """The mask behind a row's output and some of its draft, whose matcher is worn out."""
+        """Compute a mask after a row's output and part of its draft again, because the matcher is exhausted."""
         state = rows.states[row]
         spec, matcher = state.new.spec, state.matcher
         assert spec.grammar is not None and matcher is not None
@@ -98,7 +98,7 @@ class StepMasks:
         return self._masks.compute([matcher], [spec.params.ignore_eos])[0]
 
     def _matcher(self, rows: InputBatch, row: int, position: int) -> Matcher:
-        """The row's, which has taken in what its output holds before `position`."""
+        """Return the row's matcher after it has consumed the output before `position`."""
         state = rows.states[row]
         assert state.new.spec.grammar is not None
         matcher = state.matcher = state.matcher or self._grammars.begin(state.new.spec.grammar)

@@ -1,4 +1,4 @@
-"""How the processes that an engine needs are looked after."""
+"""Supervision of the rank processes of an engine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from stoker_common.errors import StokerError
 
 @dataclass(frozen=True)
 class Supervision:
-    """What whoever runs an engine wants of its ranks.
+    """Settings and callbacks of the process that supervises an engine's ranks.
 
     Attributes:
-        step_timeout: seconds after which a step, or loading that does not get on, counts as stuck.
-        log_format: of the ranks' logs; see `logs.configure`.
-        engine: which of the data-parallel engines this is; None: the only one.
-        on_death: called in a thread of its own with what ended the ranks, also while no step runs.
-        on_missing_ranks: called while ranks load, whenever one has, with those that have not.
+        step_timeout: seconds after which a step, or loading without progress, counts as stuck.
+        log_format: format of the ranks' logs; see `logs.configure`.
+        engine: index of the data-parallel engine; None: the only one.
+        on_death: called in a separate thread with the reason when ranks have ended, even if no step runs.
+        on_missing_ranks: called during loading whenever a rank has loaded, with the ranks that have not.
     """
 
     step_timeout: float = 300.0
@@ -28,5 +28,5 @@ class Supervision:
 
     @property
     def labels(self) -> dict[str, int]:
-        """What each line of logs says besides the rank: nothing where there is one engine."""
+        """Fields of log lines besides the rank; empty for a single engine."""
         return {} if self.engine is None else {"engine": self.engine}

@@ -1,7 +1,6 @@
-"""Steps that are run before the first request, since kernels are compiled when they are first launched.
+"""Steps that run before the first request, since kernels are compiled at their first launch.
 
-What a kernel is compiled for must not depend on how many sequences a step has, or how long they are; so a few steps are
-enough.
+Compiled variants must not depend on the number or length of sequences, so a few steps are enough.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from stoker_engine.core.step import NewSequence, Step
 #: Tokens of each prompt.
 _LENGTH: Final = 5
 
-#: Of steps by whose size some kernels choose the width of their tiles: as many tokens as are beyond 16, 32 and 64.
+#: Token counts just above 16, 32 and 64, where some kernels change the width of their tiles.
 _MORE_TOKENS: Final = (17, 33, 65)
 
-#: The likeliest token, and one drawn in every way.
+#: Greedy, and random sampling with all options.
 _PARAMS: Final = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=1),
@@ -35,13 +34,13 @@ def warm_up_steps(
     groups: int,
     adapter_slot: int = NO_ADAPTER,
 ) -> Iterator[Step]:
-    """Prompts, decodes, and both in a step, as far as the limits allow. Their block tables are empty: keys and values
-    go to the null block, which nobody reads.
+    """Yield steps with prompts, with decodes, and with both, as far as the limits allow. Their block tables are empty:
+    keys and values go to the null block, which is never read.
 
     Args:
-        max_model_len: longest sequence, in tokens.
-        groups: of layers, each of which has its block tables.
-        adapter_slot: of all sequences: kernels compute what an adapter adds, though none is there.
+        max_model_len: largest number of tokens of a sequence.
+        groups: number of groups of layers, each with its own block tables.
+        adapter_slot: slot of all sequences; kernels of adapters run even if the slot is empty.
     """
     length = min(_LENGTH, max_model_len, max_num_batched_tokens)
     count = min(3, max_num_seqs, max_num_batched_tokens // length)
@@ -64,7 +63,7 @@ def warm_up_steps(
 
 
 def _step(new: list[NewSequence], batch: list[tuple[int, int, int]], num_decodes: int) -> Step:
-    """Of (row, start, length), decodes first."""
+    """Build a step of (row, start, length) entries, decodes first."""
     rows, starts, lengths = (array("i", each) for each in zip(*batch, strict=True))
     samples = array("i", [1] * len(batch))
     return Step(0, rows, starts, lengths, samples, num_decodes, sum(lengths), new=new)

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, so that nothing it does can stop the server from answering.
+"""Runs the engine in a separate process, so that it can never block the server's answers.
 
     server process                                   engine process
     AsyncLLM ─► EngineProcess ── requests, aborts ─► main: step loop ─► Engine
@@ -6,6 +6,6 @@
                      │ └ /proc: does it run?                  │
                      └ status_word: since when is it busy? ◄──┘
 
-Nobody polls: the engine sleeps on its inbox, the server on its socket. Each side notices the other's death by the end
-of the pipe. What must be known of an engine that does not answer is read from memory that both share.
+Neither side polls: the engine sleeps on its inbox, the server on its socket. Each side detects the other's death by the
+end of the pipe. The state of an engine that does not respond is read from shared memory.
 """

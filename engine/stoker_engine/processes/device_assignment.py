@@ -1,5 +1,5 @@
-"""What of a machine an engine of the model has: as many accelerators as it has ranks, after those of the engines before
-it; or its share of the processors, where it has no ranks of its own, each of which takes its share by itself."""
+"""Assigns parts of a machine to the engines of the model: to each as many accelerators as it has ranks, in the order of
+engines, or a share of the processors. The ranks of an engine with several ranks take their shares themselves."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.nodes.placement import RankPlacement
 from stoker_engine.parallel.processors import take_share
 
-#: What CUDA reads, and ROCm too, once, when it starts.
+#: Environment variable that CUDA and ROCm read once at their start.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def assign_devices(args: EngineArgs, engine: int) -> None:
-    """Hides other engines' accelerators from this process, or limits it to its share of the processors.
+    """Hide other engines' accelerators from this process, or limit it to its share of the processors.
 
-    To be called before CUDA, or threads that compute, start.
+    Must be called before CUDA or compute threads start.
 
     Raises:
-        ArgumentError: there are accelerators, and fewer than all engines together need.
+        ArgumentError: there are accelerators, but fewer than all engines need.
     """
     placement = RankPlacement.of(args)
     local_engines = placement.engines_on(0)
     if len(local_engines) == 1 or engine not in local_engines:
         return
     visible = [] if args.device == "cpu" else visible_devices()
-    if not visible:  # the engines compute on the CPU, or are refused for want of a device
+    if not visible:  # the engines run on the CPU, or fail later because of a missing device
         if placement.size == 1:
             from stoker_engine.parallel.device import limit_threads  # torch
 
@@ -48,10 +48,10 @@ def assign_devices(args: EngineArgs, engine: int) -> None:
 
 
 def visible_devices(system: Path = Path("/")) -> list[str]:
-    """The accelerators that CUDA, or ROCm, would show to this process.
+    """Return the accelerators that CUDA or ROCm would show to this process.
 
     Args:
-        system: where the drivers show their devices.
+        system: root of the file system in which drivers list their devices.
     """
     named = os.environ.get(VISIBLE)
     if named is not None:

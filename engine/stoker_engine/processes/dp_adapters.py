@@ -1,4 +1,4 @@
-"""The LoRA adapters of the engines of a model: each engine that serves has all of them, or a reason why not."""
+"""The LoRA adapters of all engines of a model. Each serving engine has loaded each adapter, or has an error for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class DPAdapter:
-    """A LoRA adapter that engines have.
+    """A LoRA adapter loaded by engines.
 
     Attributes:
-        source: with the content that all of them must find.
-        loaded_by: engine → its process that has loaded it.
-        errors: engine → why its process has not.
+        source: its source, with the digest that all engines must find.
+        loaded_by: by engine, the process that has loaded it.
+        errors: by engine, the error of its process.
     """
 
     source: AdapterSource
@@ -35,11 +35,11 @@ class DPAdapters:
     """The adapters of all engines. Lives in one event loop.
 
     Args:
-        engines: of the model.
-        check_serving: raises `EngineDeadError` where no engine serves, nor will.
+        engines: the engines of the model.
+        check_serving: raises `EngineDeadError` if no engine serves or will serve.
 
     Attributes:
-        by_number: the adapters that requests may name.
+        by_number: the adapters that requests may use, by number.
     """
 
     def __init__(self, engines: Sequence[DPEngine], check_serving: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class DPAdapters:
         """See `AsyncLLM.load_adapter`."""
         adapter: DPAdapter | None = None
         try:
-            while True:  # an engine may come back meanwhile
+            while True:  # an engine may be reloaded meanwhile
                 self._check_serving()
                 loaded_by = {} if adapter is None else adapter.loaded_by
                 missing = [e for e in self._engines if e.takes_requests and loaded_by.get(e.number) is not e.process]
@@ -58,13 +58,13 @@ class DPAdapters:
                     self.by_number[source.number] = adapter
                     return adapter.loaded
                 adapter = await self._load_into(missing, adapter, source)
-        except BaseException:  # also where the caller was cancelled
+        except BaseException:  # also if the caller was cancelled
             for engine in self._engines:
                 engine.remove_adapter(source.number)
             raise
 
     async def reload(self, engine: DPEngine) -> None:
-        """Loads all adapters into an engine that is to serve again.
+        """Load all adapters into an engine that was reloaded.
 
         Raises:
             EngineDeadError: it died meanwhile.
@@ -78,7 +78,7 @@ class DPAdapters:
             except AdapterError as error:
                 adapter.errors[engine.number] = str(error)
                 name = engine.name or "the engine"
-                logger.error("%s was loaded again, and not LoRA adapter %s: %s", name, adapter.source.name, error)
+                logger.error("%s was reloaded without LoRA adapter %s: %s", name, adapter.source.name, error)
             adapter.loaded_by[engine.number] = engine.process
 
         while missing := [a for a in self.by_number.values() if a.loaded_by.get(engine.number) is not engine.process]:
@@ -101,10 +101,10 @@ class DPAdapters:
     async def _load_into(
         self, engines: Sequence[DPEngine], adapter: DPAdapter | None, source: AdapterSource
     ) -> DPAdapter:
-        """Loads an adapter into some engines; those that die meanwhile load it when they are back.
+        """Load an adapter into some engines. Engines that die meanwhile load it when they are reloaded.
 
         Args:
-            adapter: as others have loaded it; None: these are the first.
+            adapter: the adapter as loaded by other engines; None: these engines are the first.
         """
         processes = [engine.process for engine in engines]
         expected = source if adapter is None else adapter.source
@@ -123,6 +123,6 @@ class DPAdapters:
                     f"the files of LoRA adapter {source.name} in {source.path} changed while it was loaded"
                 )
             adapter.loaded_by[engine.number] = process
-        if adapter is None:  # they all died
+        if adapter is None:  # all of them died
             raise next(error for error in results if isinstance(error, EngineDeadError))
         return adapter

@@ -1,8 +1,7 @@
-"""One engine of the model as its client sees it: an engine process, the requests it works on, and the process that
-follows it when it dies.
+"""The client's view of one engine of the model: its process, its requests, and the replacement of a dead process.
 
-Whether it lives is looked up when somebody asks, from what cannot lie: the process's state, and since when it is
-at its current step. While somebody waits for it, a `Watchdog` looks too.
+Liveness is determined on request from reliable sources: the state of the process, and the start time of its current
+step. While requests wait for the engine, a `Watchdog` checks it, too.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ class DPEngine:
     """One engine, for one event loop. Its process starts at once.
 
     Args:
-        number: which one it is.
-        name: what it is called where there are several; empty: it is the only one.
-        ranks: processes that share it.
+        number: index of the engine.
+        name: name in messages if there are several engines; empty: a single engine.
+        ranks: number of its ranks.
         start: starts a process.
-        step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
-        on_step: called in the event loop with what each step did, and which requests got something.
+        step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
+        on_step: called in the event loop with the new tokens of each step and its report.
 
     Attributes:
-        process: the newest one.
-        streams: the requests it works on, and where their deltas go.
-        outputs: makes text of what the process sends, once it serves.
+        process: the newest process.
+        streams: destinations of deltas, by id of the engine's requests.
+        outputs: converts tokens to text; set while the engine serves.
     """
 
     def __init__(
@@ -82,22 +81,23 @@ class DPEngine:
         self._serving = self._is_loaded = False
         self._missing = tuple(range(ranks))
         self._info: EngineInfo | None = None
-        self._token_table_sent_to: EngineProcess | None = None  # which process has the vocabulary as bytes
+        self._token_table_sent_to: EngineProcess | None = None  # the process that has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
-        self._died_of: EngineDeadError | None = None  # the one before, until this one serves
-        self._waiting = ""  # for whom, while it loads
+        self._died_of: EngineDeadError | None = None  # error of the previous process, until this one serves
+        self._waiting = ""  # the reason why loading waits
         self._adapter_loads: dict[int, asyncio.Future[LoadedAdapter]] = {}
         self._closed = False
 
     async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
-        """Waits until it is loaded; `serve` is to follow. Call once, and again when it is dead, for another process.
+        """Wait until it is loaded; `serve` must follow. Called once, and again after its death to start another
+        process.
 
         Args:
-            args: the engine's, with the model's files, once they are known.
+            args: future of the engine's arguments with the path of the model's files.
 
         Raises:
-            ArgumentError, ModelError: it cannot be loaded.
-            EngineDeadError: it died while it loaded.
+            ArgumentError, ModelError: loading failed.
+            EngineDeadError: it died during loading.
         """
         if self._dead_of is not None:
             self.process.close()
@@ -115,17 +115,17 @@ class DPEngine:
         self.watchdog.watch(process, self._death)
         either: set[asyncio.Future[Any]] = {args, self._loaded}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not self._loaded.done():  # else it has died
+        if not self._loaded.done():  # otherwise it has died
             process.send(args.result())
         self._info = await self._loaded
         self._is_loaded = True
         return self._info
 
     def serve(self, vocabulary: TokenTexts) -> None:
-        """Takes requests from now on, unless it has died meanwhile.
+        """Accept requests from now on.
 
         Raises:
-            EngineDeadError: it has.
+            EngineDeadError: it has died since it was loaded.
         """
         if self._dead_of is not None:
             raise type(self._dead_of)(f"the engine died while it loaded: {self._dead_of}")
@@ -136,22 +136,22 @@ class DPEngine:
 
     @property
     def is_live(self) -> bool:
-        """Whether its process runs, and neither a step nor a phase of loading takes too long."""
+        """Whether its process runs, and neither a step nor a phase of loading exceeds the timeout."""
         return self._dead_of is None and not self._closed and self.process.is_running and self._standstill is None
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process is known to be dead, and no other one is in its place."""
+        """Whether its process is known to be dead and has not been replaced."""
         return self._dead_of is not None
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its process is there, but stopped, or with a step that takes too long."""
+        """Whether its process is stopped, or a step exceeds the timeout."""
         return self._dead_of is None and (self.process.is_stopped or self._standstill is not None)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it was loaded, and is not known to be dead."""
+        """Whether it is loaded and not known to be dead."""
         return self._serving and not self._closed
 
     @property
@@ -161,7 +161,7 @@ class DPEngine:
 
     @property
     def status(self) -> str:
-        """A sentence on what it does, or of what it died."""
+        """Sentence on its current state or the cause of its death."""
         if self._dead_of is not None:
             return f"the engine is dead: {self._dead_of}"
         if self._closed:
@@ -181,7 +181,7 @@ class DPEngine:
 
     @property
     def state(self) -> EngineState:
-        """How it does. It says the same as long as nothing changes: others pass it on."""
+        """State of the engine. The message changes only if the state changes, because it is copied into a status."""
         info = self._info
         if self.is_ready:
             message = "serving"
@@ -200,34 +200,35 @@ class DPEngine:
         )
 
     async def wait_dead(self) -> EngineDeadError:
-        """Waits until it is dead; the error's sentence says of what. Never returns after `shutdown`."""
+        """Wait until it is dead, and return the cause. Never returns after `shutdown`."""
         return await asyncio.shield(self._death)
 
     def die(self, cause: EngineDeadError) -> None:
-        """Ends the process, which is of no use."""
+        """Kill the process, because it cannot serve."""
         self.process.kill(cause)
         self._die(self.process, cause)
 
     def watch_if_stopped(self) -> None:
-        """Has it killed if it stays stopped, also where nobody waits for it: others get its requests."""
+        """Watch a stopped process, which is killed if it stays stopped even without requests: others get its
+        requests."""
         if self.takes_requests and self.process.is_stopped:
             self.watchdog.watch(self.process, self._death)
 
     def shutdown(self) -> None:
-        """Ends the engine; requests in flight end with `EngineDeadError`. `close` waits for the process's end."""
+        """Shut down the engine; requests in flight end with `EngineDeadError`. `close` waits for the process."""
         self._closed = True
         self.watchdog.stop()
         self._end_streams()
 
     def close(self) -> None:
-        """Waits until the process has ended; after `shutdown`."""
+        """Wait until the process has ended. Called after `shutdown`."""
         self.process.close()
 
     def begin(self, stream: OutputStream, request: EngineRequest) -> None:
-        """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
+        """Start a request, whose deltas go to `stream`. The caller must call `abort` in the end.
 
         Raises:
-            EngineDeadError: it is dead. Where it dies later, the stream raises it.
+            EngineDeadError: the engine is dead. If it dies later, the stream raises this error.
         """
         self.check_serving()
         assert self.outputs is not None
@@ -241,7 +242,7 @@ class DPEngine:
         self.watchdog.watch(self.process, self._death)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, if it runs here, and forgets it."""
+        """Abort a request if it is running here, and forget it."""
         if self.streams.pop(request_id, None) is None:
             return
         assert self.outputs is not None
@@ -249,10 +250,10 @@ class DPEngine:
             self.process.send(Abort(request_id))
 
     async def load_adapter(self, source: AdapterSource) -> LoadedAdapter:
-        """Loads a LoRA adapter, once the engine is loaded; it may not serve yet.
+        """Load a LoRA adapter. The engine must be loaded, but need not serve yet.
 
         Raises:
-            AdapterError: it cannot be served.
+            AdapterError: the adapter cannot be loaded.
             EngineDeadError: the engine is dead, or died meanwhile.
         """
         if self._dead_of is not None or self._closed:
@@ -267,18 +268,19 @@ class DPEngine:
             self._adapter_loads.pop(source.number, None)
 
     def remove_adapter(self, number: int) -> None:
-        """Takes no new requests with an adapter; those that are there are served. A process that has not loaded has no
+        """Refuse new requests for an adapter; current ones continue. A process that is still loading has no
         adapters."""
         if self._is_loaded:
             self.process.send(RemoveAdapter(number))
 
     @property
     def knows_vocabulary(self) -> bool:
-        """Whether the process has the vocabulary as bytes, as it must before the first request with a grammar."""
+        """Whether the process has received the vocabulary, which is required before the first request with a
+        grammar."""
         return self._token_table_sent_to is self.process
 
     def send_token_table(self, table: TokenTable) -> None:
-        """Gives it the vocabulary as bytes."""
+        """Send the vocabulary as bytes to the process."""
         self.process.send(table)
         self._token_table_sent_to = self.process
 
@@ -290,9 +292,9 @@ class DPEngine:
             raise EngineDeadError(DEAD)
 
     def _receive(self, process: EngineProcess, message: Any) -> None:
-        """Takes a message of the engine, in the reading thread. What it raises is the engine's death."""
+        """Process a message of the engine, in the reading thread. An exception here kills the engine."""
         if process is not self.process or self._dead_of is not None:
-            return  # it was given up, though it cannot be killed
+            return  # the process was abandoned, although it could not be killed
         if isinstance(message, StepOutputs):
             self._call(self._on_outputs, self._put(process, message.deltas), message)
         elif isinstance(message, AdapterReply):
@@ -306,17 +308,17 @@ class DPEngine:
         elif isinstance(message, EngineInfo):
             self._call(self._resolve_loaded, process, message)
         else:
-            raise TypeError(f"{type(message).__name__} is no message of the engine")
+            raise TypeError(f"unexpected message {type(message).__name__} from the engine")
 
     def _put(self, process: EngineProcess, deltas: Sequence[TokenDelta]) -> list[OutputStream]:
-        """Puts the text of a step into its streams, and returns those to be woken."""
+        """Put the text of a step's tokens into the streams, and return the streams to wake."""
         assert self.outputs is not None, "the engine has no requests before it is loaded"
         to_wake = []
         for delta in deltas:
             try:
                 output, stopped = self.outputs.process(delta)
-            except Exception:  # a tokenizer's, say; it is this request's trouble and nobody else's
-                logger.exception("the output of request %s has no text", delta.request_id)
+            except Exception:  # for example in the tokenizer; affects only this request
+                logger.exception("the output of request %s could not be converted to text", delta.request_id)
                 output, stopped = OutputDelta(delta.request_id, "", finish_reason=FinishReason.ERROR), False
             if stopped:
                 process.send(Stop(delta.request_id, delta.index))
@@ -328,8 +330,8 @@ class DPEngine:
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the event loop is closed: nobody is left to hear of it
-            logger.debug("the engine's news come after the end")
+        except RuntimeError:  # the event loop is closed
+            logger.debug("dropped a message of the engine after the event loop was closed")
 
     def _on_outputs(self, to_wake: Sequence[OutputStream], outputs: StepOutputs) -> None:
         for stream in to_wake:
@@ -365,7 +367,7 @@ class DPEngine:
         self._death.set_result(cause)
 
     def _for_clients(self, cause: EngineDeadError) -> str:
-        """What clients are told of a death: how a process ended, but not the words of an error within."""
+        """Return the error for clients: how the process ended, but no details of an internal exception."""
         return DEAD if type(cause) is EngineDeadError else f"{self.name or 'the engine'} has stopped: {cause}"
 
     def _end_streams(self, kind: type[EngineDeadError] = EngineDeadError, message: str = DEAD) -> None:
@@ -384,7 +386,7 @@ class DPEngine:
 
 
 def resolve(future: asyncio.Future[_T], result: _T | Exception) -> None:
-    """Ends a future that has not ended."""
+    """Complete a future, unless it is already done."""
     if future.done():
         return
     if isinstance(result, Exception):

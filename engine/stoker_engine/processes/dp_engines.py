@@ -1,7 +1,7 @@
-"""Data-parallel engines driven by a script's own thread: to `LLM` they are one engine.
+"""Data-parallel engines driven by a script's own thread. `LLM` uses them like a single engine.
 
-Each is an engine process. What they send comes into one queue, which `step` waits on, so whoever is ready is heard
-first; requests are dealt by the same router as a server's.
+Each engine runs in its own process. All messages arrive in one queue, which `step` waits for, so results are processed
+in the order of arrival. Requests are distributed by the same router as in the server.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ from stoker_engine.processes.messages import (
 )
 from stoker_engine.processes.watchdog import INTERVAL_S, StuckDetector
 
-#: Seconds after which a step, or loading that does not get on, counts as stuck.
+#: Seconds after which a step, or loading without progress, counts as stuck.
 STEP_TIMEOUT_S: Final = 300.0
 
-#: What is wrong where engines, which share their files, have found different ones.
+#: Predicate of the error if engines, which share their files, have read different ones.
 _CHANGED_FILES: Final = "changed while it was loaded; load it again"
 
 _News = queue.SimpleQueue[tuple[int, Any]]
 
 
 class DPEngines:
-    """Loaded engines of a model and the requests they work on. The processes end with `shutdown`, with this object, or
-    with the interpreter, whichever comes first.
+    """The loaded engines of a model and their requests. The processes end with `shutdown`, with this object or with the
+    interpreter, whichever ends first.
 
     Args:
-        args: the engine's; the model is a path.
+        args: the engine's arguments; the model must be a path.
         program: see `EngineProcess`.
 
     Attributes:
-        info: facts that callers make requests by: what each engine can serve.
+        info: properties that callers need to build requests: what each engine can serve.
 
     Raises:
         ArgumentError, ModelError: an engine cannot be loaded.
-        EngineDeadError: one died while it loaded.
-        OSError: the system has no process or memory left.
+        EngineDeadError: an engine died during loading.
+        OSError: the system has no processes or memory left.
     """
 
     def __init__(self, args: EngineArgs, program: Sequence[str] = PROGRAM) -> None:
         check_memory(args)
         self._news: _News = queue.SimpleQueue()
         self._processes: list[EngineProcess] = []
-        self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their engine, and which sequences run
+        self._unfinished: dict[str, tuple[int, set[int]]] = {}  # by request: its engine, unfinished sequences
         self._adapter_loads: dict[int, AdapterLoad] = {}
         self._dead_of: EngineDeadError | None = None
-        self._detectors: dict[int, StuckDetector] = {}  # at engines that are waited for
+        self._detectors: dict[int, StuckDetector] = {}  # for engines that are waited for
         self._next_check = 0.0
         self._end = weakref.finalize(self, _end, self._processes)
         try:
@@ -93,7 +93,7 @@ class DPEngines:
         while len(infos) < len(self._processes):
             engine, message = self._next(lambda: set(range(len(self._processes))) - infos.keys())
             if isinstance(message, WaitingForNodes | MissingRanks):
-                continue  # of which the log tells
+                continue  # these are already logged
             if isinstance(message, LoadFailed):
                 raise message.error()
             if isinstance(message, EngineDeadError):
@@ -107,8 +107,8 @@ class DPEngines:
         )
 
     def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
-        """The next message of any engine. Meanwhile those that are waited for are looked at: one that is stopped, or
-        gets no further, is killed, so that its death is the message."""
+        """Return the next message of any engine. Engines that are waited for are checked meanwhile: a stopped or stuck
+        one is killed, and its death is then the message."""
         while True:
             if (now := time.monotonic()) >= self._next_check:
                 self._next_check = now + INTERVAL_S
@@ -127,19 +127,19 @@ class DPEngines:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to wait for."""
+        """Whether `step` has results to wait for."""
         return bool(self._unfinished or self._adapter_loads)
 
     def set_token_table(self, table: TokenTable) -> None:
-        """The vocabulary as bytes, before the first request with a grammar."""
+        """Set the vocabulary as bytes. Called before the first request with a grammar."""
         for process in self._processes:
             process.send(table)
 
     def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
-        """Loads a LoRA adapter into all engines, while `step` is called.
+        """Load a LoRA adapter into all engines, during calls of `step`.
 
         Returns:
-            What its files hold. It raises `AdapterError` where they cannot be served; no engine has it then.
+            Future of the loaded adapter. It raises `AdapterError` if loading failed; no engine keeps the adapter then.
         """
         names = [_name(engine) for engine in range(len(self._processes))]
         load = self._adapter_loads[source.number] = AdapterLoad(source, names, _CHANGED_FILES)
@@ -148,12 +148,12 @@ class DPEngines:
         return load.ready
 
     def remove_adapter(self, number: int) -> None:
-        """Takes no new requests with an adapter; those that are there are served. Unknown ones are ignored."""
+        """Refuse new requests for an adapter; current ones continue. Unknown numbers are ignored."""
         for process in self._processes:
             process.send(RemoveAdapter(number))
 
     def add(self, request: EngineRequest) -> None:
-        """Takes in a request, checked by `tokens.input_processor`.
+        """Add a request that `tokens.input_processor` has validated.
 
         Raises:
             EngineDeadError: an engine is dead, or all are shut down.
@@ -171,25 +171,25 @@ class DPEngines:
         self._processes[engine].send(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request whose result nobody wants any more; unknown ids are ignored."""
+        """Abort a request whose result is not needed any more; unknown ids are ignored."""
         if request_id in self._unfinished:
             engine, _ = self._unfinished.pop(request_id)
             self._router.end(request_id)
             self._processes[engine].send(Abort(request_id))
 
     def stop(self, request_id: str, index: int) -> None:
-        """Ends one sequence at a stop string that was found in its text; unknown ones are ignored."""
+        """End a sequence at a stop string in its text; unknown ones are ignored."""
         if request_id in self._unfinished:
             engine, _ = self._unfinished[request_id]
             self._processes[engine].send(Stop(request_id, index))
             self._ended(request_id, index)
 
     def step(self) -> StepOutputs:
-        """Waits for a step of any engine; what it added is returned.
+        """Wait for a step of any engine, and return its outputs.
 
         Raises:
-            EngineDeadError: an engine died, or stood still and was killed; there is no more work then, for nobody knows
-                what it had done.
+            EngineDeadError: an engine died, or was stuck and killed. All requests are then dropped, because their state
+                is unknown.
         """
         engine, message = self._next(self._engines_at_work)
         if isinstance(message, EngineDeadError):
@@ -207,7 +207,7 @@ class DPEngines:
         return StepOutputs([delta for delta in message.deltas if self._is_wanted(delta)], message.report)
 
     def shutdown(self) -> None:
-        """Ends the engines; no request can be added after."""
+        """Shut down the engines; no further requests are accepted."""
         self._dead_of = self._dead_of or EngineDeadError("the engine is shut down")
         self._unfinished.clear()
         self._end()
@@ -218,7 +218,7 @@ class DPEngines:
         return {engine for engine, _ in self._unfinished.values()}
 
     def _take_adapter(self, engine: int, reply: AdapterReply) -> None:
-        """What an engine says of an adapter. Once all have answered, either all have it or none."""
+        """Record an engine's answer to a load. Once all have answered, either all keep the adapter or none does."""
         load = self._adapter_loads[reply.number]
         if not load.answer(_name(engine), reply.loaded, reply.error):
             return
@@ -230,7 +230,7 @@ class DPEngines:
         load.end(error)
 
     def _is_wanted(self, delta: TokenDelta) -> bool:
-        """Whether somebody waits for a delta; takes down what it says of its request."""
+        """Whether a delta belongs to an unfinished request; records its progress."""
         if delta.request_id not in self._unfinished:
             return False
         self._router.mark_started(delta.request_id)
@@ -251,7 +251,7 @@ def _name(engine: int) -> str:
 
 
 def _put_message(news: _News, engine: int, message: Any) -> None:
-    """In an engine's reading thread, which keeps nothing else alive."""
+    """Queue a message. Runs in an engine's reading thread, and must not keep the engines object alive."""
     news.put((engine, message))
 
 

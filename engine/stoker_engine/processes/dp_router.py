@@ -1,19 +1,19 @@
-"""Which engine of the model gets a request: the one that has least to do until it could answer.
+"""Chooses the engine of the model for a request: the one with the least work until it could answer.
 
-    work of an engine  =  prompt tokens that wait there for their first token
-                       +  the request's prompt, less the prefix that the engine has seen before
-                       +  SEQUENCE_TOKENS × sequences in flight there
+    work of an engine  =  prompt tokens of its requests that wait for their first token
+                       +  the request's prompt tokens, without the prefix that the engine has seen
+                       +  SEQUENCE_TOKENS × its sequences in flight
 
-The engine with the longest prefix wins, unless what it saves is less than what that engine has to do beyond the least
-loaded one: so a conversation stays where its keys and values are, and a prefix that all requests share spreads over as
-many engines as the load needs. Engines without room come last: where the request's sequences would exceed those of a
-step, or where the KV cache was full and sequences waited when last reported. Ties go to whoever was chosen longest ago.
+The engine with the longest prefix wins, unless its additional load exceeds what the prefix saves. A conversation
+therefore stays where its keys and values are, and a prefix shared by all requests spreads over as many engines as the
+load needs. Engines without capacity come last: if the request's sequences would exceed those of a step, or if the KV
+cache was full and sequences waited at the last report. Ties go to the engine whose last request is the oldest.
 
-What an engine has seen is kept by the contract's block-hash chain, over chunks of `CHUNK_TOKENS` or a block, so that a
-prompt costs few hashes: as many chunks an engine as its KV cache holds, those used longest ago forgotten first, as the
-engine itself does. It is a guess at what the engine still holds: a wrong one costs time, never an answer.
+An engine's seen prefixes are recorded by the contract's block-hash chain over chunks of `CHUNK_TOKENS` or a block, so
+that a prompt needs few hashes. The number of chunks corresponds to the size of its KV cache, with LRU eviction as in
+the engine. The record is an estimate: an error costs time, but does not change results.
 
-SGLang's cache-aware router and NVIDIA Dynamo's weigh prefixes against load in the same way.
+SGLang's cache-aware router and NVIDIA Dynamo's router weigh prefixes against load in the same way.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from typing import Final
 from stoker_common.block_hash import NO_KEYS, BlockHash, CacheKeys, extend_chain
 from stoker_engine.core.step_report import SchedulerStats
 
-#: Prompt tokens that are hashed at once, where a block has fewer.
+#: Prompt tokens per hash, if a block has fewer.
 CHUNK_TOKENS: Final = 64
 
-#: How many prompt tokens take as long as one sequence's share of the steps that a new request will see.
+#: Number of prompt tokens whose computation slows a new request as much as one running sequence does.
 SEQUENCE_TOKENS: Final = 64
 
-#: Part of a KV cache from which it counts as full, where sequences wait.
+#: Usage of the KV cache from which it counts as full if sequences wait.
 FULL: Final = 0.95
 
 
 @dataclass
 class _Request:
-    """What an engine works on.
+    """A request in flight at an engine.
 
     Attributes:
-        waiting: prompt tokens that are to be computed before its first token.
+        waiting: prompt tokens to compute before its first token.
     """
 
     engine: int
@@ -52,13 +52,13 @@ class _Request:
 
 @dataclass
 class _Engine:
-    """What is known of an engine.
+    """The router's record of an engine.
 
     Attributes:
-        seen: chunks of prompts it was given, those used last at the end.
-        sequences, waiting: in flight there.
-        was_full: whether its cache was when it last reported.
-        chosen: when it was chosen last.
+        seen: chunks of prompts sent to it, in LRU order with the most recent last.
+        sequences, waiting: sequences in flight, and prompt tokens to compute for them.
+        was_full: whether its KV cache was full at the last report.
+        chosen: value of the choice counter when it was last chosen.
     """
 
     seen: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
@@ -68,7 +68,7 @@ class _Engine:
     chosen: int = 0
 
     def num_seen(self, chunks: Sequence[BlockHash]) -> int:
-        """How many chunks of a prompt, from its beginning, it was given."""
+        """Return the length of the prefix of a prompt that was sent to it, in chunks."""
         seen = self.seen
         for index, chunk in enumerate(chunks):
             if chunk not in seen:
@@ -77,13 +77,13 @@ class _Engine:
 
 
 class DPRouter:
-    """Chooses engines, and keeps count of what they are at. Used by one thread.
+    """Chooses engines, and tracks their load. Not thread-safe.
 
     Args:
-        num_engines: how many there are.
-        block_size: tokens of a block of their KV caches.
-        num_blocks: blocks of each.
-        max_num_seqs: most sequences in one step of each.
+        num_engines: number of engines.
+        block_size: tokens per block of their KV caches.
+        num_blocks: blocks per engine.
+        max_num_seqs: largest number of sequences in a step of an engine.
     """
 
     def __init__(self, num_engines: int, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
@@ -103,19 +103,19 @@ class DPRouter:
         *,
         among: Sequence[int],
     ) -> int:
-        """Chooses an engine for a request and counts it there, until `end`.
+        """Choose an engine for a request, and count the request there until `end`.
 
         Args:
-            sequences: how many it will have.
-            keys: what keeps its prefix apart from others'.
-            among: the engines that take requests, at least one.
+            sequences: number of its sequences.
+            keys: keys that separate its prefix from others.
+            among: the engines that accept requests, at least one.
         """
         chunks = self._chunks(prompt_token_ids, keys)
         length = len(prompt_token_ids)
         best, least = -1, (True, 0, 0)
         for engine_index in among:
             engine = self._engines[engine_index]
-            # The last token is always computed: its logits are asked for.
+            # The last token is always computed, because its logits are needed.
             computed = max(1, length - self.chunk_tokens * engine.num_seen(chunks))
             work = engine.waiting + computed + SEQUENCE_TOKENS * engine.sequences
             is_full = engine.was_full or engine.sequences + sequences > self._max_num_seqs
@@ -131,43 +131,43 @@ class DPRouter:
         return best
 
     def mark_started(self, request_id: str) -> None:
-        """A request has its first token; unknown ids, and later calls, do nothing."""
+        """Record a request's first token. Unknown ids and later calls have no effect."""
         request = self._requests.get(request_id)
         if request is not None and request.waiting:
             self._engines[request.engine].waiting -= request.waiting
             request.waiting = 0
 
     def end(self, request_id: str) -> None:
-        """A request has ended; unknown ids are ignored."""
+        """Remove a request that has ended; unknown ids are ignored."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._engines[request.engine].sequences -= request.sequences
             self._engines[request.engine].waiting -= request.waiting
 
     def report(self, engine: int, stats: SchedulerStats) -> None:
-        """Takes down what an engine says of itself."""
+        """Record an engine's statistics."""
         self._engines[engine].was_full = stats.num_waiting > 0 and stats.kv_cache_usage >= FULL
 
     def forget(self, engine: int) -> None:
-        """An engine has died, and its requests with it: whatever takes its place has seen nothing."""
+        """Reset the record of an engine that has died, and remove its requests. Its successor starts empty."""
         for request_id in [name for name, request in self._requests.items() if request.engine == engine]:
             self.end(request_id)
         self._engines[engine].seen.clear()
         self._engines[engine].was_full = False
 
     def load(self, engine: int) -> tuple[int, int]:
-        """(sequences in flight, prompt tokens that wait) of an engine."""
+        """Return an engine's sequences in flight and prompt tokens to compute."""
         return self._engines[engine].sequences, self._engines[engine].waiting
 
     def _chunks(self, token_ids: Sequence[int], keys: CacheKeys) -> list[BlockHash]:
-        """The hashes of a prompt's full chunks. One that ends with the prompt does not count: its last token must be
-        computed, and with it its block."""
+        """Return the hashes of a prompt's full chunks. A chunk that includes the prompt's last token is excluded,
+        because that token must be computed, and with it its block."""
         chunks = list[BlockHash]()
         extend_chain(chunks, token_ids, self.chunk_tokens, max(len(token_ids) - 1, 0) // self.chunk_tokens, keys)
         return chunks
 
     def _remember(self, engine: _Engine, chunks: Sequence[BlockHash]) -> None:
-        """A prefix is of no use without what it begins with, so that is the last to be forgotten."""
+        """Record a prompt's chunks. Its first chunks are evicted last, because later ones are useless without them."""
         seen = engine.seen
         for chunk in reversed(chunks):
             seen[chunk] = None

@@ -1,4 +1,4 @@
-"""The engine process as the server sees it: started, written to, listened to, looked at, killed."""
+"""The server's handle of an engine process: start, messages, state, and termination."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from stoker_engine.processes.heartbeat import Heartbeat, Phase
 
 logger = logging.getLogger(__name__)
 
-#: What runs in the process. `-P`: what lies in the working directory is not imported.
+#: Arguments of the interpreter. `-P` prevents imports from the working directory.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.processes.main")
 
-#: Seconds an engine that is asked to end may take, and one that is killed.
+#: Time for an engine to end on request, and again after a kill, in seconds.
 _CLOSE_TIMEOUT_S: Final = 5
 
 
 class EngineProcess:
-    """One engine process. It starts at once: importing torch overlaps with all that the server has to do.
+    """One engine process. It starts at once, so that importing torch overlaps with the server's own start.
 
     Args:
         log_format: see `logs.configure`.
-        program: interpreter arguments of what runs; tests bring their own.
-        step_timeout: seconds after which its ranks are stuck, if it has some; see `exec.supervision`.
-        engine: which of the model's engines it is; None: the only one.
+        program: interpreter arguments of the program; tests replace it.
+        step_timeout: seconds after which its ranks count as stuck, if it has several; see `exec.supervision`.
+        engine: index of the model's engine; None: the only one.
 
     Raises:
-        OSError: the system has no process or memory left for it.
+        OSError: the system has no processes or memory left.
     """
 
     def __init__(
@@ -74,44 +74,44 @@ class EngineProcess:
                         "" if engine is None else str(engine),
                     ],
                     pass_fds=(child_socket.fileno(), self.status.fd),
-                    process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time
+                    process_group=0,  # the server handles Ctrl-C in a terminal, and ends the engine itself
                 )
         finally:
-            os.close(self.status.fd)  # the memory stays, for as long as one of the two looks at it
+            os.close(self.status.fd)  # the memory exists as long as one of the processes maps it
         self.pid: int = self._process.pid
 
     def listen(self, on_message: Callable[[Any], None], on_death: Callable[[EngineDeadError], None]) -> None:
-        """Starts the threads that read and write the pipe.
+        """Start the threads that read and write the pipe.
 
         Args:
-            on_message: called in the reading thread, with each message. What it raises is the engine's death.
-            on_death: called in it once, last and whatever happens, with the sentence that says of what the engine died.
+            on_message: called with each message in the reading thread. An exception from it kills the engine.
+            on_death: called exactly once in the reading thread, at its end, with the cause of the engine's death.
         """
         threading.Thread(target=self._read, args=(on_message, on_death), name="from-engine", daemon=True).start()
         threading.Thread(target=self._write, name="to-engine", daemon=True).start()
 
     def send(self, message: Any) -> None:
-        """Sends a message, without waiting; to a dead engine it is lost.
+        """Send a message without waiting; messages to a dead engine are lost.
 
         Raises:
-            Exception: it cannot be pickled. Nothing is sent then, and others are not hurt.
+            Exception: the message cannot be pickled; nothing is sent, and other messages are not affected.
         """
         self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives and is not stopped, right now."""
+        """Whether the process is alive and not currently stopped."""
         return self._state() not in (b"T", b"t", b"Z", b"X", b"x")
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process lives and is stopped (SIGSTOP, a debugger, a frozen container), right now."""
+        """Whether the process is alive and currently stopped (SIGSTOP, a debugger, a frozen container)."""
         return is_stopped(self._state())
 
     @property
     def busy_for(self) -> float:
-        """Seconds since the engine began what must come to an end by itself; 0 where it waits. It cannot end sending
-        while this side does not read, so that counts only from when this side does."""
+        """Seconds since the engine started work that must end by itself; 0 while it waits. Sending cannot end while
+        this side does not read, so only time in which this side reads is counted for it."""
         busy_for, reading_since = self.status.busy_for, self._reading_since
         if self.status.phase is not Phase.SENDING:
             return busy_for
@@ -119,32 +119,32 @@ class EngineProcess:
 
     @property
     def handling_for(self) -> float:
-        """Seconds since this side began to handle one message of the engine; 0 while it waits for the next."""
+        """Seconds since this side started to handle a message of the engine; 0 while it waits for the next one."""
         since = self._handling_since
         return 0.0 if since is None else time.monotonic() - since
 
     def _state(self) -> bytes:
-        """The process's state as Linux writes it; X also where there is none any more."""
+        """Return the process state as in Linux's /proc; X also if the process does not exist."""
         state = process_state(self.pid)
         if state is None:
             return b"R" if sys.platform != "linux" and self._process.poll() is None else b"X"
         return state
 
     def kill(self, because: EngineDeadError) -> None:
-        """Ends the process, whatever it does; `because` is what it died of then."""
+        """Kill the process in any state. `because` is then reported as its cause of death."""
         self._killed_because = self._killed_because or because
         self._process.kill()
 
     def ask_to_end(self) -> None:
-        """Asks the engine to end, without waiting."""
+        """Ask the engine to end, without waiting."""
         self._outbox.put(None)
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            logger.debug("the engine is gone already")
+            logger.debug("the engine has already ended")
 
     def close(self) -> None:
-        """Asks the engine to end, and waits until it has."""
+        """Ask the engine to end, and wait until it has."""
         self.ask_to_end()
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
@@ -160,7 +160,7 @@ class EngineProcess:
         try:
             try:
                 self._handle_messages(on_message)
-            except BaseException as error:  # whoever waits for an answer must hear that there will be none
+            except BaseException as error:  # callers that wait for an answer must get an error
                 logger.exception("a message of the engine cannot be handled")
                 self.kill(EngineDeadError(f"its message could not be handled: {type(error).__name__}: {error}"))
             cause = self._wait()
@@ -170,7 +170,7 @@ class EngineProcess:
         on_death(cause)
 
     def _handle_messages(self, on_message: Callable[[Any], None]) -> None:
-        """Until the end of the pipe."""
+        """Handle messages until the pipe is closed."""
         while True:
             self._handling_since, self._reading_since = None, time.monotonic()
             try:
@@ -188,17 +188,17 @@ class EngineProcess:
         try:
             while (data := self._outbox.get()) is not None:
                 self._connection.send_bytes(data)
-        except (BrokenPipeError, ConnectionResetError):  # it is dead, of which the reading thread hears
+        except (BrokenPipeError, ConnectionResetError):  # it is dead, which the reading thread reports
             return
         except BaseException as error:
             logger.exception("the engine cannot be written to")
             self.kill(EngineDeadError(f"it could not be written to: {type(error).__name__}: {error}"))
 
     def _wait(self) -> EngineDeadError:
-        """Waits for the end of a process that sends no more; returns of what it died."""
+        """Wait for the end of a process whose pipe is closed, and return the cause of death."""
         try:
             return self._cause(self._process.wait(_CLOSE_TIMEOUT_S))
-        except subprocess.TimeoutExpired:  # it lives without a pipe: of no use
+        except subprocess.TimeoutExpired:  # still alive, but useless without a pipe
             self.kill(EngineDeadError("it closed its pipe"))
         try:
             return self._cause(self._process.wait(_CLOSE_TIMEOUT_S))

@@ -1,7 +1,8 @@
-"""What the engine process is doing, and since when, in memory that both processes share.
+"""The current phase of the engine process and its start time, in memory shared by both processes.
 
-An engine that hangs cannot say so; but the moment it began what it is at stands here, and whoever looks can see how
-long that takes. Two aligned words, each written whole; a reader may see the one before the other, for nanoseconds.
+A hanging engine cannot report that it hangs, but other processes can read how long its current phase has lasted. The
+memory consists of two aligned words that are written atomically. A reader may see one word updated before the other,
+for nanoseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SIZE: Final = 16
 
 
 class Phase(enum.IntEnum):
-    """What an engine process does, in the order it comes to it."""
+    """Phases of an engine process, in the order of a start."""
 
     STARTING = 0
     WAITING = 1
@@ -27,11 +28,11 @@ class Phase(enum.IntEnum):
 
     @property
     def is_work(self) -> bool:
-        """Whether it must come to an end by itself, rather than wait for others."""
+        """Whether the phase must end by itself, rather than wait for other processes."""
         return self not in (Phase.WAITING, Phase.IDLE)
 
 
-#: For people.
+#: Descriptions for users.
 PHASE_LABELS: Final = {
     Phase.STARTING: "loading: the engine process starts",
     Phase.WAITING: "loading: looking for the model's files",
@@ -43,10 +44,10 @@ PHASE_LABELS: Final = {
 
 
 class Heartbeat:
-    """A phase and its beginning (seconds on the monotonic clock, which all processes of a machine share).
+    """A phase and its start time (seconds on the monotonic clock, which all processes of a machine share).
 
     Args:
-        fd: of the memory, from another process's `Heartbeat`; None makes it.
+        fd: file descriptor of another process's `Heartbeat`; None: allocate memory.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -54,24 +55,24 @@ class Heartbeat:
             fd = os.memfd_create("stoker-engine-status")
             os.ftruncate(fd, _SIZE)
         self.fd = fd
-        # Not by `struct`, which clears the bytes before it writes them: a reader would see that.
+        # `struct` is not used, because it clears the bytes before it writes them, which a reader could see.
         self._memory = memoryview(mmap.mmap(fd, _SIZE))
         self._since = self._memory[:8].cast("d")
         self._phase = self._memory[8:].cast("q")
 
     def enter(self, phase: Phase) -> None:
-        """Begins a phase, or records that it progresses."""
+        """Start a phase, or record progress in it."""
         self._since[0] = time.monotonic()
         self._phase[0] = phase
 
     @property
     def phase(self) -> Phase:
-        """What it does."""
+        """The current phase."""
         return Phase(self._phase[0])
 
     @property
     def busy_for(self) -> float:
-        """Seconds since it began what must come to an end by itself, or since that progressed; 0 where it waits."""
+        """Seconds since the start or last progress of a phase that must end by itself; 0 while the process waits."""
         if not self.phase.is_work:
             return 0.0
         return time.monotonic() - self._since[0]

@@ -1,7 +1,7 @@
-"""The engine process: loads the model, then steps for as long as there is work, and sleeps on its inbox otherwise.
+"""The engine process: loads the model, runs steps while there is work, and otherwise sleeps on its inbox.
 
-It ends when the pipe does: the server has closed it, or is no more. Signals are the server's business. An error in
-a step ends the process, which the server notices and reports: no request is answered from a state nobody knows.
+It ends when the pipe is closed, because the server has closed it or has ended. Signals are handled by the server. An
+error in a step ends the process, which the server detects and reports: no request is answered from an undefined state.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ logger = logging.getLogger(__name__)
 
 Inbox = queue.SimpleQueue[Any]
 
-#: Seconds after which a thread that wants Python's lock gets it: adapters are read beside steps. A tenth of the usual.
+#: Python's thread switch interval in seconds, a tenth of the default, because adapters are read during steps.
 _SWITCH_S: Final = 0.0005
 
 
 def main(argv: list[str]) -> int:
-    """Runs the process.
+    """Run the process.
 
     Args:
-        argv: file descriptors of the pipe and of the heartbeat, the log's format, the process to die with
-            (0: none), seconds after which a rank is stuck, and which engine of the model this is (empty: the only one).
+        argv: file descriptors of the pipe and of the heartbeat; format of the log; pid of the process to die with (0:
+            none); seconds after which a rank counts as stuck; index of the engine (empty: the only one).
     """
     pipe, heartbeat_fd, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
     step_timeout, engine_index = float(argv[4]), int(argv[5]) if argv[5] else None
@@ -95,8 +95,8 @@ def main(argv: list[str]) -> int:
             return 2
         _run(engine, connection, inbox, status)
     except BaseException as error:
-        if not isinstance(error, EngineDeadError):  # its ranks died, and the server says of what
-            logger.exception("the engine died of an error")
+        if not isinstance(error, EngineDeadError):  # otherwise its ranks died, and the server reports the cause
+            logger.exception("the engine failed with an error")
         with contextlib.suppress(Exception):
             _send(connection, status, Died.of(error))
         return 1
@@ -110,12 +110,12 @@ def _load(
     supervision: Supervision,
     at_end: list[Callable[[], None]],
 ) -> Engine | None:
-    """The engine, loaded; None when it cannot be, which the server then knows. `at_end` gets what is to be done when
-    the server ends."""
+    """Load the engine. None: it failed, and the error was sent to the server. Functions appended to `at_end` are called
+    when the server closes the pipe."""
     laps = Laps()
     laps.ended.append(("server", process_start()))
     with collector_off():
-        from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
+        from stoker_engine.engine import Engine  # imports torch (seconds) while the server finds the model's files
 
     laps.end("imports")
     status.enter(Phase.WAITING)
@@ -136,7 +136,7 @@ def _load(
         if (head := Head.of(args, Path(args.model), engine_index, report_waiting)) is not None:
             at_end.append(head.dismiss)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision, head)
-    except EngineDeadError:  # another attempt may fare better
+    except EngineDeadError:  # another attempt may succeed
         raise
     except StokerError as error:
         if head is not None:
@@ -144,7 +144,7 @@ def _load(
         _send(connection, status, LoadFailed.of(error))
         return None
     gc.collect()
-    gc.freeze()  # what is loaded stays: the collector need not look at it again, between steps
+    gc.freeze()  # loaded objects are permanent: exclude them from collections between steps
     _send(connection, status, replace(engine.info, load_laps=(*laps.ended, *engine.info.load_laps)))
     return engine
 
@@ -158,7 +158,7 @@ def _run(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat
 
 
 def _handle_message(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
-    """Empties the inbox, sleeping on it while there is no work. Only that sleep is idle: the rest is the step's."""
+    """Process the messages in the inbox, and sleep on it while there is no work. Only the sleep counts as idle."""
     while True:
         has_work = engine.has_work
         if not has_work:
@@ -190,7 +190,7 @@ def _add(engine: Engine, connection: Connection, status: Heartbeat, request: Eng
         engine.add(request)
     except EngineDeadError:
         raise
-    except Exception:  # ours, for requests are checked before they come here; yet one request never hurts another
+    except Exception:  # an internal error, since requests are validated; affects only this request
         logger.exception("the engine cannot take request %s", request.id)
         engine.abort(request.id)
         failed = [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
@@ -202,7 +202,7 @@ def _load_adapter(engine: Engine, connection: Connection, status: Heartbeat, sou
         ready = engine.load_adapter(source)
     except AdapterError as error:
         _send(connection, status, AdapterReply(source.number, None, str(error)))
-    else:  # a step takes in what was loaded
+    else:  # completed by a later step
         ready.add_done_callback(partial(_report_adapter, connection, status, source.number))
 
 
@@ -218,33 +218,33 @@ def _report_missing_ranks(connection: Connection, status: Heartbeat, ranks: Sequ
 
 
 def _send(connection: Connection, status: Heartbeat, message: Any) -> None:
-    """Waits while the pipe is full, for a server that does not read."""
+    """Send a message. Waits while the pipe is full because the server does not read."""
     status.enter(Phase.SENDING)
     try:
         connection.send(message)
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the server is gone, or wants no more
+        os._exit(0)  # the server has ended or closed the pipe
     status.enter(Phase.STEPPING)
 
 
 def _unexpected(message: Any) -> BaseException:
-    """What to die of when that is what the inbox holds; `_receive` puts its own error there."""
+    """Return the exception for an unexpected item of the inbox, which may be an error of `_receive`."""
     return message if isinstance(message, BaseException) else TypeError(f"{type(message).__name__} is no message")
 
 
 def _receive(connection: Connection, inbox: Inbox, at_end: list[Callable[[], None]]) -> None:
-    """Moves messages into the inbox, so that the server never waits for a step."""
+    """Move messages into the inbox, so that the server never waits for a step."""
     while True:
         try:
             data = connection.recv_bytes()
         except (EOFError, OSError):
-            if not has_hung_up(connection.fileno()):  # the server lives, and wants no more
+            if not has_hung_up(connection.fileno()):  # the server is alive and has closed its sending side
                 for call in at_end:
                     call()
-            os._exit(0)  # at once, in the middle of a step too: nobody listens any more
+            os._exit(0)  # at once, even in the middle of a step: the results are not needed any more
         try:
             inbox.put(pickle.loads(data))
-        except BaseException as error:  # the loop dies of it
+        except BaseException as error:  # raised by the main loop
             inbox.put(error)
             return
 
@@ -252,4 +252,4 @@ def _receive(connection: Connection, inbox: Inbox, at_end: list[Callable[[], Non
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     logging.shutdown()
-    os._exit(code)  # at once: taking torch and its threads apart lasts seconds, and somebody waits for the news
+    os._exit(code)  # at once: the teardown of torch and its threads takes seconds, and the server waits for the end

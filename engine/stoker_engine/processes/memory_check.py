@@ -1,4 +1,4 @@
-"""Whether there is room for the processes of all engines, asked before any of them is started."""
+"""Checks the memory for the processes of all engines before any of them is started."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from stoker_common.errors import ArgumentError
 from stoker_common.subprocesses.host_memory import host_memory
 from stoker_engine.contract.engine_args import EngineArgs
 
-#: What a process that computes takes of the host's memory, whatever its model and device are: Python and torch.
+#: Host memory of a compute process (Python and torch) for any model and device, in bytes.
 PROCESS_BYTES: Final = 256 << 20
 
 
 def check_memory(args: EngineArgs) -> None:
-    """Refuses to start more engines than there is memory for, however small the model is.
+    """Refuse to start more engines than memory permits, for a model of any size.
 
     Raises:
-        ArgumentError: names what there would be room for.
+        ArgumentError: names the number of engines that fit.
     """
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
     engines = -(-args.data_parallel_size // args.nnodes)
@@ -24,6 +24,6 @@ def check_memory(args: EngineArgs) -> None:
     if engines > max_engines:
         raise ArgumentError(
             "--data-parallel-size",
-            f"{engines} engines on one machine are {engines * ranks} processes, each with at least "
-            f"{PROCESS_BYTES >> 20} MiB of its memory, which has room for {max_engines} engines; ask for fewer",
+            f"{engines} engines on one machine are {engines * ranks} processes with at least {PROCESS_BYTES >> 20} MiB "
+            f"each, and its memory has room for {max_engines} engines; reduce the number",
         )

@@ -1,10 +1,10 @@
-"""What the two processes send each other: these, and the core's own requests and outputs, pickled.
+"""Messages between the server and the engine process, besides the core's own requests and outputs; pickled.
 
-To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, `LoadAdapter`, `RemoveAdapter`, and before the
-first request with a grammar a `TokenTable`.
-From it: `WaitingForNodes` and `MissingRanks`, while it loads; then `EngineInfo` or `LoadFailed`; then
-`StepOutputs`, and an `AdapterReply` for each `LoadAdapter`; `Died` (`stoker_common.subprocesses`) last, if it can still
-be said.
+To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, `LoadAdapter`, `RemoveAdapter`, and a
+`TokenTable` before the first request with a grammar.
+From the engine: `WaitingForNodes` and `MissingRanks` while it loads; then `EngineInfo` or `LoadFailed`; then
+`StepOutputs`, and an `AdapterReply` for each `LoadAdapter`; finally `Died` (`stoker_common.subprocesses`), if it can
+still send.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class MissingRanks:
 
 @dataclass(frozen=True)
 class Abort:
-    """Nobody wants a request's result any more."""
+    """Abort a request whose result is not needed any more."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop string was found in the text of one sequence."""
+    """End a sequence because its text contains a stop string."""
 
     request_id: str
     index: int
@@ -38,10 +38,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class WaitingForNodes:
-    """Loading waits for others.
+    """Loading waits for other nodes.
 
     Attributes:
-        reason: which nodes it waits for, and until when; empty: it no longer waits.
+        reason: which nodes it waits for, and until when; empty: the wait is over.
     """
 
     reason: str
@@ -56,10 +56,10 @@ class LoadAdapter:
 
 @dataclass(frozen=True)
 class AdapterReply:
-    """What became of a `LoadAdapter`.
+    """Result of a `LoadAdapter`.
 
     Attributes:
-        error: why it cannot be served; None: it can.
+        error: error message; None: the adapter was loaded.
     """
 
     number: int
@@ -69,6 +69,6 @@ class AdapterReply:
 
 @dataclass(frozen=True)
 class RemoveAdapter:
-    """Take no new requests with an adapter, and drop it once those that are there have ended."""
+    """Refuse new requests for an adapter, and drop it once its current requests have ended."""
 
     number: int

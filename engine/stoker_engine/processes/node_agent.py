@@ -1,12 +1,12 @@
-"""A node that serves no API: it starts ranks where the heads of engines on node 0 say so, and ends them with these.
+"""Agent of a node without an API: starts and ends ranks on request of the engines' heads on node 0.
 
     reach the head ──► run commands ──the head says farewell──► end
          ▲               │
-         └─ it is gone: end its ranks at once, try again for a while
+         └─ connection lost: end its ranks at once, retry for a while
 
-There is a thread for each engine of the model that has ranks here. It starts their processes, so they end with it too,
-whatever it dies of (`stoker_common.subprocesses.lifeline`). What keeps an engine from being served ends this node only
-where it has no other engine that is.
+A thread per engine with ranks on this node starts their processes, which end with the thread in any case
+(`stoker_common.subprocesses.lifeline`). An error that prevents an engine from being served ends this node only if it
+serves no other engine.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from stoker_engine.processes.node_engine import PROGRAM, NodeEngine
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two attempts to reach a head, and between two lines on them.
+#: Seconds between two attempts to reach a head, and between two log lines about them.
 _RETRY_S: Final = 0.5
 _LOG_INTERVAL_S: Final = 5.0
 
-#: Seconds that a connection may take to be made, and the head to answer.
+#: Timeout for a connection to a head, and for its answer, in seconds.
 _GREETING_S: Final = 10.0
 
-#: Seconds that all of this may take to end: somebody may be in the middle of reaching a head that does not answer.
+#: Longest time for the end of all threads, in seconds, since a thread may be connecting to an unresponsive head.
 _LEAVE_S: Final = 2.0
 
 
@@ -48,9 +48,9 @@ class NodeAgent:
     """Runs this node's ranks.
 
     Args:
-        args: the engine's.
-        log_format: of the ranks' logs; see `logs.configure`.
-        program: interpreter arguments of what runs as a rank; tests bring their own.
+        args: the engine's arguments.
+        log_format: format of the ranks' logs; see `logs.configure`.
+        program: interpreter arguments of a rank's program; tests replace it.
     """
 
     def __init__(self, args: EngineArgs, log_format: str = "text", program: Sequence[str] = PROGRAM) -> None:
@@ -58,16 +58,16 @@ class NodeAgent:
         self._placement = RankPlacement.of(args)
         self._stop, self._because = threading.Event(), ""
         self._wake, self._wake_end = socket.socketpair()
-        self._contact = time.monotonic()  # when a head was last there
-        self._in_touch: set[int] = set()  # engines whose heads are there
+        self._contact = time.monotonic()  # time of the last contact with a head
+        self._in_touch: set[int] = set()  # engines whose heads are connected
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Returns when the heads of all engines have said farewell, or after `stop`.
+        """Serve until the heads of all engines have said farewell, or until `stop`.
 
         Raises:
-            ArgumentError, ModelError: this node cannot serve with the others.
-            EngineDeadError: no head came in time, or came back.
+            ArgumentError, ModelError: this node cannot serve together with the others.
+            EngineDeadError: no head was reached in time.
         """
         with self._wake_end:
             if (model := self._located()) is not None:
@@ -76,14 +76,14 @@ class NodeAgent:
             raise self._errors[0]
 
     def stop(self, because: str) -> None:
-        """Ends all ranks, and lets `run` return; a signal's handler may call it."""
+        """End all ranks, and let `run` return. May be called from a signal handler."""
         self._because = because
         self._stop.set()
         self._wake.close()
 
     def _located(self) -> Path | None:
-        """The model's files; None after `stop`. Looked for in a thread that nobody waits for when the process ends: a
-        download may last hours."""
+        """Return the path of the model's files, or None after `stop`. Uses a daemon thread, so that a download of hours
+        does not delay the end of the process."""
         found: queue.SimpleQueue[Path | BaseException] = queue.SimpleQueue()
 
         def locate() -> None:
@@ -126,12 +126,12 @@ class NodeAgent:
                     if connection is None or self._run_commands(engine, connection):
                         return
                     failed = None
-                    logger.error("the head of engine %d is gone, and its ranks here are ended", engine)
+                    logger.error("lost the head of engine %d; its ranks on this node were ended", engine)
                 except (ArgumentError, ModelError) as error:
                     if error is failed or not self._in_touch:
                         raise
                     failed = error
-                    logger.error("engine %d cannot be served, others are: %s", engine, error)
+                    logger.error("engine %d cannot be served, while other engines are: %s", engine, error)
         except BaseException as error:
             self._errors.append(error)
             self.stop(f"another engine cannot be served: {error}")
@@ -146,7 +146,7 @@ class NodeAgent:
             self._in_touch.discard(engine)
 
     def _on_contact(self) -> str | None:
-        """Notes that a head is there; returns why this node is to end, if it is."""
+        """Record the contact with a head. Returns the reason to end this node, or None."""
         self._contact = time.monotonic()
         return self._because if self._stop.is_set() else None
 
@@ -154,14 +154,14 @@ class NodeAgent:
         return self._dial(engine, {"node": self._args.node_rank, "rank": rank})
 
     def _reach(self, engine: int, model: Path, failed: ArgumentError | ModelError | None) -> NodeConnection | None:
-        """A line to the head of an engine that has taken this node in; None after `stop`.
+        """Return a connection to an engine's head that has accepted this node; None after `stop`.
 
         Args:
-            failed: what kept the engine from being served; raised once this node serves no other.
+            failed: error that prevented the engine from being served; raised once this node serves no other engine.
 
         Raises:
-            ArgumentError: it does not want this node.
-            EngineDeadError: it cannot be reached for too long.
+            ArgumentError: the head rejects this node.
+            EngineDeadError: the head was not reached before the timeout.
         """
         last_logged = time.monotonic()
         info = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(NodeInfo.of(self._args, model))}
@@ -188,11 +188,11 @@ class NodeAgent:
         return None
 
     def _dial(self, engine: int, info: dict[str, Any]) -> NodeConnection:
-        """A connection to the head of an engine.
+        """Connect to the head of an engine.
 
         Raises:
-            ArgumentError: it does not want this node.
-            OSError, EOFError, ValueError, NoNodeError: there is no head, or not yet.
+            ArgumentError: the head rejects this node.
+            OSError, EOFError, ValueError, NoNodeError: there is no head, or it is not ready.
         """
         address = (str(self._args.master_addr), self._args.master_port + engine)
         connection = NodeConnection(socket.create_connection(address, _GREETING_S))

@@ -1,4 +1,4 @@
-"""A node's ranks of one engine of the model, for as long as the engine's head is there.
+"""A node's ranks of one engine, while the engine's head is connected.
 
 from the head    {"start": 2}, {"kill": 2}, {"farewell": ""}
 to it            {"rank": 2, "code": -9, "killed_for_memory": false}, {"rank": 2, "stopped": true},
@@ -27,19 +27,19 @@ from stoker_engine.nodes.handshake import NoNodeError
 
 logger = logging.getLogger(__name__)
 
-#: What runs in a rank's process. `-P`: what lies in the working directory is not imported.
+#: Arguments of the interpreter for a rank. `-P` prevents imports from the working directory.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
 
-#: Seconds between two looks at the ranks.
+#: Interval between two checks of the ranks, in seconds.
 _CHECK_INTERVAL_S: Final = 0.5
 
-#: Seconds in which ranks end that the head has let go.
+#: Time for ranks to end by themselves after the head's farewell, in seconds.
 _CLOSE_S: Final = 5.0
 
 
 @dataclass
 class _Started:
-    """A rank's process, a descriptor that is ready when it ends, and what the head knows of it."""
+    """A rank's process, its pidfd, the machine's OOM kills at its start, and the state last reported to the head."""
 
     process: subprocess.Popen[bytes]
     end: int
@@ -48,13 +48,13 @@ class _Started:
 
 
 class NodeEngine:
-    """Ranks, none at first; takes `connection` over.
+    """The node's ranks of one engine, initially none. Takes over `connection`.
 
     Args:
-        connection: to the head, which has taken this node in.
+        connection: connection to the head, which has accepted this node.
         dial: connects to the head for a rank.
-        log_format: of the ranks' logs; see `logs.configure`.
-        program: interpreter arguments of what runs as a rank; tests bring their own.
+        log_format: format of the ranks' logs; see `logs.configure`.
+        program: interpreter arguments of a rank's program; tests replace it.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class NodeEngine:
         self._poll.register(connection.fileno(), select.POLLIN)
 
     def run_commands(self, wake: socket.socket, on_contact: Callable[[], str | None]) -> bool:
-        """Does what the head says, in the thread that calls this, with whose end the ranks are killed too. At its end
-        all ranks have ended.
+        """Execute the head's commands in the calling thread; ranks are killed if the thread ends. All ranks have ended
+        when this returns.
 
         Args:
-            wake: hangs up when this is to end.
-            on_contact: called again and again; returns why this is to end, if it is.
+            wake: socket that is closed to end this function.
+            on_contact: called periodically; returns the reason to end, or None.
 
         Returns:
-            Whether this is the end: the head said so, or `on_contact`. Else the head is gone.
+            True if the head or `on_contact` has ended it; False if the connection to the head was lost.
 
         Raises:
             ModelError: the head could not serve.
@@ -94,7 +94,7 @@ class NodeEngine:
                     return True
                 self._check_ranks()
         except (EOFError, OSError, ValueError) as error:
-            logger.info("the head is not there any more: %s", str(error) or type(error).__name__)
+            logger.info("lost the connection to the head: %s", str(error) or type(error).__name__)
             return False
         finally:
             for rank in list(self._ranks):
@@ -104,7 +104,7 @@ class NodeEngine:
             self._connection.close()
 
     def _handle_message(self, message: dict[str, Any]) -> bool:
-        """Does what a message says; whether it is the last one."""
+        """Execute a command. Returns whether it is the last one."""
         if "start" in message:
             self._start(int(message["start"]))
         elif "kill" in message:
@@ -113,20 +113,20 @@ class NodeEngine:
         elif message.get("farewell"):
             raise ModelError(f"node 0 could not serve: {message['farewell']}")
         elif "farewell" in message:
-            logger.info("the head has ended, and this node with it")
+            logger.info("the head has ended; this node ends, too")
             self._wait(_CLOSE_S)
             return True
         return False
 
     def _start(self, rank: int) -> None:
-        """Starts a rank, whose pipe is a connection to the head."""
+        """Start a rank, whose pipe is a connection to the head."""
         before = oom_kills()
         try:
             with self._dial(rank).release() as pipe:
                 process = subprocess.Popen(
                     [sys.executable, *self._program, str(rank), str(pipe.fileno()), self._log_format, str(os.getpid())],
                     pass_fds=(pipe.fileno(),),
-                    process_group=0,  # Ctrl-C in a terminal is for this process
+                    process_group=0,  # this process handles Ctrl-C in a terminal
                 )
         except (OSError, EOFError, ValueError, NoNodeError, StokerError) as error:
             logger.exception("rank %d cannot be started", rank)
@@ -136,7 +136,7 @@ class NodeEngine:
         self._poll.register(started.end, select.POLLIN)
 
     def _check_ranks(self) -> None:
-        """Tells the head what has become of ranks."""
+        """Report ended and stopped ranks to the head."""
         for rank, started in list(self._ranks.items()):
             if (code := started.process.poll()) is not None:
                 self._forget(rank)
@@ -146,7 +146,7 @@ class NodeEngine:
                 self._connection.send(rank=rank, stopped=stopped)
 
     def _wait(self, timeout_s: float) -> None:
-        """Waits until all ranks have ended, but not for ever."""
+        """Wait until all ranks have ended, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         for started in self._ranks.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

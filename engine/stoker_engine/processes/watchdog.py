@@ -1,8 +1,7 @@
-"""Kills an engine that is stopped or stuck while somebody waits for it, so that requests end with an error instead of
-never.
+"""Kills an engine that is stopped or stuck while requests wait for it, so that they end with an error.
 
-It looks from outside at what cannot lie: the process's state, and since when it is at its current step. Without
-requests nobody looks and nothing runs.
+It relies on information that a hanging process cannot falsify: the state of the process, and the start time of its
+current step. Without waiting requests nothing runs.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from stoker_common.errors import EngineDeadError, EngineStuckError
 from stoker_engine.processes.engine_process import EngineProcess
 from stoker_engine.processes.heartbeat import PHASE_LABELS
 
-#: Seconds for which an engine may be stopped while somebody waits for it.
+#: Longest time for which an engine may be stopped while requests wait for it, in seconds.
 STOPPED_TIMEOUT_S: Final = 3.0
 
-#: Seconds for which the server may be at one message of the engine.
+#: Longest time for the server to handle one message of the engine, in seconds.
 HANDLING_TIMEOUT_S: Final = 300.0
 
-#: Seconds that a killed engine may take to be gone.
+#: Time for a killed engine to end, in seconds.
 KILL_TIMEOUT_S: Final = 15.0
 
-#: Seconds between two looks.
+#: Interval between two checks, in seconds.
 INTERVAL_S: Final = 0.5
 
 
 class StuckDetector:
-    """Judges a process by looks at it, some `INTERVAL_S` apart.
+    """Detects a stopped or stuck process by checks about `INTERVAL_S` apart.
 
-    Time in which this process itself did not run does not count: then the engine may have been stopped, too, or waited
-    for it.
+    Time in which this process itself did not run is not counted: the engine may have been stopped too, or have waited
+    for this process.
 
     Args:
-        process: that somebody waits for, from now on.
+        process: process that requests wait for, from now on.
     """
 
     def __init__(self, process: EngineProcess) -> None:
@@ -45,12 +44,12 @@ class StuckDetector:
         self._looked = time.monotonic()
 
     def check(self, step_timeout: float) -> EngineStuckError | None:
-        """What it is to be killed for, if anything; `step_timeout` as in `Watchdog`."""
+        """Return the error to kill the process for, or None; `step_timeout` as in `Watchdog`."""
         process = self.process
         elapsed = time.monotonic() - self._looked
         self._looked += elapsed
         still_for = max(process.busy_for, process.handling_for)
-        lost = self._lost if still_for > elapsed else 0.0  # it began before the last look, or is something new
+        lost = self._lost if still_for > elapsed else 0.0  # reset if the work started after the previous check
         self._lost = min(lost + max(elapsed - 2 * INTERVAL_S, 0.0), still_for)
         self._stopped_for = self._stopped_for + INTERVAL_S if process.is_stopped else 0.0
         if self._stopped_for >= STOPPED_TIMEOUT_S:
@@ -61,7 +60,7 @@ class StuckDetector:
 
 
 def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -> str | None:
-    """What takes a process too long, if something does; `lost` seconds of it are not counted."""
+    """Return what takes a process too long, or None; `lost` seconds are not counted."""
     if (seconds := process.busy_for - lost) > step_timeout:
         return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s"
     if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
@@ -70,12 +69,12 @@ def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -
 
 
 class Watchdog:
-    """Looks after an engine process, and the one that follows it.
+    """Watches an engine process and its successors.
 
     Args:
-        step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
+        step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
         has_waiters: whether requests wait for the engine.
-        on_death: called with a process and what it was killed for, also where it cannot be killed.
+        on_death: called with a process and the reason why it was killed, even if it could not be killed.
     """
 
     def __init__(
@@ -91,18 +90,18 @@ class Watchdog:
         self._watching: asyncio.Task[None] | None = None
 
     def standstill(self, process: EngineProcess) -> str | None:
-        """What takes too long, if something does."""
+        """Return what takes too long, or None."""
         return standstill(process, self.step_timeout)
 
     def watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
-        """Watches `process` until nobody waits for it any more or `death` is done; it may be watched already."""
+        """Watch `process` until nothing waits for it or `death` is done. It may already be watched."""
         if process is not self._process or self._watching is None or self._watching.done():
             self.stop()
             self._process = process
             self._watching = asyncio.create_task(self._watch(process, death))
 
     def stop(self) -> None:
-        """Ends watching."""
+        """Stop watching."""
         if self._watching is not None:
             self._watching.cancel()
 
@@ -114,4 +113,4 @@ class Watchdog:
                 continue
             process.kill(cause)
             await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)
-            self._on_death(process, cause)  # nobody waits for a process that cannot be killed
+            self._on_death(process, cause)  # callers must not wait for a process that cannot be killed

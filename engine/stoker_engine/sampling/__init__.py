@@ -1,1 +1,1 @@
-"""Logits → tokens, vectorised over the batch."""
+"""Selects tokens from logits, vectorized over the batch."""

@@ -1,6 +1,7 @@
-"""Draws a token from each row of logits, by a number that the request's seed and the token's position alone determine.
+"""Draws a token from each row of logits, using a random number that depends only on the request's seed and the
+position.
 
-So a seeded request gives the same tokens alone, in any batch, and after a preemption.
+A seeded request therefore gives the same tokens alone, in any batch, and after a preemption.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stoker_engine.parallel.transfer import to_device
 
 @dataclass(frozen=True)
 class Draw:
-    """How one token is drawn."""
+    """Parameters of one draw."""
 
     temperature: float
     top_k: int
@@ -29,20 +30,20 @@ class Draw:
 
 
 def draw(logits: torch.Tensor, draws: list[Draw], kernels: Kernels) -> torch.Tensor:
-    """Draws from rows whose temperature is above 0.
+    """Draw a token from each row; all temperatures are above 0.
 
     Args:
         logits: [rows, vocabulary] float32; -inf is never drawn.
-        kernels: for the device that the logits are on.
+        kernels: kernels for the device of the logits.
 
     Returns:
-        [rows] int64 token ids; of a row whose largest logit is no finite number, any.
+        [rows] int64 token ids; arbitrary for a row whose largest logit is NaN or infinite.
     """
     return kernels.select_token(logits, to_device([_parameters(d) for d in draws], logits.device, torch.float64))
 
 
 def _parameters(draw: Draw) -> list[float]:
-    """A row of what `kernels.select_token` draws by."""
+    """Return the row of parameters for `kernels.select_token`."""
     parameters = [0.0] * len(COLUMNS)
     parameters[SCALE] = 1 / min(max(draw.temperature, 1e-30), 1e30)
     parameters[TOP_K] = max(0, min(draw.top_k, 2**31 - 1))
@@ -53,6 +54,6 @@ def _parameters(draw: Draw) -> list[float]:
 
 
 def _uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that (seed, position) determine."""
+    """Return a number in [0, 1) determined by (seed, position)."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -1,9 +1,9 @@
-"""What a request's parameters do to its logits before a token is drawn; vectorised over the batch, in vLLM's order.
+"""Applies a request's parameters to its logits before a token is drawn; vectorized over the batch, in vLLM's order.
 
     allowed_token_ids → bad_words → min_tokens → logit_bias → repetition, frequency and presence penalties
 
-What no grammar continues with is taken out before (`sampler`). Each step touches only the rows that ask for it, and of
-a row only the tokens it is about.
+Tokens that a grammar forbids are removed before (`sampler`). Each step modifies only the rows that need it, and only
+the tokens concerned.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
-#: Tokens of a set that are written one by one; more of them by a mask over the vocabulary.
+#: Largest set of tokens that is written by index; a larger set is applied as a mask over the vocabulary.
 _FEW = 1000
 
 _Rows = list[tuple[int, SamplingMetadata, LogitRules]]
 
 
 def process_logits(logits: torch.Tensor, choices: list[SamplingMetadata]) -> torch.Tensor:
-    """Applies its rules to each row.
+    """Apply each request's rules to its row.
 
     Args:
         logits: [rows, vocabulary] float32.
-        choices: one a row.
+        choices: one per row.
 
     Returns:
-        `logits` itself where nothing is asked for; else a changed copy.
+        `logits` itself if no row has rules to apply; else a modified copy.
     """
     rows: _Rows = [
         (row, choice, rules)
@@ -75,14 +75,14 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
         logits[_flat_indices(token_lists, logits.device)] = -torch.inf
     for row, ids in many:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
-    # Where nothing allowed is left, what was forbidden is the only answer there is.
+    # If no allowed token is left, the forbidden tokens are restored, so that a token can be chosen.
     choiceless = logits[concerned].amax(dim=-1) == -torch.inf
     if to_host(choiceless.any()):
         logits[concerned[choiceless]] = before[choiceless]
 
 
 def _mask(ids: TokenIds, logits: torch.Tensor) -> torch.Tensor:
-    """[vocabulary] whether each token is among `ids`."""
+    """[vocabulary] bool: whether each token is among `ids`."""
     return to_device(np.frombuffer(ids.mask(logits.shape[-1]), bool), logits.device)
 
 
@@ -95,7 +95,8 @@ def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
 
 
 def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
-    """Repetition penalty on prompt and output (Keskar et al., 2019), the other two on the output (OpenAI's formula)."""
+    """Apply the repetition penalty to tokens of prompt and output (Keskar et al., 2019), and the frequency and presence
+    penalties to tokens of the output (OpenAI's formula)."""
     held: list[tuple[int, Sequence[int]]] = []
     penalties = []
     for row, choice, rules in rows:
@@ -111,13 +112,13 @@ def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     where = _flat_indices(held, logits.device)
     repetition, additive_ = to_device(np.concatenate(penalties, axis=1), logits.device, logits.dtype)
     chosen = logits[where]
-    repetition.clamp_(1e-30, 1e30)  # beyond these, logits would leave what float32 holds
+    repetition.clamp_(1e-30, 1e30)  # more extreme values would exceed the range of float32
     chosen = torch.where(chosen > 0, (chosen / repetition).clamp_max(torch.finfo().max), chosen * repetition)
     logits[where] = chosen - additive_
 
 
 def _flat_indices(tokens: list[tuple[int, Sequence[int]]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row, its tokens) … → [n] rows and [n] tokens."""
+    """[(row, tokens of the row), …] → [n] rows and [n] tokens."""
     at_row = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     at_token = np.concatenate([np.array(ids, dtype=np.int64) for _, ids in tokens])
     return to_device(at_row, device), to_device(at_token, device)

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, and of the likeliest ones beside them."""
+"""Log-probabilities of chosen tokens and of the most likely ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker_engine.parallel.transfer import to_device, to_host
 def token_logprobs(
     logits: torch.Tensor, token_ids: list[int], counts: list[int], logprobs: Logprobs
 ) -> list[TokenLogprobs]:
-    """Of each row's token and of its `counts` likeliest ones.
+    """Return the log-probabilities of each row's token and of its `counts` most likely ones.
 
     Args:
-        logits: [rows, vocabulary] float32, as the model gave them.
-        token_ids: one token a row.
-        counts: how many likeliest ones; -1 is all of them.
+        logits: [rows, vocabulary] float32, unmodified logits of the model.
+        token_ids: one token per row.
+        counts: number of most likely tokens per row; -1: all.
         logprobs: the kernel.
     """
     vocabulary = logits.shape[-1]
@@ -36,10 +36,10 @@ def token_logprobs(
 def candidates(
     logits: torch.Tensor, best: torch.Tensor, counts: list[int], logprobs: Logprobs
 ) -> list[list[tuple[int, float]]]:
-    """Each row's `counts` likeliest tokens with their log-probabilities, best first.
+    """Return each row's `counts` most likely tokens with their log-probabilities, best first.
 
     Args:
-        best: [rows] int64, the likeliest token of each.
+        best: [rows] int64, the most likely token of each row.
         logprobs: the kernel.
     """
     best_logprobs, _ = logprobs(logits, best)
@@ -49,6 +49,6 @@ def candidates(
 
 
 def _likeliest(logits: torch.Tensor, count: int, chosen_logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, count] log-probabilities and tokens, by what the kernel says of each row."""
+    """[rows, count] log-probabilities and tokens, normalized with the kernel's results for each row."""
     top = logits.topk(count, dim=-1)
     return top.values - chosen_logprobs[:, 1:2] - chosen_logprobs[:, 2:], top.indices

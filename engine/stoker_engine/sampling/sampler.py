@@ -1,10 +1,11 @@
-"""Chooses the next tokens of a batch, vectorised: greedy, drawn, or offered by beams.
+"""Chooses the next tokens of a batch, vectorized: greedy, sampled, or as candidates of beams.
 
-Some rows at a time, so that what a step holds beside its logits does not grow with the batch (`sizing.activations`).
+A limited number of rows is processed at a time, so that a step's memory besides its logits does not grow with the batch
+(`sizing.activations`).
 
-A row is chosen from only if its largest logit is a finite number: nan anywhere, +inf, or nothing but -inf means that
-weights or activations went wrong, and there is no token to be had. Looking costs nothing, for the largest is looked
-for anyway. Single tokens at -inf are all right.
+A token is chosen only if the row's largest logit is finite. NaN, +inf, or -inf in all places means that weights or
+activations are corrupted, and no token can be chosen. The check is free, since the largest logit is computed anyway.
+Single logits of -inf are valid.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
-#: In place of a token where there is none to be had.
+#: Placeholder for a token that cannot be chosen.
 _NONE: Final = -1
 
 
 def sample(
     logits: torch.Tensor, choices: Sequence[SamplingMetadata | None], rows_at_once: int, kernels: Kernels
 ) -> list[Sampled]:
-    """Samples each row.
+    """Sample each row.
 
     Args:
-        logits: [rows, vocabulary] float32, or bfloat16 where `kernels.argmax` takes it, as the model gave them. They
-            may be overwritten.
-        choices: how to choose by each row; None: the likeliest token, and nothing else.
-        rows_at_once: most rows that are worked on, `sizing.activations.sampler_rows`.
-        kernels: for the device that the logits are on.
+        logits: [rows, vocabulary] float32, or bfloat16 if `kernels.argmax` supports it, unmodified logits of the model.
+            They may be overwritten.
+        choices: how to choose in each row; None: only the most likely token.
+        rows_at_once: largest number of rows per pass, see `sizing.activations.sampler_rows`.
+        kernels: kernels for the device of the logits.
     """
     sampled: list[Sampled] = []
     for part in _parts(len(choices), rows_at_once):
@@ -48,8 +49,8 @@ def sample(
 
 
 def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
-    """The likeliest token of each row, from what `kernels.argmax` gives."""
-    if best.device.type == "cpu":  # there Python is done before torch's operators, which models push out of the caches
+    """Return the most likely token of each row, from the results of `kernels.argmax`."""
+    if best.device.type == "cpu":  # Python is faster than torch's operators, which the model evicts from CPU caches
         found = zip(best.tolist(), largest.tolist(), strict=True)
         return [Sampled([[token]]) if math.isfinite(largest_logit) else _corrupted() for token, largest_logit in found]
     tokens: list[int] = to_host(_possible(best, largest))
@@ -57,7 +58,7 @@ def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
 
 
 def _possible(tokens: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Of each row the token, or `_NONE` where none can be chosen."""
+    """Return the token of each row, or `_NONE` if none can be chosen."""
     return torch.where(largest.isfinite(), tokens, _NONE)
 
 
@@ -99,10 +100,10 @@ def _choose(
     rows_at_once: int,
     kernels: Kernels,
 ) -> list[Sampled]:
-    """Rows without beams. A row that several samples are drawn from stands for as many.
+    """Choose tokens in rows without beams. A row may have several samples.
 
     Args:
-        best, largest: of each row, as long as nothing is done to it.
+        best, largest: most likely token and largest logit of each unmodified row.
     """
     constrained = _constrained(logits, choices, kernels)
     processed = process_logits(constrained, choices)
@@ -111,7 +112,7 @@ def _choose(
         largest = torch.where(largest.isfinite(), processed_largest, largest)
 
     samples = [(row, i) for row, c in enumerate(choices) for i in range(c.num_samples)]
-    draws: dict[int, Draw] = {}  # by place
+    draws: dict[int, Draw] = {}  # by sample index
     for sample_index, (row, i) in enumerate(samples):
         c = choices[row]
         if (p := c.params).temperature > 0:
@@ -157,7 +158,7 @@ def _choose(
 
 
 def _constrained(logits: torch.Tensor, choices: list[SamplingMetadata], kernels: Kernels) -> torch.Tensor:
-    """What grammars leave; in place, unless somebody asks for what was there."""
+    """Apply the masks of grammars, in place unless log-probabilities need the unmodified logits."""
     masks = [(row, c.allowed) for row, c in enumerate(choices) if c.allowed is not None]
     if not masks:
         return logits
@@ -173,10 +174,10 @@ def _corrupted() -> Sampled:
 
 
 def _parts(count: int, at_once: int) -> Iterator[slice]:
-    """`count` things, `at_once` at a time."""
+    """Split `count` items into slices of at most `at_once`."""
     return (slice(start, min(start + at_once, count)) for start in range(0, count, at_once))
 
 
 def _rows(values: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """The given rows; no copy where they are all of them."""
+    """Select rows; without a copy if all are selected."""
     return values if rows == list(range(len(values))) else values[to_device(rows, values.device)]

@@ -1,4 +1,4 @@
-"""What the sampler must know of a row of logits, to choose the token that follows."""
+"""Metadata of a row of logits that the sampler needs to choose a token."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from stoker_engine.core.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """One row, and how to choose by it.
+    """A row of logits, and how to choose a token from it.
 
     Attributes:
-        num_samples: how many next tokens to draw.
-        seed: of the sampler, which draws sample i by (seed + i, position) alone.
-        known: all tokens before, the first `num_prompt_tokens` of them the prompt's.
-        rules: what its request asks to be done to its logits; None: nothing.
-        counts: the tokens it holds, where they are penalised.
-        may_end: whether it has the tokens that it must have before it ends (min_tokens).
-        num_candidates: of a beam: how many likeliest next tokens are wanted.
-        allowed: int32 [words], a bit for each token that its grammar continues with; None: it has none.
+        num_samples: number of next tokens to draw.
+        seed: seed of the sampler; sample i depends only on (seed + i, position).
+        known: all previous tokens; the first `num_prompt_tokens` are the prompt.
+        rules: changes of the logits; None: none.
+        counts: counts of the sequence's tokens, if penalties need them.
+        may_end: whether the sequence has at least min_tokens and may end.
+        num_candidates: number of most likely tokens for a beam; 0: not a beam.
+        allowed: int32 [words], a bit for each token that the grammar allows; None: no grammar.
     """
 
     params: RequestParams

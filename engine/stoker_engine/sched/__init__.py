@@ -1,1 +1,1 @@
-"""Which tokens are computed next, and where their keys and values go. Torch-free."""
+"""Schedules the tokens of each step and allocates their KV-cache blocks. Torch-free."""

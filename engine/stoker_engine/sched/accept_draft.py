@@ -1,9 +1,9 @@
 """Verification of drafts (speculative decoding, Leviathan et al., 2023).
 
-Each drafted token is computed behind the last known one, and each position is sampled as if the draft before it held.
-The longest part of the draft that was sampled as well is accepted, with the token that follows it; the runner has
-found it (`exec.finish.verify_draft`, `Sampled.token_ids`). Draws depend on (seed, position) alone, so a draft
-changes no output.
+Each drafted token is computed after the last known one, and each position is sampled as if the drafted tokens before
+it were correct. The longest prefix of the draft that equals the sampled tokens is accepted, plus the token sampled
+after it. The runner finds this prefix (`exec.finish.verify_draft`, `Sampled.token_ids`). Draws depend on (seed,
+position) alone, so a draft changes no output.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from stoker_engine.core.step import Sampled
 
 
 def accept_draft(sequence: Sequence, num_drafted: int, drawn: Sampled) -> None:
-    """Takes back what was computed of drafted tokens that did not hold.
+    """Subtract the rejected tokens of a draft from the sequence's computed tokens.
 
     Args:
-        num_drafted: tokens of the draft, all of which the step computed.
-        drawn: the accepted tokens and the one after them.
+        num_drafted: number of drafted tokens, all computed by the step.
+        drawn: the accepted tokens and the one sampled after them.
     """
     [held] = drawn.token_ids
     sequence.num_computed -= num_drafted - (len(held) - 1)

@@ -1,4 +1,4 @@
-"""Has loads and drops of adapters carried out, as `adapters.AdapterTable` decides them, beside the steps."""
+"""Runs the loads and drops of LoRA adapters that `adapters.AdapterTable` decides, concurrently with the steps."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stoker_engine.sched.adapters import AdapterTable
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that are waited for a load where there is nothing else to do; requests and aborts may come meanwhile.
+#: Longest wait for a load, in seconds, when nothing else can run; requests and aborts may arrive meanwhile.
 _WAIT_S: Final = 0.01
 
-#: Why a load has no result that nothing waits for any more.
+#: Error of a registration whose adapter was removed before its load ended.
 _REMOVED: Final = "LoRA adapter {name} was removed before it was loaded"
 
 
 class AdapterLoads:
-    """The loads that are in flight.
+    """The adapter loads in flight.
 
     Args:
-        load: begins to read an adapter's files, on all ranks. Its future raises `AdapterError` where that fails.
-        drop: frees an adapter's memory, once the steps that are launched have run.
+        load: starts to read an adapter's files on all ranks. Its future raises `AdapterError` if that fails.
+        drop: frees an adapter's memory after the steps already launched have run.
     """
 
     def __init__(
@@ -40,24 +40,25 @@ class AdapterLoads:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to wait for, to begin, to drop, or to report."""
+        """Whether a load, a drop, a registration or an unreported result is pending."""
         return self.is_loading or self.has_news or self._table.has_removed or bool(self._registering)
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load goes on, or is to begin."""
+        """Whether a load is in flight or queued."""
         return self._table.is_loading
 
     @property
     def has_news(self) -> bool:
-        """Whether loads have ended that no report has named."""
+        """Whether loads have ended that no report has included."""
         return self._table.has_news
 
     def register(self, source: AdapterSource) -> Future[LoadedAdapter]:
-        """Takes in an adapter, and loads it.
+        """Register an adapter and load it.
 
         Returns:
-            What its files hold. It raises `AdapterError` where they cannot be served; the adapter is forgotten then.
+            Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded; the adapter is
+            unregistered then.
         """
         ready = Future[LoadedAdapter]()
         self._table.register(source)
@@ -66,7 +67,8 @@ class AdapterLoads:
         return ready
 
     def start(self) -> None:
-        """Begins what the table has decided on. Before the next step is launched: steps and drops run in order."""
+        """Start the drops and loads that the table has decided. Call it before the next step is launched: steps and
+        drops run in order."""
         drops, loads = self._table.pop_decisions()
         for number in drops:
             self._drop(number)
@@ -74,21 +76,21 @@ class AdapterLoads:
             self._in_flight[source.number] = self._load(source)
 
     def wait(self) -> None:
-        """Waits for the first load to end, a moment at most."""
+        """Wait until a load ends, for at most `_WAIT_S`."""
         if self._in_flight:
             wait(self._in_flight.values(), _WAIT_S, FIRST_COMPLETED)
 
     def collect(self, is_used: Callable[[int], bool]) -> dict[int, str]:
-        """Takes in what has ended, and begins what follows.
+        """Process the loads that have ended, and start the next ones.
 
         Args:
-            is_used: whether a request uses an adapter, so that it stays though it is removed.
+            is_used: whether a request uses the adapter of this number. A removed adapter is kept until none does.
 
         Returns:
-            For each adapter that could not be loaded the reason: requests that wait for it end with it.
+            Error message by number of each adapter that failed to load. Requests that wait for it end with this error.
 
         Raises:
-            EngineDeadError: what was to load it has died.
+            EngineDeadError: a rank that loads the adapter has died.
         """
         failed: dict[int, str] = {}
         for number, load in [(number, load) for number, load in self._in_flight.items() if load.done()]:
@@ -104,7 +106,7 @@ class AdapterLoads:
         return failed
 
     def _ended(self, number: int, load: Future[LoadedAdapter]) -> str | None:
-        """Takes in a load that has ended. Returns why it failed."""
+        """Process a load that has ended. Returns its error message, or None."""
         source = self._table.source_of(number)
         error = load.exception()
         if isinstance(error, EngineDeadError):
@@ -120,7 +122,7 @@ class AdapterLoads:
             sentence = f"the files of LoRA adapter {source.name} in {source.path} have changed since it was loaded"
         elif isinstance(error, AdapterError):
             sentence = str(error)
-        else:  # ours: one adapter never hurts another
+        else:  # an internal error: a failing adapter must not stop the engine
             logger.error("LoRA adapter %s cannot be loaded", source.name, exc_info=error)
             sentence = f"LoRA adapter {source.name} cannot be loaded; see the log"
         self._table.failed(number)

@@ -1,23 +1,24 @@
-"""LoRA adapters as the scheduler sees them: which are in memory, and which of those a step may use.
+"""LoRA adapters of the scheduler: which are in memory, and which a step may use.
 
-    registered   its files were read once; any number of them
-    resident     in memory: `num_resident` at most; another one takes the memory of the least recently used
-    in a slot    steps can use it: `num_slots` at most; another one takes the slot of the least recently used
+    registered   files were read once; unlimited in number
+    resident     in memory: at most `num_resident`; a new one evicts the least recently used
+    in a slot    usable by steps: at most `num_slots`; a new one takes the least recently used slot
 
-An adapter that running sequences use keeps its memory and its slot. So a waiting sequence may have to wait for its
-adapter: for a load, which goes on beside the steps, or for a slot. It holds up nothing meanwhile: sequences behind it
-in line are admitted. That alone would let it wait forever, so slots are *reserved*:
+An adapter that running sequences use keeps its memory and its slot. A waiting sequence may therefore have to wait for
+a load of its adapter, which runs concurrently with the steps, or for a slot. Sequences behind it in the queue are
+admitted meanwhile. To prevent starvation, slots are *reserved*:
 
     slot 1, of adapter a     ── a1 ──┐ ended           ┌ b1 starts
                                 ── a3 (after b1) ──────┤          a4 waits for a slot, behind b1
-    line                     b1 (adapter b), a4        │
+    queue                    b1 (adapter b), a4        │
                                      └ reserved for b ─┘
 
-Once all sequences of a slot are behind a blocked one in line, the slot is reserved for the adapter of the blocked one:
-requests behind that are not admitted to it, and it changes hands when it is empty. Other sequences of a request that
-runs there are admitted in any case, since beams wait for each other.
+Once all running sequences of a slot are behind a blocked sequence in the queue order, the slot is reserved for the
+blocked sequence's adapter. Requests behind the blocked one are no longer admitted to the slot, and the adapter takes it
+when it is empty. Further sequences of a request that already runs in the slot are still admitted, since beams wait for
+each other.
 
-The table decides; `adapter_loads` has the decisions carried out.
+The table decides; `adapter_loads` carries the decisions out.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from stoker_engine.core.request import Sequence
 from stoker_engine.core.step_report import AdapterStats
 from stoker_engine.sched.policy import WaitingQueue
 
-#: Most loads for requests at a time: one that runs and one that is next. What is loaded after them is decided then.
+#: Largest number of concurrent loads for requests: one running and one queued. Later loads are decided when these end.
 MAX_LOADS: Final = 2
 
 
 class _Memory(Enum):
-    """Whether an adapter is in memory."""
+    """State of an adapter's weights in memory."""
 
     ABSENT = auto()
     LOADING = auto()
@@ -50,13 +51,14 @@ class _Adapter:
     """A registered adapter.
 
     Attributes:
-        slot: which it has; None: none.
-        reserved: the slot that is reserved for it.
-        last_used: when a sequence began or ended to run with it, or it was loaded; counts uses of all adapters.
-        is_checked: it was loaded before.
-        is_checking: the load that goes on is not for a request.
-        is_passing: nor is there memory for it to stay in.
-        is_removed: it goes when its last request has ended.
+        slot: its slot, or None.
+        reserved: the slot reserved for it, or None.
+        last_used: value of the table's use counter when a sequence last started or stopped running with it, or it
+            was loaded.
+        is_checked: a load of it has succeeded.
+        is_checking: the load in flight checks a registration and serves no request.
+        is_passing: the load in flight is a check whose result is dropped, because memory is full.
+        is_removed: it takes no new requests, and is unregistered when its last request has ended.
     """
 
     source: AdapterSource
@@ -72,13 +74,13 @@ class _Adapter:
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A slot of the steps.
+    """An adapter slot of the steps.
 
     Attributes:
-        adapter: which it holds.
+        adapter: the adapter in it.
         running: the sequences that run with it.
-        reserved_for: which adapter it goes to when it is empty.
-        reserved_from: the place in line behind which requests are not admitted to it then.
+        reserved_for: the adapter that takes it when it is empty.
+        reserved_from: sort key of the blocked sequence; requests behind it are not admitted to a reserved slot.
     """
 
     index: int
@@ -88,26 +90,26 @@ class _Slot:
     reserved_from: tuple[int, ...] = ()
 
     def is_closed_to(self, sequence: Sequence) -> bool:
-        """Whether it is reserved for a sequence that is before this one in line."""
+        """Whether the slot is reserved for a sequence that precedes this one in the queue order."""
         if self.reserved_for is None or self.reserved_from >= sequence.sort_key:
             return False
         return all(running.request is not sequence.request for running in self.running)
 
     def cancel_reservation(self) -> None:
-        """Opens the slot to all."""
+        """Open the slot to all sequences."""
         if self.reserved_for is not None:
             self.reserved_for.reserved = None
             self.reserved_for = None
 
 
 class AdapterTable:
-    """The adapters of an engine. A *pass* is one call of `Scheduler.schedule`, which goes through the line of waiting
-    sequences once.
+    """The adapters of an engine. A *pass* is one call of `Scheduler.schedule`, which iterates once over the queue of
+    waiting sequences.
 
     Args:
-        num_slots: most adapters in a step.
-        num_resident: most adapters in memory, those in slots included.
-        waiting: the line.
+        num_slots: largest number of adapters in a step.
+        num_resident: largest number of adapters in memory, including those in slots.
+        waiting: the queue of waiting sequences.
     """
 
     def __init__(self, num_slots: int, num_resident: int, waiting: WaitingQueue) -> None:
@@ -123,7 +125,7 @@ class AdapterTable:
         self._num_removed = 0
         self._uses = 0
         self._passed: set[int] = set()  # adapters whose sequences were blocked in this pass
-        self._num_passed = 0  # sequences at the front of the line that were
+        self._num_passed = 0  # blocked sequences at the front of the queue
         self._is_full = False  # no adapter can be evicted in this pass
         self._changes: list[tuple[int, int]] = []
         self._loads: list[AdapterSource] = []
@@ -135,13 +137,14 @@ class AdapterTable:
     # --- registration
 
     def register(self, source: AdapterSource) -> None:
-        """Takes in an adapter, which is loaded at once, to be checked."""
+        """Register an adapter, and queue a load that checks its files."""
         assert source.number not in self._adapters, f"adapter {source.number} is registered"
         adapter = self._adapters[source.number] = _Adapter(source)
         self._to_check.append(adapter)
 
     def remove(self, number: int) -> None:
-        """Takes no new requests with an adapter, which goes once its last request has ended; see `drop_removed`."""
+        """Refuse new requests for an adapter. It is unregistered when its last request has ended; see
+        `drop_removed`."""
         adapter = self._adapters.get(number)
         if adapter is not None and not adapter.is_removed:
             adapter.is_removed = True
@@ -153,11 +156,11 @@ class AdapterTable:
         return adapter is not None and not adapter.is_removed
 
     def has(self, number: int) -> bool:
-        """Whether an adapter is registered, or removed and still used."""
+        """Whether an adapter is registered, or removed and still in use."""
         return number in self._adapters
 
     def drop_removed(self, is_used: Callable[[int], bool]) -> None:
-        """Forgets removed adapters that no request uses."""
+        """Unregister removed adapters that no request uses."""
         if not self._num_removed:
             return
         for number, adapter in list(self._adapters.items()):
@@ -167,14 +170,14 @@ class AdapterTable:
     # --- the scheduler's pass
 
     def begin_pass(self) -> None:
-        """The line is gone through from its beginning."""
+        """Restart the pass at the front of the queue, and cancel reservations without a waiting sequence."""
         self._restart_pass()
         for slot in self._slots:
             if slot.reserved_for is not None and not self._waiting.num_of(slot.reserved_for.source.number):
                 slot.cancel_reservation()
 
     def first_waiting(self) -> Sequence | None:
-        """The first in line that does not have to wait for its adapter."""
+        """The first waiting sequence that does not have to wait for its adapter."""
         while self._num_passed < len(self._waiting):
             sequence = self._waiting[self._num_passed]
             if sequence.request.spec.adapter == NO_ADAPTER or self._find(sequence) is not None:
@@ -183,7 +186,7 @@ class AdapterTable:
         return None
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence that `first_waiting` has returned is admitted: its adapter has a slot from now on."""
+        """Admit a sequence that `first_waiting` has returned, and give its adapter a slot."""
         slot = self._find(sequence)
         assert slot is not None, "admitted without a slot"
         adapter = self._adapters[sequence.request.spec.adapter]
@@ -198,12 +201,12 @@ class AdapterTable:
         self._run(sequence, slot)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """A sequence begins to run as a fork of another one, which runs."""
+        """Run `child`, a fork of the running `parent`, in the parent's slot."""
         self._run(child, self._slots[parent.adapter_slot])
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence no longer runs. Another one may have its slot in a later step, also while a step with it is in
-        flight: steps run in order."""
+        """Remove a sequence that no longer runs from its slot. A later step may give the slot to another adapter
+        even while a step with this sequence is in flight: steps run in order."""
         slot = self._slots[sequence.adapter_slot]
         slot.running.remove(sequence)
         sequence.adapter_slot = NO_ADAPTER
@@ -212,12 +215,12 @@ class AdapterTable:
         self._restart_pass()
 
     def pop_changes(self) -> list[tuple[int, int]]:
-        """(slot, adapter) of slots that have changed hands since the last call."""
+        """Return the (slot, adapter number) pairs of slots whose adapter has changed since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
     def discard_slots(self) -> None:
-        """No sequence runs, and what the runner has in its slots is not known."""
+        """Empty all slots after the runner's slots have become unknown. No sequence may run."""
         for slot in self._slots:
             assert not slot.running
             if slot.adapter is not None:
@@ -229,12 +232,12 @@ class AdapterTable:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load goes on, or is to begin."""
+        """Whether a load is in flight or queued."""
         return self._num_loading > 0 or self._is_checking or bool(self._to_check)
 
     def pop_decisions(self) -> tuple[list[int], list[AdapterSource]]:
-        """The numbers of adapters that are to leave memory, and then what is to be loaded. `loaded` or `failed` follows
-        for each load."""
+        """Return the numbers of adapters to drop from memory, and the adapters to load after that. The caller must call
+        `loaded` or `failed` for each load."""
         while self._to_check and not self._is_checking:
             adapter = self._to_check.popleft()
             if adapter.memory is _Memory.ABSENT and self._adapters.get(adapter.source.number) is adapter:
@@ -246,11 +249,11 @@ class AdapterTable:
         return drops, loads
 
     def source_of(self, number: int) -> AdapterSource:
-        """A registered adapter, with the content that it had when it was first loaded."""
+        """Return the source of a registered adapter, with the digest of its first load."""
         return self._adapters[number].source
 
     def loaded(self, number: int, loaded: LoadedAdapter) -> None:
-        """A load has ended."""
+        """Record that a load has succeeded."""
         adapter = self._ended(number)
         adapter.is_checked = True
         adapter.source = replace(adapter.source, digest=loaded.digest)
@@ -265,15 +268,15 @@ class AdapterTable:
         self._use(adapter)
 
     def failed(self, number: int) -> None:
-        """A load has failed, and the requests that wait for it end. An adapter that was never loaded is forgotten;
-        others are read again for the next request."""
+        """Record that a load has failed. The caller ends the requests that wait for it. An adapter that was never
+        loaded is unregistered; others are read again for the next request."""
         adapter = self._ended(number)
         adapter.is_passing = False
         self._num_failures += 1
         if not adapter.is_checked:
             self._forget(adapter)
 
-    # --- what others ask
+    # --- queries and metrics
 
     @property
     def has_news(self) -> bool:
@@ -282,11 +285,11 @@ class AdapterTable:
 
     @property
     def has_removed(self) -> bool:
-        """Whether adapters are still here that were removed."""
+        """Whether removed adapters are still in use."""
         return self._num_removed > 0
 
     def stats(self) -> AdapterStats:
-        """A snapshot for the metrics, which reports each load's seconds once."""
+        """Return a snapshot for the metrics. Each load's duration is reported once."""
         self._has_news = False
         seconds, self._load_seconds = self._load_seconds, []
         return AdapterStats(
@@ -299,7 +302,7 @@ class AdapterTable:
         )
 
     def check(self, running: list[Sequence]) -> None:
-        """Asserts that slots, memory and the running sequences agree."""
+        """Assert that slots, memory and the running sequences are consistent."""
         assert len(self._in_memory) <= self._num_resident
         adapters = self._adapters.values()
         assert self._in_memory == {a for a in adapters if a.memory is not _Memory.ABSENT and not a.is_passing}
@@ -324,13 +327,14 @@ class AdapterTable:
         self._is_full = False
 
     def _find(self, sequence: Sequence) -> _Slot | None:
-        """The slot that a waiting sequence may run in; None: it is blocked, and what it waits for has been arranged."""
+        """Return the slot that a waiting sequence may run in. None: it is blocked; a load or a slot has been
+        requested."""
         number = sequence.request.spec.adapter
         adapter = self._adapters[number]
         if adapter.slot is not None:
             if not adapter.slot.is_closed_to(sequence):
                 return adapter.slot
-        elif number not in self._passed:  # else another one of its adapter is before it in line
+        elif number not in self._passed:  # else an earlier sequence has already requested a load or a slot for it
             if adapter.memory is _Memory.RESIDENT:
                 if (slot := self._takable(adapter, sequence)) is not None:
                     return slot
@@ -341,14 +345,14 @@ class AdapterTable:
         return None
 
     def _takable(self, adapter: _Adapter, sequence: Sequence) -> _Slot | None:
-        """The slot that `adapter` may take: one that is reserved for it, else the least recently used one."""
+        """The slot that `adapter` may take: the one reserved for it, else the least recently used one."""
         if adapter.reserved is not None and not adapter.reserved.running:
             return adapter.reserved
         slots = [slot for slot in self._slots if not slot.running and not slot.is_closed_to(sequence)]
         return min(slots, key=lambda slot: slot.adapter.last_used if slot.adapter else -1, default=None)
 
     def _reserve(self, adapter: _Adapter, sequence: Sequence) -> None:
-        """Reserves a slot for `adapter`, if there is one in which all are behind `sequence` in line."""
+        """Reserve a slot for `adapter` if all its running sequences are behind `sequence` in the queue order."""
         key = sequence.sort_key
         if adapter.reserved is None:
             free = [slot for slot in self._slots if slot.reserved_for is None]
@@ -360,14 +364,14 @@ class AdapterTable:
         adapter.reserved.reserved_from = key
 
     def _load(self, adapter: _Adapter) -> bool:
-        """Begins a load, now or soon. False: all that is in memory is in use."""
+        """Start a load, now or when an earlier one ends. False: all adapters in memory are in use."""
         if self._num_loading >= MAX_LOADS:
             return True
         if self._is_full or not self._make_room(lambda resident: resident.source.number not in self._passed):
             self._is_full = True
             return False
         if adapter.reserved is not None:
-            adapter.reserved.cancel_reservation()  # it need not stand empty while files are read
+            adapter.reserved.cancel_reservation()  # the slot should not stay empty during the load
         self._num_loading += 1
         self._begin_load(adapter)
         return True
@@ -379,12 +383,12 @@ class AdapterTable:
         self._loads.append(adapter.source)
 
     def _make_room(self, may_go: Callable[[_Adapter], bool]) -> bool:
-        """Evicts an adapter where memory is full: the least recently used one that no sequence waits for, else the
-        least recently used. False: all are in use.
+        """Evict an adapter if memory is full: the least recently used one that no sequence waits for, else the least
+        recently used. False: all are in use.
 
         Args:
-            may_go: which may be evicted; those that run and those that are being loaded stay in any case. A request's
-                load leaves those that requests before it in line wait for: else they would evict each other's.
+            may_go: whether an adapter may be evicted; running and loading ones never are. A load for a request keeps
+                the adapters that earlier requests wait for: otherwise requests would evict each other's adapters.
         """
         if len(self._in_memory) < self._num_resident:
             return True

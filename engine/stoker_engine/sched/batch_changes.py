@@ -1,7 +1,7 @@
-"""What the runner has to hear of its rows with the next step: see `core.step`.
+"""Changes of the runner's batch rows that the next step must carry: see `core.step`.
 
-Rows are given back at once, also those of sequences that are in a step in flight: whatever takes the row over comes
-with a later step, and steps run in order.
+A row is released at once, even if its sequence is in a step in flight: the next sequence in that row runs in a later
+step, and steps run in order.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from stoker_engine.core.step import Fork, NewSequence
 
 
 class BatchChanges:
-    """Hands out rows, and collects what changes in them from step to step.
+    """Allocates rows, and collects their changes from step to step.
 
     Args:
-        num_rows: as many sequences run at most.
-        tells_sampled: whether the runner is told of sampled tokens, instead of writing them itself.
+        num_rows: largest number of running sequences.
+        tells_sampled: whether steps carry sampled tokens to the runner. If not, the runner writes them itself.
     """
 
     def __init__(self, num_rows: int, tells_sampled: bool = False) -> None:
         self._tells_sampled = tells_sampled
-        self._known: dict[int, list[int]] = {}  # by row: the tokens last sampled
+        self._known: dict[int, list[int]] = {}  # by row: flat (row, position, token) of newly sampled tokens
         self._free = list(reversed(range(num_rows)))
         self._started: dict[int, Sequence] = {}
         self._forks: list[Fork] = []
         self._written: list[tuple[int, int, list[int]]] = []
 
     def begin(self, sequence: Sequence) -> None:
-        """Gives a row to a sequence, all of which is still to be sent."""
+        """Allocate a row for a sequence; the next step carries all of the sequence."""
         sequence.row = self._free.pop()
         self._started[sequence.row] = sequence
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Gives `child` a row that begins as a copy of `parent`'s, as far as both have computed."""
+        """Allocate a row for `child` that starts as a copy of `parent`'s, up to their computed tokens."""
         child.row = self._free.pop()
         num_blocks = [len(table) for table in child.blocks]
         self._forks.append(Fork(child.row, parent.row, child.index, child.num_computed, num_blocks))
 
     def write(self, sequence: Sequence) -> None:
-        """The last token of `sequence` is one that the runner did not write there itself."""
+        """Send the last token of `sequence`, which the runner did not write itself."""
         if sequence.row != NO_ROW:
             self._written.append((sequence.row, len(sequence.token_ids) - 1, sequence.token_ids[-1:]))
 
     def sampled(self, sequence: Sequence, num_tokens: int) -> None:
-        """The last `num_tokens` tokens of `sequence`, one at least, were sampled."""
+        """Record that the last `num_tokens` (at least one) tokens of `sequence` were sampled."""
         if self._tells_sampled and sequence.row != NO_ROW:
             entries = self._known.setdefault(sequence.row, [])
             for position in range(len(sequence.token_ids) - num_tokens, len(sequence.token_ids)):
                 entries += (sequence.row, position, sequence.token_ids[position])
 
     def release(self, sequence: Sequence) -> None:
-        """Takes the row back; nothing more is sent of it."""
+        """Free the row and drop its pending changes."""
         row = sequence.row
         if row == NO_ROW:
             return
@@ -66,7 +66,7 @@ class BatchChanges:
         sequence.row = NO_ROW
 
     def pop(self) -> dict[str, Any]:
-        """The fields of `core.step.Step` that say what has changed since the last call."""
+        """Return the fields of `core.step.Step` that describe the changes since the last call."""
         changes = {
             "forks": self._forks,
             "new": [_new(row, sequence) for row, sequence in self._started.items()],
@@ -77,7 +77,7 @@ class BatchChanges:
         return changes
 
     def check(self, running: list[Sequence]) -> None:
-        """Asserts that the running sequences, and nobody else, have rows."""
+        """Assert that exactly the running sequences have rows."""
         rows = [sequence.row for sequence in running]
         assert NO_ROW not in rows and len(set(rows)) == len(rows)
         assert set(rows).isdisjoint(self._free)

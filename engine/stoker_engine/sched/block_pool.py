@@ -1,11 +1,11 @@
-"""The pool of KV-cache blocks, counted by reference.
+"""The pool of KV-cache blocks, with reference counts.
 
-    null    block 0, which nobody gets: empty entries of block tables name it (`sizing.cache_groups`)
+    null    block 0, never allocated: empty entries of block tables refer to it (`sizing.cache_groups`)
     free    refs = 0, in the free list, least recently used first; may still hold a cached prefix
     in use  refs ≥ 1, one for each sequence that has it in its block table
 
-A block leaves the free list by `allocate` (its old content is forgotten) or by `acquire` (a prefix hit wants
-that very content). It returns to the list's end when its last reference goes.
+A block leaves the free list by `allocate` (its content is evicted) or by `acquire` (a prefix hit reuses its content).
+It returns to the end of the list when its last reference is released.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from stoker_engine.sizing.cache_groups import NULL_BLOCK, usable_blocks
 
 
 class BlockPool:
-    """Hands out block numbers 1 … `num_blocks` - 1.
+    """Allocates the blocks 1 … `num_blocks` - 1.
 
     Args:
-        num_blocks: how many blocks the KV cache has, the null block included.
-        on_evict: called with each block whose content is forgotten, before it is handed out.
+        num_blocks: number of blocks in the KV cache, including the null block.
+        on_evict: called with each block whose content is evicted, before it is allocated.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], object] = lambda block: None) -> None:
@@ -32,12 +32,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can hand out."""
+        """Number of blocks that `allocate` can return."""
         return len(self._free)
 
     @property
     def num_usable(self) -> int:
-        """Blocks that sequences can hold, free or in use."""
+        """Number of blocks that sequences can hold, free or in use."""
         return usable_blocks(self.num_blocks)
 
     def is_free(self, block: int) -> bool:
@@ -49,7 +49,7 @@ class BlockPool:
         return self._refs[block] > 1
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` blocks, least recently used first. The caller made sure that there are enough."""
+        """Take `count` blocks, least recently used first. The caller ensures that enough are free."""
         assert count <= len(self._free), f"{count} blocks asked, {len(self._free)} free"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -58,14 +58,14 @@ class BlockPool:
         return blocks
 
     def acquire(self, block: int) -> None:
-        """Adds a reference to a block whose content is wanted."""
+        """Add a reference to a block whose content is reused."""
         assert block != NULL_BLOCK
         if self._refs[block] == 0:
             del self._free[block]
         self._refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drops one reference of each block; those without any become free, in the given order."""
+        """Drop one reference of each block; blocks without references become free, in the given order."""
         for block in blocks:
             assert self._refs[block] > 0, f"block {block} is released twice"
             self._refs[block] -= 1
@@ -73,11 +73,11 @@ class BlockPool:
                 self._free[block] = None
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
-        """Asserts that every block is accounted for by `tables`: the blocks in the block tables of all live sequences,
-        without empty entries."""
+        """Assert that reference counts and free list match `tables`: the block tables of all live sequences, without
+        empty entries."""
         refs = Counter(block for table in tables for block in table)
         assert NULL_BLOCK not in refs, "the null block has an owner"
         assert all(self._refs[block] == count for block, count in refs.items()), "reference counts are off"
-        assert sum(self._refs) == refs.total(), "blocks are held by nobody"
+        assert sum(self._refs) == refs.total(), "blocks are held by no sequence"
         assert len(self._free) == self.num_usable - len(refs), "the free list is too long or too short"
         assert NULL_BLOCK not in self._free and refs.keys().isdisjoint(self._free), "the free list is off"

@@ -1,4 +1,4 @@
-"""What becomes of the sequences of a step once its result is there."""
+"""Applies the result of a step to its sequences."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from stoker_engine.sched.sequence_queues import SequenceQueues
 
 logger = logging.getLogger(__name__)
 
-#: Why a request ends whose logits are no numbers.
+#: Error of a request whose logits are NaN or infinite.
 CORRUPTED: Final = (
-    "the model computed no finite numbers for this request (nan or infinity in its logits); damaged weights do that, "
-    "and float16 where the model needs the range of bfloat16 or float32"
+    "the model computed NaN or infinite logits for this request; causes are damaged weights, or float16 for a "
+    "model that needs the range of bfloat16 or float32"
 )
 
 
 def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
-    """Takes in the result of the first step in flight: its tokens are computed, and sampling sequences have new
-    ones.
+    """Apply the result of the oldest step in flight: mark its tokens as computed, and append sampled tokens.
 
     Returns:
-        What is new. Sequences with a `finish_reason` are gone from here, blocks freed.
+        The new tokens. Sequences with a `finish_reason` have been removed and their blocks freed.
     """
     step = scheduled.step
     deltas = _fail_corrupted(queues, scheduled, result) if result.is_corrupted else []
@@ -67,7 +66,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
 
 
 def _append_sampled(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
-    """Gives `sequence` its new tokens; the first time, the request's other sequences fork from it."""
+    """Append new tokens to `sequence`. At its first sampling, the request's other sequences fork from it."""
     sequence.num_inflight_tokens -= 1
     sequence.is_blocked = False
     children = drawn.token_ids
@@ -92,10 +91,10 @@ def _grow(
     *,
     forked: bool = False,
 ) -> TokenDelta:
-    """Appends new tokens up to the one that ends the sequence, if one does.
+    """Append new tokens, up to the one that ends the sequence.
 
     Args:
-        forked: whether its row begins now, so that its token is written there in any case.
+        forked: whether the sequence's row is new; the caller then sends the token to it.
     """
     request = sequence.request
     is_first = sequence.index == 0 and len(sequence.token_ids) == request.num_prompt_tokens
@@ -123,8 +122,8 @@ def _grow(
 
 
 def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
-    """Ends requests whose logits are no numbers. Nobody is to find in the prefix cache what they computed, and who
-    already shares what this step or a later one was to compute starts again."""
+    """End requests with NaN or infinite logits. Their blocks are removed from the prefix cache, and sequences that
+    share blocks which this step or a later one was to compute are requeued."""
     corrupted: dict[Request, None] = {}
     sampled = iter(result.sampled)
     shares = zip(scheduled.sequences, scheduled.epochs, scheduled.step.num_samples, strict=True)
@@ -139,7 +138,7 @@ def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepRe
         logger.error("request %s: %s", request.id, CORRUPTED, extra=request.spec.log_fields)
         queues.num_corrupted += 1
         deltas += fail(queues, request, CORRUPTED)
-    # Who has ended meanwhile may have been one of them, or have shared what they computed.
+    # Sequences that ended meanwhile may be corrupted too, or have shared corrupted blocks.
     cache = queues.kv.prefix_cache
     wrong |= cache.forget_pending(lambda owner: isinstance(owner, Sequence) and owner.row == NO_ROW)
     while sharers := [s for s in queues.running if not wrong.isdisjoint(itertools.chain.from_iterable(s.blocks))]:
@@ -150,7 +149,7 @@ def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepRe
 
 
 def fail(queues: SequenceQueues, request: Request, error: str) -> list[TokenDelta]:
-    """Ends a request that cannot go on."""
+    """End a request with an error."""
     unfinished = [sequence.index for sequence in request.live]
     if request.beams is not None:
         unfinished = list(range(request.spec.num_sequences))
@@ -161,13 +160,13 @@ def fail(queues: SequenceQueues, request: Request, error: str) -> list[TokenDelt
 
 
 def _advance_beams(queues: SequenceQueues, request: Request) -> list[TokenDelta]:
-    """Every beam has made its offer: the best go on, by forks of their parents."""
+    """Select the best candidates of all beams of a search, and fork their parents into the next beams."""
     assert request.beams is not None
     beams = request.live
     outputs = [beam.output_token_ids for beam in beams]
     following = request.beams.advance([beam.candidates or [] for beam in beams], outputs)
     known = [list(beam.token_ids) for beam in beams]
-    heirs: dict[int, Sequence] = {}  # a parent goes on in place as its first child
+    heirs: dict[int, Sequence] = {}  # a parent's first child reuses its sequence
     children = []
     for following_beam in following:
         parent = beams[following_beam.parent]

@@ -1,7 +1,7 @@
-"""Gives sequences their KV-cache blocks, shares those whose content is the same, and takes back what nobody sees.
+"""Allocates the KV-cache blocks of sequences, shares blocks of equal content, and frees those outside the windows.
 
-A sequence has a block table for each group of layers (`sizing.cache_groups`). In a group with a window, blocks that
-the window has left are released while the sequence still runs; the null block takes their place in the table. In a
+A sequence has a block table for each group of layers (`sizing.cache_groups`). In a group with a sliding window, blocks
+that have left the window are released while the sequence still runs; the null block replaces them in the table. In a
 group of states the number of blocks is fixed, and every step overwrites all of them.
 
     full     │ 4 │ 9 │ 2 │ 7 │ 5 ·│          · partly filled
@@ -26,14 +26,15 @@ from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup, blocks_per
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why the first in line was not admitted, so that its prefix is not looked up again in every step that it waits.
+    """Why the first waiting sequence was not admitted. Its prefix is not looked up again while the reason holds.
 
-    Blocks that other sequences have of its prefix count as there. That they become more is known: sequences take blocks
-    over when they are admitted, and publish new ones under the prefix's hashes. In both cases the refusal is dropped.
+    `needed` does not count blocks of its prefix that other sequences hold. More of them can only come from an
+    admission, which takes over cached blocks, or from new blocks published under one of `hashes`. Both drop the
+    refusal.
 
     Attributes:
-        needed: blocks that must be free.
-        hashes: of the sequence's full blocks.
+        needed: number of blocks that must be free.
+        hashes: hashes of the sequence's full blocks.
     """
 
     sequence: request.Sequence
@@ -48,18 +49,18 @@ class _Refusal:
 
 
 class KVManager:
-    """Owner of the block pool, the prefix cache and every sequence's block tables.
+    """Owner of the block pool, the prefix cache and all sequences' block tables.
 
     Args:
-        num_blocks: blocks in the KV cache, the null block included.
-        block_size: tokens in a block.
+        num_blocks: number of blocks in the KV cache, including the null block.
+        block_size: tokens per block.
         groups: the model's groups of layers.
-        step_tokens: most tokens that one step computes.
-        enable_prefix_caching: whether full blocks are remembered and shared; never where a layer keeps a state, for
-            that of a prefix is not kept.
+        step_tokens: largest number of tokens that one step computes.
+        enable_prefix_caching: whether full blocks are cached and shared. Ignored if a layer keeps a state, because
+            the state after a prefix is not stored.
 
     Attributes:
-        has_states: whether a layer keeps a state, which nothing computed can be taken out of again.
+        has_states: whether a layer keeps a state. Computed tokens cannot be removed from a state.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class KVManager:
         self.prefix_cache = PrefixCache()
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
         self.queries = 0  # prompt tokens looked up
-        self.hits = 0  # of them, found
+        self.hits = 0  # prompt tokens found in the cache
         self._groups = groups
         self._has_windows = any(window is not None for window in self.windows)
         self._step_tokens = step_tokens
@@ -88,14 +89,14 @@ class KVManager:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that live sequences hold, 0 to 1."""
+        """Fraction of the blocks that live sequences hold, 0 to 1."""
         return 1 - self.pool.num_free / self.pool.num_usable
 
     def admit(self, sequence: request.Sequence) -> bool:
-        """Takes over cached blocks of the sequence's prefix, if there is room for all its known tokens.
+        """Reuse the cached blocks of the sequence's prefix, if enough blocks are free for all its known tokens.
 
-        At least the last known token is left to compute, since its logits are needed. Room for the whole
-        sequence is asked here, not reserved: admitting what would soon be preempted wastes work.
+        At least the last known token is left to compute, since its logits are needed. The blocks of the whole sequence
+        must be free, but are not reserved: admitting a sequence that would soon be preempted wastes work.
         """
         assert not sequence.blocks and sequence.num_launched == 0
         if self._refused is not None and self._refused.still(sequence, self.pool.num_free):
@@ -118,16 +119,15 @@ class KVManager:
         return True
 
     def count_lookup(self, sequence: request.Sequence) -> None:
-        """Counts an admission in `queries` and `hits`: once a request, and not while it is given back."""
+        """Add an admission to `queries` and `hits`. Called once per request, after the admission is final."""
         if self.enable_prefix_caching:
             self.queries += len(sequence.token_ids)
             self.hits += sequence.num_computed
 
     def allocate(self, sequence: request.Sequence, num_tokens: int, step: int) -> bool:
-        """Extends the block tables to hold `num_tokens` more tokens, which `step` computes. False: not enough free
-        blocks.
+        """Extend the block tables by `num_tokens` tokens, which `step` computes. False: too few free blocks.
 
-        A block that the new tokens are written into and that others share is copied first (`pop_copies`).
+        A shared block that the new tokens are written into is copied first (`pop_copies`).
         """
         if self._has_windows:
             self._release_passed(sequence)
@@ -135,7 +135,7 @@ class KVManager:
         end = start + num_tokens
         written, within = divmod(start, self.block_size)
         if 0 < within <= self.block_size - num_tokens and not self.has_states:
-            # Nearly always: the tokens go into blocks that it has to itself.
+            # The common case: the tokens fit into blocks that no other sequence shares.
             is_shared = self.pool.is_shared
             for table in sequence.blocks:
                 if is_shared(table[written]):
@@ -156,17 +156,17 @@ class KVManager:
                 return False
             self._extend(sequence, end)
         if end // self.block_size > sequence.num_published and self.enable_prefix_caching:
-            # Of blocks with tokens that are not known yet, or not certain, nobody can say what they will hold.
+            # Only known tokens: the content of blocks with sampled or drafted tokens in flight is not certain.
             self._publish(sequence, min(end, len(sequence.token_ids)), step)
         return True
 
     def computed(self, sequence: request.Sequence) -> None:
-        """Publishes what became known of the sequence: blocks that are full, and computed."""
+        """Publish the sequence's blocks that are full, known and computed."""
         if self.enable_prefix_caching and sequence.num_computed // self.block_size > sequence.num_published:
             self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)), None)
 
     def trim(self, sequence: request.Sequence) -> None:
-        """Gives back blocks that were for tokens which did not come."""
+        """Release the blocks of rejected draft tokens."""
         for group, table in enumerate(sequence.blocks):
             needed = self._table_length(self._groups[group], sequence.num_known)
             self._table_changes += [(group, sequence.row, index, NULL_BLOCK) for index in range(needed, len(table))]
@@ -174,10 +174,10 @@ class KVManager:
             del table[needed:]
 
     def fork(self, parent: request.Sequence, child: request.Sequence) -> None:
-        """Lets `child`, which knows the same tokens, share all that `parent` has computed."""
+        """Let `child`, which has the same known tokens, share all computed blocks of `parent`."""
         assert not child.blocks and child.num_launched == 0
         lengths = [self._table_length(group, parent.num_computed) for group in self._groups]
-        child.blocks = [table[:held] for table, held in zip(parent.blocks, lengths, strict=True)]  # it may be ahead
+        child.blocks = [table[:held] for table, held in zip(parent.blocks, lengths, strict=True)]  # computed ones only
         child.num_computed = child.num_launched = parent.num_computed
         child.num_published = parent.num_computed // self.block_size
         for table in child.blocks:
@@ -188,28 +188,28 @@ class KVManager:
             self._hashes[child] = self._hashes[parent][: child.num_published]
 
     def forget(self, sequence: request.Sequence) -> set[int]:
-        """Takes the sequence's blocks out of the prefix cache: what they hold is not to be trusted.
+        """Remove the sequence's blocks from the prefix cache, because their content is corrupted.
 
         Returns:
-            Those that a step in flight computes; what shares them is not to be trusted either.
+            The blocks that a step in flight computes; sequences that share them are corrupted too.
         """
         held = {block for table in sequence.blocks for block in table if block != NULL_BLOCK}
         return {block for block in held if self.prefix_cache.forget(block)}
 
     def pop_copies(self) -> list[tuple[int, int]]:
-        """Blocks to copy before the next step runs, as (from, to)."""
+        """Return the (source, destination) pairs of blocks to copy before the next step."""
         copies, self._copies = self._copies, []
         return copies
 
     def pop_table_changes(self) -> array[int]:
-        """Entries of block tables that changed since the last call, as `core.step.Step.tables` has them."""
+        """Return the changed entries of block tables since the last call, in the format of `core.step.Step.tables`."""
         changes, self._table_changes = self._table_changes, []
         return array("i", itertools.chain.from_iterable(changes))
 
     def free(self, sequence: request.Sequence) -> None:
-        """Returns all blocks; the last ones first, so that prefixes outlive their continuations.
+        """Release all blocks, the last ones first, so that prefixes stay cached longer than their continuations.
 
-        Also those that a step in flight still writes: steps run in order, and whoever gets a block writes later.
+        Blocks that a step in flight still writes are released too: steps run in order, so a new owner writes later.
         """
         for table in sequence.blocks:
             self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
@@ -220,7 +220,7 @@ class KVManager:
         self._hashes.pop(sequence, None)
 
     def check(self, sequences: Iterable[request.Sequence]) -> None:
-        """Asserts that pool, cache and the block tables of all live `sequences` balance."""
+        """Assert that the pool, the cache and the block tables of all live `sequences` are consistent."""
         live = list(sequences)
         self.pool.check([block for block in table if block != NULL_BLOCK] for s in live for table in s.blocks)
         self.prefix_cache.check()
@@ -231,11 +231,11 @@ class KVManager:
                 assert NULL_BLOCK not in table[self._first_visible(sequence.num_computed, group.sliding_window) :]
 
     def _first_visible(self, num_computed: int, window: int | None) -> int:
-        """Index of the oldest block that the token after `num_computed` others still sees."""
+        """Index of the oldest block that the token after `num_computed` others still attends to."""
         return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
 
     def _extend(self, sequence: request.Sequence, end: int) -> None:
-        """Copies the blocks that are about to be written and that others share, and adds those that are missing."""
+        """Copy the shared blocks that are about to be written, and add missing ones."""
         written, within = divmod(sequence.num_launched, self.block_size)
         for group_index, (table, group) in enumerate(zip(sequence.blocks, self._groups, strict=True)):
             if group.kind == "state":
@@ -259,11 +259,11 @@ class KVManager:
         return any(map(self.pool.is_shared, table))
 
     def _table_length(self, group: CacheGroup, num_tokens: int) -> int:
-        """Entries of a sequence's table once it has computed `num_tokens`."""
+        """Number of entries in a sequence's table once it has computed `num_tokens`."""
         return group.blocks_per_sequence if group.kind == "state" else -(-num_tokens // self.block_size)
 
     def _release_passed(self, sequence: request.Sequence) -> None:
-        # What is in flight may still turn out to be wrong, or fork: only what is computed has passed.
+        # Uses `num_computed` only: tokens in flight may be rejected or forked, so their windows have not passed yet.
         for group, (table, window) in enumerate(zip(sequence.blocks, self.windows, strict=True)):
             index = self._first_visible(sequence.num_computed, window) - 1
             passed = []
@@ -275,7 +275,7 @@ class KVManager:
             self.pool.release(reversed(passed))
 
     def _match(self, sequence: request.Sequence) -> list[list[int]]:
-        """Block tables of the longest cached prefix; in a group with a window, only what is seen must be there."""
+        """Block tables of the longest cached prefix; in a group with a window, only visible blocks must be cached."""
         if not self.enable_prefix_caching or sequence.request.wants_prompt_logprobs:
             return [[] for _ in self.windows]
         length = (len(sequence.token_ids) - 1) // self.block_size
@@ -290,8 +290,8 @@ class KVManager:
                     break
                 found[group].append(block)
             length = len(found[group])
-        # From the end backwards, as far as a window reaches. Where a block is missing that is seen from the end, it is
-        # seen from all ends after it as well: the prefix can only end before it, and no block is looked up twice.
+        # From the end backwards, as far as a window reaches. A missing block that is visible from one end is visible
+        # from all later ends too, so the prefix can only end before it, and no block is looked up twice.
         first_visible, index = self._all_first_visible(length), length
         while index > min((first_visible[group] for group in windowed), default=length):
             index -= 1
@@ -312,11 +312,11 @@ class KVManager:
         return found
 
     def _all_first_visible(self, num_blocks: int) -> list[int]:
-        """By group: index of the oldest block that the token after `num_blocks` full blocks still sees."""
+        """By group: index of the oldest block that the token after `num_blocks` full blocks still attends to."""
         return [self._first_visible(num_blocks * self.block_size, window) for window in self.windows]
 
     def _publish(self, sequence: request.Sequence, num_tokens: int, step: int | None) -> None:
-        """Offers the full blocks within the first `num_tokens` tokens to others, pending until `step` has run."""
+        """Publish the full blocks within the first `num_tokens` tokens, pending until `step` has run."""
         chain = self._chain(sequence, num_tokens)
         for index in range(sequence.num_published, num_tokens // self.block_size):
             if self._refused is not None and chain[index] in self._refused.hashes:
@@ -327,7 +327,7 @@ class KVManager:
             sequence.num_published = index + 1
 
     def _chain(self, sequence: request.Sequence, num_tokens: int) -> list[BlockHash]:
-        """Hashes of full blocks, those within the first `num_tokens` tokens at least."""
+        """Hashes of the sequence's full blocks, at least of those within the first `num_tokens` tokens."""
         chain = self._hashes.setdefault(sequence, [])
         num_blocks = num_tokens // self.block_size
         if len(chain) < num_blocks:

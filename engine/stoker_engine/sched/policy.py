@@ -1,10 +1,10 @@
-"""Who is served first. A policy gives each request its place in line: a tuple, the lowest goes first.
+"""Scheduling policies. A policy gives each request a sort key; the request with the lowest key is served first.
 
     fcfs       (arrival,)                first come, first served
-    priority   (priority, arrival)       a request's own number first
+    priority   (priority, arrival)       lowest `priority` of the request first
 
-Waiting sequences are admitted in line; when blocks run out, the last in line gives its own back. So a preempted one,
-which is before everyone who came later, returns to its old place.
+Waiting sequences are admitted in key order; when blocks run out, the running sequence with the highest key is
+preempted. A preempted sequence therefore returns to its old position, before all later requests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from stoker_engine.core.request import Sequence
 
 
 def arrival_key(policy: SchedulingPolicy, spec: EngineRequest, arrival: int) -> tuple[int, ...]:
-    """The place of the request that came as number `arrival`."""
+    """Return the sort key of the request that arrived as number `arrival`."""
     return (spec.priority, arrival) if policy == "priority" else (arrival,)
 
 
 class WaitingQueue:
-    """Sequences that wait, in line."""
+    """Waiting sequences, in key order."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
@@ -38,25 +38,25 @@ class WaitingQueue:
 
     @property
     def adapters(self) -> Collection[int]:
-        """The numbers of the adapters of those that wait."""
+        """Numbers of the adapters that waiting sequences use."""
         return self._num_of.keys()
 
     def num_of(self, adapter: int) -> int:
-        """How many wait that use this adapter."""
+        """Number of waiting sequences that use this adapter."""
         return self._num_of.get(adapter, 0)
 
     def add(self, sequence: Sequence) -> None:
-        """Takes its place."""
+        """Insert a sequence by its key."""
         bisect.insort(self._sequences, sequence, key=lambda waiting: waiting.sort_key)
         if (adapter := sequence.request.spec.adapter) != NO_ADAPTER:
             self._num_of[adapter] = self.num_of(adapter) + 1
 
     def first(self) -> Sequence:
-        """Who is admitted next."""
+        """The sequence to admit next."""
         return self._sequences[0]
 
     def remove(self, sequence: Sequence) -> None:
-        """Leaves the line."""
+        """Remove a sequence."""
         self._sequences.remove(sequence)
         if (adapter := sequence.request.spec.adapter) != NO_ADAPTER:
             self._num_of[adapter] -= 1

@@ -1,7 +1,7 @@
-"""Preemption by recompute: when blocks run out, the last in line gives all of its own back and waits.
+"""Preemption by recompute: when blocks run out, the last running sequence in queue order loses its blocks and waits.
 
-The first in line is never a victim, and one request fits the pool, so every step makes progress. A sequence with a step
-in flight is not preempted: the step may end it, or another one, and then there is room.
+The first sequence is never preempted, and the pool can hold any single request, so every step makes progress. Nothing
+is preempted while a step is in flight: the step may end a sequence and thereby free blocks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from stoker_engine.sched.sequence_queues import SequenceQueues
 
 
 def make_room(queues: SequenceQueues, sequence: Sequence, num_tokens: int, step: int) -> bool:
-    """Preempts sequences from the end of the line until `step` can compute `num_tokens` more of `sequence`, and
-    allocates the blocks for them. False: `sequence` was the last in line, and waits.
+    """Preempt sequences from the end of the queue order until `step` can compute `num_tokens` more of `sequence`, and
+    allocate the blocks for them. False: `sequence` itself was the last and has been preempted.
     """
     while preempt_last(queues) is not sequence:
         if queues.kv.allocate(sequence, num_tokens, step):
@@ -21,7 +21,7 @@ def make_room(queues: SequenceQueues, sequence: Sequence, num_tokens: int, step:
 
 
 def preempt_last(queues: SequenceQueues) -> Sequence:
-    """Takes the blocks of the last in line. Returns the victim, which waits."""
+    """Preempt the last running sequence in queue order, and return it."""
     victim = queues.running[-1]
     queues.requeue(victim)
     victim.num_preemptions += 1

@@ -1,4 +1,4 @@
-"""A step as the scheduler remembers it while it is in flight."""
+"""The scheduler's record of a step in flight."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stoker_engine.sched.step_cost import StepWork
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A step and whom it is for.
+    """A step and its sequences.
 
     Attributes:
-        sequences: of the batch, in its order.
-        epochs: each one's `Sequence.epoch` at that time; if it is another one later, its result is dropped.
-        admitted: requests that had not been scheduled before.
-        num_prompt_tokens: how many of its tokens are of prompts.
-        work: what it costs time by.
+        sequences: the sequences of the batch, in its order.
+        epochs: `Sequence.epoch` of each when the step was scheduled; a result for another epoch is discarded.
+        admitted: requests scheduled for the first time.
+        num_prompt_tokens: number of prompt tokens in the step.
+        work: the step's work, from which its duration is estimated.
     """
 
     step: Step

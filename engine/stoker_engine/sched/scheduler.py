@@ -1,28 +1,28 @@
 """Continuous batching under one token budget.
 
-Each step, sequences catch up: every one has tokens known and tokens computed, and the step computes some of
-the difference. Running sequences come first, in line (`policy`); what is left of the budget (`step_budget`) admits
-waiting ones, and a prompt that runs lets those in that wait before it in line. A long prompt therefore runs in chunks
-beside other sequences' new tokens, a prefix hit is a sequence that starts with computed tokens, and a preempted
-sequence is one whose computed tokens went back to zero.
+In each step, sequences catch up: each has known tokens and computed tokens, and the step computes part of the
+difference. Running sequences come first, in queue order (`policy`); the rest of the budget (`step_budget`) admits
+waiting ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted. A long
+prompt therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with computed
+tokens, and a preempted sequence is one whose number of computed tokens was reset to zero.
 
 A sequence is in one of these states (`queues` moves it from one to another):
 
-    state      row, blocks   leaves it when
-    waiting    no            there is room: running
-    running    yes           it ends; or blocks are short and it is the last in line: waiting, or blocked
-    blocked    no            (a beam that has made its offer) the other beams of its search have, too: waiting
+    state      row, blocks   transition
+    waiting    no            to running, when blocks and a row are free
+    running    yes           to ended; if blocks run out and it is the last in order: to waiting or blocked
+    blocked    no            (a beam whose candidates are computed) to waiting, when those of all beams are
     ended      no            never
 
-Steps may be in flight, launched and not yet committed. `schedule` may be called then, and looks ahead: what is in
-flight counts as computed, a token being sampled as known. What cannot be foreseen waits for `commit`: forks, beams, and
-how much of a draft holds; in a pipeline, whose stages must be told of it, each sampled token. An end is not foreseen
-either, nor an abort or a request whose numbers are none: each sequence has an *epoch* (`Sequence.epoch`), and results
-of an earlier one are discarded.
+Several steps may be in flight: launched and not yet committed. `schedule` then looks ahead: launched tokens count as
+computed, and tokens being sampled count as known. Unpredictable results must wait for `commit`: forks, beams and the
+accepted length of a draft; in a pipeline, whose stages receive sampled tokens with the next step, each sampled token.
+Finishes, aborts and NaN logits cannot be predicted either, so each sequence has an *epoch* (`Sequence.epoch`), and
+results from an older epoch are discarded.
 
-When blocks run out, the last in line gives its blocks back and waits (`preemption`), once nothing is in flight.
+When blocks run out, the last sequence in queue order is preempted (`preemption`), once no step is in flight.
 
-A sequence that waits for its LoRA adapter (`adapters`) is passed over.
+A sequence that waits for its LoRA adapter (`adapters`) is skipped.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from stoker_engine.sched.sequence_queues import SequenceQueues
 from stoker_engine.sched.step_budget import PromptLimits, StepBudget
 from stoker_engine.sched.step_cost import StepCost, StepWork
 
-#: Most tokens of a draft; a step computes all of them, and few of a long one hold.
+#: Largest number of drafted tokens. A step computes all of them, and few tokens of a long draft are accepted.
 MAX_DRAFT: Final = 8
 
 
 class Scheduler(SequenceQueues):
-    """Decides each step's batch. `schedule`, launch the step, collect its result, `commit` it; and again.
+    """Decides each step's batch. The caller repeats: `schedule`, launch the step, collect its result, `commit`.
 
     Args:
-        kv: the KV-cache blocks.
-        max_num_seqs: most sequences in a step.
-        max_num_batched_tokens: most tokens in a step.
+        kv: the KV-cache manager.
+        max_num_seqs: largest number of sequences in a step.
+        max_num_batched_tokens: largest number of tokens in a step.
         enable_chunked_prefill: whether a prompt may take several steps.
-        long_prefill_token_threshold: most prompt tokens of a step while others decode; 0: what decodes leave; None:
-            time decides.
-        max_itl: seconds between two tokens of a stream, to which steps with prompts keep; see `step_budget`.
+        long_prefill_token_threshold: largest number of prompt tokens in a step while sequences decode; 0: all that
+            decodes leave; None: limited by time.
+        max_itl: limit of the inter-token latency, in seconds, for steps with prompts; see `step_budget`.
         proposer: proposes drafts for sequences that decode.
-        num_batches: more than one: so many steps are in flight in a pipeline, each for other sequences.
+        num_batches: number of steps in flight in a pipeline, each with other sequences; 1: no pipeline.
         max_loras, num_resident_adapters: see `SequenceQueues`.
 
     Attributes:
-        num_in_flight: steps scheduled and not yet committed.
+        num_in_flight: number of steps scheduled and not yet committed.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Scheduler(SequenceQueues):
         self._cost = StepCost()
         self._proposer = proposer
         self._num_steps = 0
-        self._must_commit = False  # before anything else is scheduled: blocks are short
+        self._must_commit = False  # blocks have run out: commit the steps in flight before scheduling another
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is here, or a step in flight."""
+        """Whether a request is unfinished or a step in flight."""
         return bool(self.requests) or self.num_in_flight > 0
 
     def schedule(self) -> Scheduled | None:
-        """The next step. None if there is nothing to do, or not before a step in flight is committed."""
+        """Return the next step. None: nothing to run, or a step in flight must be committed first."""
         if self._must_commit and self.num_in_flight:
             return None
         self._must_commit = False
@@ -137,14 +137,14 @@ class Scheduler(SequenceQueues):
                 shares[sequence] = num_tokens
                 budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
             index += 1
-            has_room = has_room and self.num_preemptions == preemptions_before  # blocks are short: nobody new
+            has_room = has_room and self.num_preemptions == preemptions_before  # blocks ran out: admit no more
 
         while len(self.waiting) and budget.prompts > 0 and (has_room or not (shares or self.num_in_flight)):
             if self._admit(budget, shares, admitted, len(self.running)):
                 continue
             if shares or not self.running or self.num_in_flight or self._first_waiting() is None:
                 break
-            preempt_last(self)  # beams that wait for one which waits for their blocks
+            preempt_last(self)  # running beams wait for a beam that waits for their blocks
 
         if not shares:
             assert self.num_in_flight or not self.requests or self._is_loading, "nothing to run, and yet there is work"
@@ -152,22 +152,21 @@ class Scheduler(SequenceQueues):
         return self._scheduled(shares, admitted, budget.tokens)
 
     def commit(self, scheduled: Scheduled, result: StepResult, seconds: float = 0.0) -> list[TokenDelta]:
-        """Takes in the result of the first step in flight: its tokens are computed, and sampling sequences have new
-        ones.
+        """Apply the result of the oldest step in flight: mark its tokens as computed, and append sampled tokens.
 
         Args:
-            seconds: that it took, or with others in flight, that it came after the one before; 0: not measured.
+            seconds: duration of the step; with several in flight, the time since the previous result; 0: not measured.
 
         Returns:
-            What is new. Sequences with a `finish_reason` are gone from here, blocks freed.
+            The new tokens. Sequences with a `finish_reason` have been removed and their blocks freed.
         """
         self.num_in_flight -= 1
         self._cost.observe(scheduled.work, seconds)
         return commit(self, scheduled, result)
 
     def discard_in_flight(self) -> None:
-        """No step in flight has run to its end, and the runner's rows are not to be trusted: all sequences that run
-        start again."""
+        """Discard the steps in flight after a failure. The runner's rows are not valid any more, so all running
+        sequences are requeued and start from their first token."""
         self.num_in_flight = 0
         self.kv.prefix_cache.forget_pending()
         for sequence in list(self.running):
@@ -178,7 +177,7 @@ class Scheduler(SequenceQueues):
             self.adapters.discard_slots()
 
     def _scheduled(self, shares: dict[Sequence, int], admitted: list[Request], tokens_left: int) -> Scheduled:
-        """The step of `shares`: what each sequence computes. From here on it is in flight."""
+        """Build the step that computes `shares` (tokens by sequence), and count it as in flight."""
         drafts = self._drafts(shares, tokens_left) if self._proposer is not None else {}
         sequences = [s for s, num_tokens in shares.items() if num_tokens == 1 and s not in drafts]
         num_decodes = len(sequences)
@@ -204,7 +203,7 @@ class Scheduler(SequenceQueues):
                 request.num_forking += forks
                 num_samples.append(1 + forks)
                 sequence.num_inflight_tokens += 1
-                # A state that is ahead cannot be shared.
+                # A parent that is a step ahead cannot share its state with forks.
                 sequence.is_blocked = self._num_batches > 1 or (forks > 0 and self.kv.has_states)
                 if sequence in drafts:
                     sequence.is_blocked = True
@@ -231,10 +230,10 @@ class Scheduler(SequenceQueues):
         return Scheduled(step, sequences, [sequence.epoch for sequence in sequences], admitted, num_prompt_tokens, work)
 
     def _drafts(self, shares: dict[Sequence, int], tokens_left: int) -> dict[Sequence, list[int]]:
-        """What may follow sequences that decode, as far as it fits the budget, the blocks and the request."""
+        """Propose drafts for sequences that decode, within the limits of the budget, the blocks and the request."""
         assert self._proposer is not None
         drafts: dict[Sequence, list[int]] = {}
-        if self.kv.has_states:  # of which nothing can be taken back
+        if self.kv.has_states:  # rejected tokens cannot be removed from a state
             return drafts
         for sequence, num_tokens in shares.items():
             request = sequence.request
@@ -249,12 +248,12 @@ class Scheduler(SequenceQueues):
         return drafts
 
     def _is_overtaken(self, sequence: Sequence) -> bool:
-        """Whether somebody who waits is before this prompt in line, and so is computed first."""
+        """Whether a waiting sequence precedes this prompt in queue order, and so is computed first."""
         waiting = self._first_waiting()
         return waiting is not None and waiting.sort_key < sequence.sort_key
 
     def _first_waiting(self) -> Sequence | None:
-        """The first who waits, and not for an adapter."""
+        """The first waiting sequence that does not wait for an adapter."""
         if self.adapters is not None:
             return self.adapters.first_waiting()
         return self.waiting.first() if len(self.waiting) else None
@@ -266,9 +265,9 @@ class Scheduler(SequenceQueues):
     def _admit(
         self, budget: StepBudget, shares: dict[Sequence, int], admitted: list[Request], batch_index: int
     ) -> bool:
-        """Lets in the first who waits, and not for an adapter, as number `batch_index` of the running ones. False:
-        there is no room."""
-        sequence = self._first_waiting()  # also where there is no room: the loads that others wait for begin
+        """Admit the first waiting sequence that does not wait for an adapter, at `batch_index` of the running ones.
+        False: no room."""
+        sequence = self._first_waiting()  # called even without room: it starts the loads that sequences wait for
         if sequence is None or len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
             return False
         num_uncomputed = sequence.num_uncomputed

@@ -1,4 +1,4 @@
-"""The sequences that are here, and how they move between the states that `scheduler` draws."""
+"""The sequences of an engine, and their transitions between the states listed in `scheduler`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from stoker_engine.sched.policy import WaitingQueue, arrival_key
 
 
 class SequenceQueues:
-    """All requests and their sequences.
+    """All unfinished requests and their sequences.
 
     Args:
-        kv: the KV-cache blocks.
-        max_num_seqs: most sequences that run.
-        policy: who is served first.
+        kv: the KV-cache manager.
+        max_num_seqs: largest number of running sequences.
+        policy: order of service.
         tells_sampled: see `BatchChanges`.
-        max_loras: most adapters in a step; 0: adapters have the slots of their numbers, whatever these are.
-        num_resident_adapters: most adapters in memory.
+        max_loras: largest number of adapters in a step; 0: each adapter's slot is its number.
+        num_resident_adapters: largest number of adapters in memory.
 
     Attributes:
-        running: sequences that hold blocks, in line.
-        waiting: those that hold none, in line.
-        blocked_beams: preempted beams that wait for the others of their search, and need no blocks until then.
-        requests: by id.
-        rows: the running sequences' places in the runner's tables.
-        adapters: the LoRA adapters; None: LoRA is off.
-        num_preemptions: how often blocks were taken from a sequence that ran.
-        num_corrupted: requests that ended because their logits were no numbers.
+        running: sequences that hold blocks, in queue order.
+        waiting: sequences without blocks, in queue order.
+        blocked_beams: preempted beams that wait for the other beams of their search, and need no blocks until then.
+        requests: unfinished requests by id.
+        rows: allocator of the runner's batch rows.
+        adapters: the LoRA adapters; None: no table, slots are numbers of adapters (`max_loras` is 0).
+        num_preemptions: number of preemptions.
+        num_corrupted: number of requests that ended because of NaN or infinite logits.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SequenceQueues:
         self._num_arrived = 0
 
     def add(self, spec: EngineRequest) -> Request:
-        """Takes in a new request."""
+        """Add a new request."""
         assert spec.id not in self.requests, f"request {spec.id} is already here"
         request = Request(spec, arrival_key(self._policy, spec, self._num_arrived))
         self._num_arrived += 1
@@ -68,7 +68,7 @@ class SequenceQueues:
         return request
 
     def finish(self, request_id: str, reason: FinishReason) -> Request | None:
-        """Ends a request from outside and frees its blocks. None: it is not here."""
+        """Finish a request from outside and free its blocks. None: the request is unknown."""
         request = self.requests.get(request_id)
         if request is not None:
             for sequence in list(request.live):
@@ -76,7 +76,7 @@ class SequenceQueues:
         return request
 
     def stop(self, request_id: str, index: int) -> Request | None:
-        """Ends one sequence at a stop string. The request is returned if that was its last one."""
+        """Finish one sequence at a stop string. Returns the request if that was its last sequence."""
         request = self.requests.get(request_id)
         if request is None or request.beams is not None:
             return None
@@ -85,7 +85,7 @@ class SequenceQueues:
         return None if request.live else request
 
     def stats(self) -> SchedulerStats:
-        """A snapshot for the metrics."""
+        """Return a snapshot for the metrics."""
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting) + len(self.blocked_beams),
@@ -98,7 +98,7 @@ class SequenceQueues:
         )
 
     def check(self) -> None:
-        """Asserts that requests, queues, rows and blocks balance."""
+        """Assert that requests, queues, rows and blocks are consistent."""
         live = [sequence for request in self.requests.values() for sequence in request.live]
         assert len(live) == len(self.running) + len(self.waiting) + len(self.blocked_beams)
         assert all(request.live for request in self.requests.values())
@@ -109,7 +109,7 @@ class SequenceQueues:
         self.kv.check(live)
 
     def start(self, sequence: Sequence, batch_index: int) -> None:
-        """Lets `sequence`, which waits and has been given blocks, run as number `batch_index`."""
+        """Move the waiting `sequence`, which has blocks, to `batch_index` of the running ones."""
         if sequence.request.spec.adapter != NO_ADAPTER:
             self._enter_slot(sequence)
         self.waiting.remove(sequence)
@@ -117,7 +117,7 @@ class SequenceQueues:
         self.rows.begin(sequence)
 
     def fork(self, parent: Sequence) -> Sequence:
-        """A sequence that knows and has computed the same; it waits if there is no place in the batch."""
+        """Start a sequence with the same known and computed tokens; it waits if the batch is full."""
         child = parent.request.start(parent.token_ids)
         parent.request.live.append(child)
         if parent.blocks and len(self.running) < self.max_num_seqs:
@@ -131,7 +131,7 @@ class SequenceQueues:
         return child
 
     def requeue(self, sequence: Sequence) -> None:
-        """`sequence`, which runs, has computed nothing any more, and waits."""
+        """Reset the computed tokens of a running sequence to zero, and move it to the waiting or blocked ones."""
         self.running.remove(sequence)
         self._reset(sequence)
         if sequence.candidates is None:
@@ -140,7 +140,7 @@ class SequenceQueues:
             self.blocked_beams.append(sequence)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Takes a sequence out, and its request with the last one."""
+        """Remove a sequence, and its request with the last one."""
         sequence.finish_reason = reason
         if sequence.row != NO_ROW:
             self.running.remove(sequence)
@@ -155,7 +155,7 @@ class SequenceQueues:
             del self.requests[sequence.request.id]
 
     def _reset(self, sequence: Sequence) -> None:
-        """Takes row and blocks, and drops what is in flight."""
+        """Free row and blocks, and discard the results of steps in flight."""
         self.kv.free(sequence)
         self.rows.release(sequence)
         if sequence.adapter_slot != NO_ADAPTER:
@@ -163,7 +163,7 @@ class SequenceQueues:
         sequence.epoch += 1
         sequence.num_inflight_tokens = 0
         sequence.is_blocked = False
-        sequence.request.num_forking = 0  # while sequences are forking off this one, it is the only one
+        sequence.request.num_forking = 0  # only a request with a single sequence is forking
 
     def _enter_slot(self, sequence: Sequence, parent: Sequence | None = None) -> None:
         if self.adapters is None:

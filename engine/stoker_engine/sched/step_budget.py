@@ -1,16 +1,16 @@
-"""How many tokens a step may compute, and how many of them are for prompts.
+"""How many tokens a step may compute, and how many of them may be prompt tokens.
 
-    nobody decodes    │ prompts ─────────────────────────────────── max_num_batched_tokens │
-    others decode     │ prompts, as many as their time or their number allows │ decodes, one token each │
+    no sequence decodes │ prompts ─────────────────────────────────── max_num_batched_tokens │
+    sequences decode    │ prompts, limited by time or by number of tokens │ decodes, one token each │
 
-A step lasts as long as its tokens take, and every sequence that decodes waits for it: what prompts get beside decodes
-bounds the time between two tokens of a stream (stall-free batching, Agrawal et al., 2024). That is a time, by which
-`step_cost` says how many tokens: as many as fit, at least a block, and in even steps, a quarter of a power of two, so
-that shapes recur. Or it is a number of tokens (``--long-prefill-token-threshold``). Prompts share
-their part in line, and keep at least one token of a step from those that decode behind them in line, so none starves.
+Each decoding sequence waits until the whole step ends, so the prompt tokens beside decodes determine the inter-token
+latency (stall-free batching, Agrawal et al., 2024). Their limit is a time, which `step_cost` converts into a number of
+tokens: as many as fit, at least a block, and rounded down to a quarter of a power of two so that shapes recur. Or it is
+a number of tokens (``--long-prefill-token-threshold``). Prompts share their part in queue order. At least one token of
+each step is left to prompts while sequences decode, so prompts never starve.
 
-The stages of a pipeline work on several steps at a time, each of other sequences. Those that decode are dealt among
-them: were all in one step, the other stages would wait. A stream then waits for all those steps.
+The stages of a pipeline work on several steps at a time, each with other sequences. Decoding sequences are distributed
+over these steps: if all were in one step, the other stages would idle. A stream then waits for all these steps.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Final
 from stoker_engine.core.request import Sequence
 from stoker_engine.sched.step_cost import Estimate, StepCost, StepWork
 
-#: A step with prompts takes at most so many times what its decodes alone take, unless told otherwise.
+#: Default limit for a step with prompts, as a multiple of the duration of its decodes alone.
 DECODE_STEPS: Final = 4
 
-#: How many times the usual error of an estimate is left free, so that most steps are within their time.
+#: Margin below the limit, in multiples of the estimate's median error, so that most steps stay within it.
 _ERRORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """What bounds the prompts of a step while others decode.
+    """Limits of the prompts in a step while sequences decode.
 
     Attributes:
-        tokens: most of them, whatever time they take; 0: what decodes leave; None: time decides.
-        seconds: most between two tokens of a stream; None: `DECODE_STEPS` times what it is without prompts.
-        chunked: whether a prompt may take several steps; else it is never cut, and nothing is kept from it.
-        block: tokens of a block.
+        tokens: largest number of prompt tokens, regardless of time; 0: all that decodes leave; None: limited by time.
+        seconds: largest inter-token latency; None: `DECODE_STEPS` times the latency without prompts.
+        chunked: whether a prompt may take several steps; else prompts are never split, and have no limit.
+        block: tokens per block.
     """
 
     tokens: int | None = None
@@ -47,18 +47,18 @@ class PromptLimits:
 
 
 class StepBudget:
-    """What is left of one step.
+    """Remaining token budget of one step.
 
     Args:
         running: the sequences that hold blocks.
-        max_tokens: most tokens of the step.
-        cost: what steps take; None: it is of no interest. Asked once a prompt is.
-        num_batches: steps that those who decode are dealt among.
-        num_free: of them, those that are not in flight, this one included.
+        max_tokens: largest number of tokens in the step.
+        cost: estimate of steps' durations; None: time is not limited. Evaluated when a prompt first asks for a share.
+        num_batches: number of steps that decoding sequences are distributed over.
+        num_free: number of these steps that are not in flight, including this one.
 
     Attributes:
-        tokens: tokens left.
-        prompts: of them, how many prompts may take.
+        tokens: remaining tokens.
+        prompts: remaining tokens that prompts may use.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class StepBudget:
     ) -> None:
         self.tokens = self.prompts = self._decodes = max_tokens
         self._limits = limits
-        self._cost: StepCost | None = None  # where time is what bounds prompts
-        self._seconds: float | None = None  # left for prompts, once the first has asked
+        self._cost: StepCost | None = None  # set if prompts are limited by time
+        self._seconds: float | None = None  # remaining time for prompts; None until the first prompt's share
         self._num_batches = num_batches
         if num_batches == 1:
             num_decoding = num_decodes = sum(sequence.num_uncomputed == 1 for sequence in running)
@@ -88,21 +88,22 @@ class StepBudget:
             self._cost = cost if limits.tokens is None else None
 
     def decode(self, num_uncomputed: int) -> int:
-        """Whether a sequence that wants one token, or none, may compute it in this step."""
+        """Return `num_uncomputed` (0 or 1) if a decoding sequence may compute its token in this step, else 0."""
         if num_uncomputed and not self._decodes:
             return 0
         self._decodes -= num_uncomputed
         return num_uncomputed
 
     def share(self, num_uncomputed: int, start: int) -> int:
-        """How many of `num_uncomputed` tokens a sequence may compute that has computed `start`; 0: it must wait."""
+        """Return how many of `num_uncomputed` tokens a sequence with `start` computed tokens may compute; 0: it
+        waits."""
         num_tokens = min(num_uncomputed, self.prompts if num_uncomputed > 1 else self.tokens)
         if num_uncomputed > 1 and self._cost is not None:
             num_tokens = self._in_time(num_tokens, num_uncomputed, start, self._cost.estimate)
         return num_tokens if self._limits.chunked or num_tokens == num_uncomputed else 0
 
     def spend(self, num_uncomputed: int, num_tokens: int, start: int) -> None:
-        """Spends `num_tokens` of the `num_uncomputed` ones."""
+        """Subtract `num_tokens` of a sequence's `num_uncomputed` tokens from the budget."""
         self.tokens -= num_tokens
         if num_uncomputed > 1:
             self.prompts -= num_tokens
@@ -115,7 +116,8 @@ class StepBudget:
             self.prompts = self.tokens
 
     def _in_time(self, max_tokens: int, num_uncomputed: int, start: int, estimate: Estimate) -> int:
-        """How many tokens, at most `max_tokens`, fit the time that is left; the first prompt gets at least a block."""
+        """Return how many tokens, at most `max_tokens`, fit the remaining time; at least a block for the first
+        prompt."""
         block, is_first = self._limits.block, self._seconds is None
         if self._seconds is None:
             alone = estimate.seconds(StepWork(num_decodes=self._num_decodes))

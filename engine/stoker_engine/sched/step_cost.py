@@ -1,14 +1,14 @@
-"""How long a step takes, as steps that have ended tell.
+"""Estimates how long a step takes, from the durations of previous steps.
 
     seconds = fixed + token · n + pair · Σ (2 L n + n²) + decode · d
 
-n tokens of a prompt after L that are in the cache, d sequences that decode. `fixed` is what a step costs that computes
-next to nothing: on most processors the reading of the weights. The numbers are fitted to the latest steps by least
-squares of relative errors, so that a step of 10 ms counts as much as one of a second, and a few that something held up
-(a page that was read, another process) count for little. A processor that becomes slower is noticed by the latest
-steps: if most of them took longer than the fit says, prompts are taken to cost as much more. None of the numbers is
-negative. What the steps so far leave open is taken to be small, in the order of `_DOUBT`; and of prompts the estimate
-holds up to `REACH` times as many tokens as a step has had.
+n is the number of a prompt's tokens after L tokens in the cache, d the number of decoded tokens. `fixed` is the
+duration of a step with almost no work: on most processors, the time to read the weights. The coefficients are fitted to
+the latest steps by least squares of relative errors, so that a step of 10 ms counts as much as one of a second, and a
+few outliers (a page fault, another process) count little. The latest steps detect a processor that becomes slower: if
+most of them took longer than the fit predicts, the cost of prompts is scaled up by that factor. All coefficients are
+non-negative. Coefficients that the observed steps do not determine are assumed to be small, by the weights in `_DOUBT`.
+For prompts the estimate is valid up to `REACH` times the largest number of tokens observed in a step.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
-#: Steps that are remembered, of those with tokens of prompts and of those without.
+#: Number of steps remembered, separately with and without prompt tokens.
 _REMEMBERED: Final = 32
 
-#: Of them, those with prompts that show whether steps have become slower.
+#: Number of latest steps with prompts that detect a slowdown.
 _LATEST: Final = 3
 
-#: Of prompts, a step may have as many times more tokens than any that is remembered.
+#: Largest number of prompt tokens in a step, as a multiple of the largest remembered step.
 REACH: Final = 4
 
-#: How much is held against fixed, token, pair and decode, where several explain the same: prompts are the first
-#: suspect, since a decode step that is thought too long would let long steps pass.
+#: Regularization of fixed, token, pair and decode, for steps that several coefficients explain. Prompts get the least:
+#: an overestimated decode time would permit steps that are too long.
 _DOUBT: Final = (1e-4, 1e-7, 1e-3, 1e-3)
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes.
+    """Work of a step.
 
     Attributes:
-        num_prompt_tokens: of sequences that do not just decode.
-        num_pairs: the sum of 2 L n + n², twice the keys that their tokens see.
-        num_decodes: tokens of sequences that decode, drafts included.
+        num_prompt_tokens: tokens of sequences that compute more than one token.
+        num_pairs: sum of 2 L n + n², which is twice the number of (query, key) pairs.
+        num_decodes: tokens of decoding sequences, including drafts.
     """
 
     num_prompt_tokens: int = 0
@@ -50,12 +50,11 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of a step and of its parts.
+    """Coefficients of the estimated duration, in seconds.
 
     Attributes:
-        error: how far the remembered steps are from it: the median relative error. Steps that something held up,
-            however many and however long, do not make all others shorter.
-        max_prompt_tokens: for more than these in a step it says nothing.
+        error: median relative error over the remembered steps, so that outliers do not shorten all other steps.
+        max_prompt_tokens: largest number of prompt tokens in a step for which the estimate is valid.
     """
 
     fixed: float = 0.0
@@ -66,16 +65,16 @@ class Estimate:
     max_prompt_tokens: int = 0
 
     def seconds(self, work: StepWork) -> float:
-        """Of a whole step."""
+        """Return the duration of a whole step, in seconds."""
         prompts = self.token * work.num_prompt_tokens + self.pair * work.num_pairs
         return self.fixed + prompts + self.decode * work.num_decodes
 
     def prompt(self, start: int, num_tokens: int) -> float:
-        """Seconds that tokens of a prompt add, after `start` that are in the cache."""
+        """Return the seconds that `num_tokens` prompt tokens add after `start` tokens in the cache."""
         return self.token * num_tokens + self.pair * (2 * start * num_tokens + num_tokens * num_tokens)
 
     def prompt_tokens(self, start: int, seconds: float) -> float:
-        """How many tokens of a prompt add so many seconds: `prompt` the other way round."""
+        """Return how many prompt tokens take `seconds`: the inverse of `prompt`."""
         if seconds <= 0:
             return 0.0
         linear = self.token + 2 * self.pair * start
@@ -85,7 +84,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _WithPrompts:
-    """A step with prompts. `decodes` is what its decodes alone would have taken, as far as was known then; or 0."""
+    """A step with prompts. `decodes`: estimated seconds of its decodes alone when it was observed; 0: unknown."""
 
     work: StepWork
     seconds: float
@@ -93,7 +92,7 @@ class _WithPrompts:
 
 
 class StepCost:
-    """Learns from steps what others will take."""
+    """Learns the duration of steps from observed ones."""
 
     def __init__(self) -> None:
         self._with_prompts = deque[_WithPrompts](maxlen=_REMEMBERED)
@@ -102,7 +101,7 @@ class StepCost:
         self._decodes: Estimate | None = None
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """A step took so long."""
+        """Record the duration of a step."""
         if seconds <= 0:
             return
         if work.num_prompt_tokens:
@@ -114,19 +113,19 @@ class StepCost:
 
     @property
     def estimate(self) -> Estimate:
-        """By the steps observed so far."""
+        """The estimate from the steps observed so far."""
         if self._estimate is None:
             self._estimate = self._fitted()
         return self._estimate
 
     def _alone(self, work: StepWork) -> float:
-        """What the decodes of a step take, or one of them, by the steps of decodes alone; 0: there were none."""
+        """Estimate the seconds of a step's decodes (at least one) from steps without prompts; 0: none observed."""
         if self._decodes is None:
             self._decodes = _fit(list(self._of_decodes))
         return self._decodes.seconds(StepWork(num_decodes=max(1, work.num_decodes)))
 
     def _fitted(self) -> Estimate:
-        """Steps with prompts of a time when decodes took longer, or shorter, are taken to have done so too."""
+        """Fit all steps. Times of steps with prompts are scaled by the change of decode times since then."""
         steps = list(self._of_decodes)
         for step in self._with_prompts:
             alone = self._alone(step.work)
@@ -137,7 +136,8 @@ class StepCost:
         return replace(fit, token=slower * fit.token, pair=slower * fit.pair)
 
     def _slower(self, fit: Estimate) -> float:
-        """How many times longer than they should the latest steps took, of which one may be a mishap."""
+        """Return the median slowdown of the latest steps with prompts against the fit (at least 1), ignoring one
+        outlier."""
         latest = list(self._with_prompts)[-_LATEST:]
         expected = ((step, fit.seconds(step.work)) for step in latest)
         times = sorted(step.seconds / seconds for step, seconds in expected if seconds > 0)
@@ -145,7 +145,7 @@ class StepCost:
 
 
 def _fit(steps: list[tuple[StepWork, float]]) -> Estimate:
-    """By what steps took, in seconds."""
+    """Fit (work, seconds) of steps."""
     if not steps:
         return Estimate()
     rows = [
@@ -162,8 +162,7 @@ def _fit(steps: list[tuple[StepWork, float]]) -> Estimate:
 
 
 def _least_squares(rows: list[tuple[float, float, float, float]]) -> list[float]:
-    """The x of which none is negative and |rows · x - 1|² least, `_DOUBT` added: the most negative one is left out
-    until there is none."""
+    """Minimize |rows · x - 1|² plus the `_DOUBT` terms with x ≥ 0: the most negative term is removed until none is."""
     gram = [[sum(row[i] * row[j] for row in rows) for j in range(4)] for i in range(4)]
     sums = [sum(row[i] for row in rows) for i in range(4)]
     free_terms = [0, 1, 2, 3]
@@ -177,7 +176,7 @@ def _least_squares(rows: list[tuple[float, float, float, float]]) -> list[float]
 
 
 def _solve(matrix: list[list[float]]) -> list[float]:
-    """Of a positive definite matrix and, in its last column, the right-hand side."""
+    """Solve a positive definite system whose last column is the right-hand side."""
     size = len(matrix)
     for i in range(size):
         for k in range(i + 1, size):

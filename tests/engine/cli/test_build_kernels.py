@@ -40,7 +40,7 @@ def test_kernels_are_compiled_once(tiny_llama: Path, tmp_path: Path) -> None:
     ("more", "message"),
     [
         ([], "--target: is required"),
-        (["--target", "sm_75"], "'sm_75' is none that kernels are for; there are sm_80"),
+        (["--target", "sm_75"], "'sm_75' is not supported; the targets are sm_80"),
         (["--target", "sm_90", "--tensor-parallel-size", "3"], "--tensor-parallel-size"),
     ],
 )

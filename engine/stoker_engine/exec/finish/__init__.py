@@ -1,1 +1,1 @@
-"""What a runner makes of a step's hidden states."""
+"""Processes the hidden states of a step."""

@@ -1,9 +1,9 @@
-"""The end of a step, behind the model's forward pass: the seam between the runner and what becomes of hidden states.
+"""Interface for the end of a step, after the model's forward pass.
 
-    sample.py        logits of the tokens that sample, drawn; drafts verified; log-probabilities of prompts
-    next_stage.py    to the next stage of the pipeline
+    sample.py        computes logits, samples, verifies drafts, and computes log-probabilities of prompts
+    next_stage.py    sends hidden states to the next stage of the pipeline
 
-A way to finish need neither sample nor compute logits: one that pools asks for the hidden states that it pools.
+An implementation need not sample or compute logits: pooling uses the hidden states directly.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class StepFinish(Protocol):
 
     @property
     def kept(self) -> torch.Tensor | None:
-        """int64, ascending: the tokens whose hidden states it needs; None: all."""
+        """int64, ascending indices of the tokens whose hidden states it needs; None: all."""
         ...
 
     def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
-        """The step's result, but for the times of what came before.
+        """Return the step's result, without the times of earlier phases.
 
         Args:
             hidden: [kept, hidden], or of all tokens; a step of a CUDA graph has all of them.
@@ -39,6 +39,6 @@ class Finish(Protocol):
     """A way to finish steps."""
 
     def begin(self, step: Step, inputs: Inputs) -> StepFinish:
-        """Begins with a step whose changes the input batch has taken in, before the model runs. What can be done beside
-        the model begins here."""
+        """Prepare the finish of a step whose changes the input batch already contains. Called before the model runs, so
+        that work can run concurrently with the model."""
         ...

@@ -1,4 +1,4 @@
-"""Logits of some of a step's tokens, on ranks that may share the vocabulary."""
+"""Logits of some of a step's tokens, on ranks that may split the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Logits:
     """Computes logits from hidden states.
 
     Attributes:
-        ranks: those that share the vocabulary.
-        widths: what each of them has of it.
+        ranks: the ranks that split the vocabulary.
+        widths: size of each rank's part.
         rows: the rows that the model's head may read.
     """
 
@@ -29,10 +29,10 @@ class Logits:
     rows: BatchRows
 
     def of(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[count, hidden] → [count, this rank's part of the vocabulary] float32, or bfloat16 where `argmax` takes it.
+        """[count, hidden] → [count, this rank's part of the vocabulary] float32, or bfloat16 if `argmax` supports it.
 
         Args:
-            tokens: int64 [count], which of the step's tokens these are.
+            tokens: int64 [count], indices of these tokens in the step.
         """
         self.rows.select(RowSpace.LOGITS, RowSpace.TOKENS, tokens)
         logits = self.model.logits(hidden)
@@ -43,5 +43,5 @@ class Logits:
         return self.gather(self.of(hidden, tokens))
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """This rank's part, and those of the others: [count, vocabulary] float32."""
+        """Gather the parts of all ranks: [count, vocabulary] float32."""
         return self.ranks.all_gather(logits.float(), self.widths)

@@ -17,11 +17,11 @@ from stoker_engine.sampling.logprobs import token_logprobs
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
-    """Finds them, a few rows at a time, so that memory never spikes.
+    """Computes log-probabilities of prompts, a few rows of logits at a time to bound memory.
 
     Attributes:
-        rows_at_once: most rows of logits.
-        samples: this rank has the results.
+        rows_at_once: largest number of rows of logits.
+        samples: whether this rank has the results.
     """
 
     batch: InputBatch
@@ -34,10 +34,10 @@ class PromptLogprobs:
         return not self.batch.wants_prompt_logprobs.isdisjoint(step.rows)
 
     def find(self, hidden: torch.Tensor, inputs: Inputs, step: Step) -> dict[int, list[TokenLogprobs] | None]:
-        """By index in the batch, of those that ask for it; see `StepResult`.
+        """Return the log-probabilities by batch index, for requests that ask for them; see `StepResult`.
 
         Args:
-            hidden: of all the step's tokens.
+            hidden: hidden states of all the step's tokens.
         """
         found: dict[int, list[TokenLogprobs] | None] = {}
         for batch_index, (row, start, length) in enumerate(zip(step.rows, step.starts, step.lengths, strict=True)):
@@ -49,8 +49,8 @@ class PromptLogprobs:
         return found
 
     def _find(self, hidden: torch.Tensor, first: int, row: int, positions: range) -> list[TokenLogprobs] | None:
-        """Of the prompt tokens that follow `positions`, position 0 being flat row `first`. None where logits are no
-        finite numbers."""
+        """Log-probabilities of the prompt tokens after `positions`; position 0 is token `first` of the step. None if
+        logits are NaN or infinite."""
         params = self.batch.states[row].new.spec.params
         assert params.prompt_logprobs is not None
         found: list[TokenLogprobs] = []

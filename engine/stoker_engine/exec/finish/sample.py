@@ -1,4 +1,4 @@
-"""Samples: logits of the tokens that have a next one, drawn by the sampler, drafts verified."""
+"""Sampling: computes logits of the tokens that sample, draws next tokens, and verifies drafts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Sampling:
     """See `Finish`.
 
     Attributes:
-        vocabulary: this rank's part of it.
-        rows_at_once: most rows of logits that the sampler works on.
-        logits_at_once: most rows of logits that are made at once where each is only asked for its largest.
-        samples: this rank has the results; the others compute logits and the likeliest tokens.
-        keeps_sampled: sampled tokens are written into the rows. In a pipeline the scheduler sends them to all stages.
+        vocabulary: this rank's part of the vocabulary.
+        rows_at_once: largest number of rows of logits per call of the sampler.
+        logits_at_once: largest number of rows of logits computed at once for greedy sampling.
+        samples: whether this rank has the results; other ranks compute logits and the most likely tokens.
+        keeps_sampled: whether sampled tokens are written into the rows. In a pipeline the scheduler sends them instead.
     """
 
     batch: InputBatch
@@ -48,7 +48,7 @@ class Sampling:
     keeps_sampled: bool
 
     def begin(self, step: Step, inputs: Inputs) -> StepSampling:
-        """See `Finish`: grammars' masks are computed beside the model."""
+        """See `Finish`. Starts the masks of grammars, which are computed concurrently with the model."""
         masks = self.masks.launch(step, self.batch) if self.samples else None
         needs_all = len(inputs.logit_rows) == len(inputs.token_rows) or self.prompt_logprobs.are_requested(step)
         return StepSampling(self, step, inputs, masks, None if needs_all else inputs.logit_rows)
@@ -73,7 +73,7 @@ class StepSampling:
         computed = time.monotonic()
         of, step, inputs = self._of, self._step, self._inputs
         tokens = inputs.logit_rows
-        rows = hidden if len(tokens) == len(hidden) else hidden[tokens]  # no copy where they are all of them
+        rows = hidden if len(tokens) == len(hidden) else hidden[tokens]  # avoids a copy if all are needed
         is_plain = self._is_plain()
         parts: Iterable[tuple[torch.Tensor, torch.Tensor]] = [(rows, tokens)] if len(rows) else []
         if is_plain and len(rows) > of.logits_at_once:
@@ -91,7 +91,7 @@ class StepSampling:
         return StepResult(sampled, prompt_logprobs, sample_time=time.monotonic() - computed)
 
     def _is_plain(self) -> bool:
-        """Whether each sequence that samples wants its likeliest token, and nothing else."""
+        """Whether each sequence that samples needs only its most likely token."""
         step, asking = self._step, self._of.batch.asking
         if step.drafts or max(step.num_samples, default=0) != 1:
             return False
@@ -100,8 +100,8 @@ class StepSampling:
         return not any(num and row in asking for row, num in zip(step.rows, step.num_samples, strict=True))
 
     def _sample(self, logits: torch.Tensor, masks: MasksByBatchIndex) -> list[Sampled]:
-        """Of each sequence that samples: what was drawn, drafts verified. Of ranks that share the vocabulary, each
-        knows the likeliest tokens, and the one that samples all others."""
+        """Draw the tokens of each sequence that samples, with drafts verified. If ranks split the vocabulary, all of
+        them have the most likely tokens, and only the sampling rank has the others."""
         step = self._step
         choices: list[SamplingMetadata | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
@@ -124,8 +124,8 @@ class StepSampling:
         return verified
 
     def _draw(self, logits: torch.Tensor, choices: list[SamplingMetadata | None]) -> list[Sampled]:
-        """By each row of this rank's part of the logits. Other parts are gathered of those rows alone that more is
-        asked of than the likeliest token."""
+        """Draw a token for each row of this rank's part of the logits. The other parts are gathered only for rows that
+        need more than the most likely token."""
         of, ranks, kernels = self._of, self._of.logits.ranks, self._of.logits.kernels
         if ranks.size == 1:
             return sample(logits, choices, of.rows_at_once, kernels)
@@ -141,11 +141,11 @@ class StepSampling:
 
     @property
     def _sampling_indices(self) -> list[int]:
-        """Of the sequences that sample, the indices in the batch."""
+        """Batch indices of the sequences that sample."""
         return [batch_index for batch_index, num_samples in enumerate(self._step.num_samples) if num_samples]
 
     def _keep_sampled(self, sampled: list[Sampled]) -> None:
-        """Writes the tokens of each first child into its row."""
+        """Write the tokens of each first child into its row."""
         step, batch, sampling_indices = self._step, self._of.batch, self._sampling_indices
         tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
         if self._of.logits.ranks.size > 1:
@@ -166,8 +166,8 @@ class StepSampling:
         )
 
     def _from_first_rank(self, tokens: list[list[int]], batch_indices: Sequence[int]) -> list[list[int]]:
-        """The tokens of the sequences at `batch_indices`; those that are more than likeliest are known to the first
-        rank."""
+        """Return the tokens of the sequences at `batch_indices`, on all ranks. Tokens that are not simply the most
+        likely ones are broadcast from the first rank."""
         step, batch = self._step, self._of.batch
         asking = [
             index

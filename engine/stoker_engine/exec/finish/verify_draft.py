@@ -1,4 +1,4 @@
-"""How much of a draft holds; `sched.accept_draft` then takes back what does not."""
+"""Finds the accepted part of a draft; `sched.accept_draft` then removes the rest."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from stoker_engine.core.step import Sampled
 
 
 def verify_draft(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
-    """What the sequence gets of a draft: the tokens that the model drew as well, and the one that it drew after them.
+    """Return the drafted tokens that equal the sampled ones, and the token sampled after them.
 
-    Each row was sampled as if the draft before it held. Since a draw depends on nothing but seed and position, what
-    comes out is what would have come out without any draft.
+    Each row was sampled as if the preceding drafted tokens were correct. Draws depend only on seed and position, so the
+    output is the same as without a draft.
 
     Args:
-        drawn: of each row, one more than the draft has tokens.
-        errors: why there is no next token, by the row's grammar.
+        drawn: result of each row, one more than drafted tokens.
+        errors: errors of the grammar, by row.
     """
     if errors[0] is not None:
         return Sampled([], error=errors[0])
@@ -24,7 +24,7 @@ def verify_draft(drawn: list[Sampled], draft: list[int], errors: list[str | None
     logprobs: list[TokenLogprobs] = []
     for sampled, drafted, error in zip(drawn, [*draft, None], errors, strict=True):
         if error is not None:
-            break  # which the next step finds, too
+            break  # the next step reports it
         if sampled.is_corrupted:
             return sampled
         [[token]] = sampled.token_ids
