@@ -43,7 +43,7 @@ class EndpointFacts:
         secret: name of the Secret with the API keys of its pods; None: they need none.
         speaks_tls: whether its pods serve HTTPS.
         scaling: how the operator scales it; None: it does not.
-        is_scaled_externally: whether another autoscaler is known to scale it.
+        is_scaled_externally: whether no manifest sets its number of replicas, so that another autoscaler can.
     """
 
     namespace: str
@@ -96,7 +96,7 @@ def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
         secret=secret if isinstance(secret, str) and secret else None,
         speaks_tls=str(status.get("url", "")).startswith("https:"),
         scaling=_scaling(namespace, name, spec.get("scaling"), _mapping(status.get("scaling"))),
-        is_scaled_externally=_is_scaled_externally(spec, metadata),
+        is_scaled_externally=_is_scaled_externally(metadata),
     )
 
 
@@ -150,19 +150,16 @@ def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any])
     return Scaling(namespace, name, float(min(hold, MAX_HOLD_S)), phase, drain, failure)
 
 
-def _is_scaled_externally(spec: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
-    """Whether an autoscaler (KEDA, a HorizontalPodAutoscaler) has set ``spec.replicas`` through the scale subresource.
+def _is_scaled_externally(metadata: Mapping[str, Any]) -> bool:
+    """Whether ``spec.replicas`` is set through the scale subresource alone, as autoscalers do (KEDA, a
+    HorizontalPodAutoscaler), and not by a manifest.
 
-    The API server records the manager of the field, except for a 0 from the scale subresource, because a Scale object
-    omits it. So a 0 without a manager was set by an autoscaler, or by a user with ``kubectl scale``.
+    The API server records the managers of the field. It forgets them when a Scale object with 0 replicas is written,
+    since such an object omits the number, and does not record later writes through the scale subresource then.
     """
     entries = list(_mappings(metadata.get("managedFields")))
-    if any(
-        each.get("subresource") == "scale" and not _text(each.get("manager")).startswith("kubectl") for each in entries
-    ):
-        return True
-    owned = (_mapping(_mapping(each.get("fieldsV1")).get("f:spec")) for each in entries)
-    return spec.get("replicas") == 0 and bool(entries) and not any("f:replicas" in each for each in owned)
+    managers = [each for each in entries if "f:replicas" in _mapping(_mapping(each.get("fieldsV1")).get("f:spec"))]
+    return bool(entries) and all(each.get("subresource") == "scale" for each in managers)
 
 
 def _text(value: object) -> str:
