@@ -33,8 +33,8 @@ _COOLDOWN_S = 5
 #: In which an idle endpoint goes to zero, with the HorizontalPodAutoscaler's period and the end of pods.
 _TO_ZERO_S = 240
 #: Requests for longer than a HorizontalPodAutoscaler takes to look, each of several seconds.
-_TIMES = [float(each) for each in range(60)]
-_TOKENS = 3000
+_TIMES = [2.0 * each for each in range(30)]
+_TOKENS = 2000
 _METRIC = "pending-requests"
 _QUICK = {"scaleDown": {"stabilizationWindowSeconds": 5}}
 

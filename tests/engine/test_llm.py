@@ -423,7 +423,7 @@ def test_lora_requests_that_are_refused(lora_llm: LLM, tmp_path: Path, llm: LLM)
     request = LoRARequest("a", 1, str(tmp_path / "0"))
     lora_llm.generate([[5]], SamplingParams(max_tokens=1), use_tqdm=False, lora_request=request)
     for other in (LoRARequest("b", 1, str(tmp_path / "0")), LoRARequest("a", 1, str(tmp_path / "1"))):
-        with pytest.raises(AdapterError, match=r"lora_int_id 1 stands for a in .*; choose another id"):
+        with pytest.raises(AdapterError, match=r"lora_int_id 1 already refers to a in .*; choose another id"):
             lora_llm.generate([[5]], use_tqdm=False, lora_request=other)
     with pytest.raises(AdapterError, match="has no adapter"):
         lora_llm.generate([[5]], use_tqdm=False, lora_request=LoRARequest("c", 3, str(tmp_path / "7")))

@@ -31,10 +31,10 @@ import itertools, sys, time
 from stoker_engine.exec.runner import Runner
 from stoker_engine.exec.rank_main import main
 real, count = Runner.{method}, itertools.count()
-def changed(self, *args):
+def changed(self, *args, **kwargs):
     if sys.argv[1] == "{rank}" and next(count) == {times}:
         time.sleep(1000)
-    return real(self, *args)
+    return real(self, *args, **kwargs)
 Runner.{method} = changed
 sys.exit(main(sys.argv[1:]))
 '''
@@ -95,7 +95,7 @@ def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method, times", [("run", 3), ("_logits", 5), ("__init__", 0)])
+@pytest.mark.parametrize("method, times", [("run", 3), ("_forward", 5), ("__init__", 0)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_named(method: str, times: int, rank: int, tiny_llama: Path) -> None:
     """Long before that, the machine may be too busy to load in."""
