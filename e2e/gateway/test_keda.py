@@ -1,5 +1,5 @@
-"""KEDA, and a HorizontalPodAutoscaler by KEDA's external metrics, scale an endpoint between no pod and three, by the
-gateway's external push scaler and clients that do not retry.
+"""KEDA, and a HorizontalPodAutoscaler by KEDA's external metrics, scale an endpoint from no pod to two and back, by
+the gateway's external push scaler and clients that do not retry.
 
 It needs KEDA's programs: ``KEDA=$(e2e/keda/build) make e2e K=keda``.
 """
@@ -120,11 +120,16 @@ def wait_zero(endpoint: Endpoint) -> None:
     wait_for(is_zero, "it is scaled to zero", _TO_ZERO_S)
 
 
+def _is_known(endpoint: Endpoint) -> bool:
+    found = endpoint.cluster.get("scaledobject", "scaled", "--namespace", endpoint.namespace)
+    return "scaleTargetGVKR" in found.get("status", {})
+
+
 def test_keda_scales_from_zero_and_back(scaled: Endpoint, images: Images, key: str) -> None:
     scaled.cluster.apply(scaled.namespace, scaled_object())
     wait_zero(scaled)
     with burst(scaled, images, key, _TIMES, tokens=_TOKENS) as answers:
-        wait_for(lambda: len(scaled.pods()) == 3, "three pods", 180)
+        wait_for(lambda: len(scaled.pods()) >= 2, "a second pod", 180)
     all_answered(answers)
     assert answers[0].held > 0
     wait_zero(scaled)
@@ -134,11 +139,13 @@ def test_keda_scales_from_zero_and_back(scaled: Endpoint, images: Images, key: s
 def test_a_horizontal_pod_autoscaler_scales_from_zero_and_back(scaled: Endpoint, images: Images, key: str) -> None:
     """KEDA only serves the metric: its ScaledObject is paused, and the HorizontalPodAutoscaler sets 0 and more."""
     cluster, where = scaled.cluster, ("--namespace", scaled.namespace)
+    cluster.apply(scaled.namespace, scaled_object())
+    wait_for(lambda: _is_known(scaled), "KEDA knows what it scales; until then it serves no metric", 60)
     cluster.apply(scaled.namespace, scaled_object(**{"autoscaling.keda.sh/paused": "true"}))
     cluster.apply(scaled.namespace, horizontal_pod_autoscaler())
     wait_zero(scaled)
     with burst(scaled, images, key, _TIMES, tokens=_TOKENS) as answers:
-        wait_for(lambda: len(scaled.pods()) == 3, "three pods", 180)
+        wait_for(lambda: len(scaled.pods()) >= 2, "a second pod", 180)
     all_answered(answers)
     assert answers[0].held > 0
     wait_zero(scaled)
