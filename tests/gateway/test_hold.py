@@ -133,7 +133,7 @@ def test_the_time_of_a_hold_ends_and_a_start_that_fails_is_answered_in_the_apis_
             at.set_scaling(replace(SCALING, hold_s=0.2))
             status, headers, answer = await at.ask()
             assert (status, answer["error"]["type"]) == (503, "service_unavailable_error")
-            assert "is ready" in answer["error"]["message"] and headers["retry-after"] == "5"
+            assert "no ready server" in answer["error"]["message"] and headers["retry-after"] == "5"
             assert float(headers["x-stoker-held-seconds"]) >= 0.2
 
             at.set_scaling(SCALING)

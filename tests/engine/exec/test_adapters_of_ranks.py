@@ -50,15 +50,22 @@ def dropped(folder: Path, rank: int) -> str:
     return file.read_text() if file.exists() else ""
 
 
+def put(path: Path, content: str) -> None:
+    """Write a file that a rank waits for, at once with its content."""
+    whole = path.with_name(f"{path.name}.part")
+    whole.write_text(content)
+    whole.rename(path)
+
+
 def test_all_ranks_load_beside_the_steps(executor: RankExecutor, tmp_path: Path) -> None:
     slow = executor.load_adapter(adapter(tmp_path, 1))
     for number in range(5):
         step(executor, number, [])
     for rank in range(SIZE - 1):
-        (tmp_path / "1" / f"content-{rank}").write_text("abc")
+        put(tmp_path / "1" / f"content-{rank}", "abc")
     step(executor, 5, [])
     assert not slow.done()
-    (tmp_path / "1" / f"content-{SIZE - 1}").write_text("abc")
+    put(tmp_path / "1" / f"content-{SIZE - 1}", "abc")
     assert slow.result(TIMEOUT_S) == LoadedAdapter("abc", 8, 100, SIZE - 1)  # the slowest rank's seconds
     step(executor, 6, [(0, 1)])
     executor.drop_adapter(1)

@@ -143,6 +143,6 @@ def test_adapters_that_do_not_fit_are_named(fixed: int | None, monkeypatch: pyte
     few = EngineArgs("m", enable_lora=True, max_cpu_loras=8, kv_cache_memory_bytes=fixed)
     plan_kv_cache(few, config, torch.float32, torch.device("cpu"))
     many = replace(few, max_cpu_loras=100_000)
-    with pytest.raises(OutOfMemoryError, match=r"adapters .* GiB \(100000 × rank 16\) .* lower --max-cpu-loras"):
+    with pytest.raises(OutOfMemoryError, match=r"adapters .* GiB \(100000 × rank 16\) .* reduce --max-cpu-loras"):
         plan_kv_cache(many, config, torch.float32, torch.device("cpu"))
     plan_kv_cache(replace(many, enable_lora=False, max_cpu_loras=None), config, torch.float32, torch.device("cpu"))

@@ -188,7 +188,7 @@ def test_a_rank_that_begins_late_is_no_stuck_one(make: Make, deaths: Path) -> No
     _run(make(step_timeout=3.0), 6)
 
 
-@pytest.mark.parametrize("how, words", [("junk", "cannot be read: "), ("unpicklable", "lambda")])
+@pytest.mark.parametrize("how, words", [("junk", "unreadable message: "), ("unpicklable", "lambda")])
 def test_a_result_that_cannot_cross(how: str, words: str, make: Make) -> None:
     executor = make(("after", 0, how))
     with pytest.raises(EngineDeadError, match=f"rank 0 of {SIZE}.*{words}"):

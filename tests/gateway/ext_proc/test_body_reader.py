@@ -132,7 +132,7 @@ def test_what_takes_too_much_of_the_processor_is_refused_for_good(monkeypatch: p
         answer = body_reader._read(CHAT, b"{}")
     finally:
         signal.signal(signal.SIGPROF, before)
-    assert answer["too_large"] and "too long to read" in answer["error"]["message"]
+    assert answer["too_large"] and "too long to parse" in answer["error"]["message"]
 
 
 def test_odd_bodies_of_one_client_hold_up_nobody() -> None:

@@ -281,7 +281,7 @@ def test_a_picker_that_is_killed_acknowledges_nothing_that_it_does_not_know(tmp_
             assert await until_async(lambda: _first_answer(at)) == 200
             pod.gate.clear()
             under_way = [asyncio.create_task(at.ask("under way")) for _ in range(3)]
-            await at.until(inFlight=3)
+            await until_async(lambda: pod.got.count("under way") == 3)
             at.say("Draining", "w1")
             os.kill(at.picker(), signal.SIGKILL)
             log = tmp_path / "log"
