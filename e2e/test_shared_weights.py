@@ -80,7 +80,7 @@ def test_downloaded_once_and_continued_after_a_kill(
             pod["metadata"]["name"]: cluster.kubectl("logs", pod["metadata"]["name"], *in_namespace, check=False)
             for pod in endpoint.pods()
         }
-        return {name for name, log in logs.items() if "another process downloads org/model" in log}
+        return {name for name, log in logs.items() if "another process that downloads org/model" in log}
 
     wait_for(lambda: len(waiting()) == 1 and hub.fetched(), "one downloads, one waits", START)
     (loading,) = {pod["metadata"]["name"] for pod in endpoint.pods()} - waiting()
