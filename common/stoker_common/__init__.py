@@ -1,1 +1,1 @@
-"""What the engine, the operator and the gateway share: errors, model sources, prefix hashes, subprocess supervision."""
+"""Code that the engine, the operator and the gateway share: errors, model sources, prefix hashes, scaling reports."""

@@ -473,7 +473,7 @@ def _in_event_loop(future: Future[_T]) -> asyncio.Future[_T]:
     def pass_on(done: Future[_T]) -> None:
         error = done.exception()
         assert error is None or isinstance(error, Exception)
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to hear of it
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(resolve, result, done.result() if error is None else error)
 
     future.add_done_callback(pass_on)
