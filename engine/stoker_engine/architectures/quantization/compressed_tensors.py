@@ -1,6 +1,6 @@
 """compressed-tensors, the format of llm-compressor. Each group of modules has its own scheme.
 
-Fields are those of compressed-tensors' ``QuantizationConfig``. Activations are not quantized, even if a scheme says so.
+Fields are those of compressed-tensors' ``QuantizationConfig``. A scheme's quantization of activations is not applied.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's), ``fbgemm_fp8``, and
 ``mxfp8``, whose blocks are 32 elements of a row.
 
-Activations are not quantized, even if the config says so.
+The config's quantization of activations is not applied.
 """
 
 from __future__ import annotations

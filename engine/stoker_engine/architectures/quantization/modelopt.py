@@ -1,6 +1,6 @@
 """NVIDIA's Model Optimizer: FP8 with a scale per tensor, row or block, MXFP8, and NVFP4.
 
-Activations are not quantized, even if the config says so.
+The config's quantization of activations is not applied.
 """
 
 from __future__ import annotations
