@@ -146,7 +146,7 @@ def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
 def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:
     parallelism = {"tensor": 4, "data": 2}
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=parallelism).warnings
-    assert warning.startswith("an engine holds 3 of 131,072 tokens at once, fewer than 4; use tensor 8, data 1")
+    assert warning.startswith("an engine holds 3 of 4 sequences of 131,072 tokens at once; use tensor 8, data 1")
     assert not planned(spec, LLAMA_31_70B, H100, 8, parallelism={**parallelism, "minConcurrency": 3}).warnings
 
 
