@@ -99,7 +99,7 @@ def _words_about_adapters(options: argparse.Namespace) -> list[str]:
         for name, value in {**stated, "lora_target_modules": options.lora_target_modules}.items():
             if value is not None:
                 flag = f"--{name.replace('_', '-')}"
-                raise Refused(Violation(flag, "has no effect without --enable-lora", "add that flag, or omit this one"))
+                raise Refused(Violation(flag, "means nothing without --enable-lora", "add it, or leave this one out"))
         return []
     words = ["--enable-lora"]
     words += [f"--{name.replace('_', '-')}={value}" for name, value in stated.items() if value is not None]

@@ -338,7 +338,7 @@ def test_fewer_adapters_are_proposed_where_that_helps(memory: str, helps: bool, 
 @pytest.mark.parametrize("flags", [["--max-loras", "8"], ["--lora-target-modules", "q_proj"]])
 def test_flags_of_adapters_need_adapters(flags: list[str], run: Any) -> None:
     code, _, err = run(*SMALL_DEMO, *flags)
-    assert code == 2 and f"{flags[0]}: has no effect without --enable-lora" in err
+    assert code == 2 and f"{flags[0]}: means nothing without --enable-lora" in err
 
 
 def test_other_runtimes_count_adapters_by_sums_of_their_own(answer: Any) -> None:
