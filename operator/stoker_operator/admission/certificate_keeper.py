@@ -194,7 +194,7 @@ class CertificateKeeper:
 
     def _load(self, certificate: Certificate) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with tempfile.TemporaryDirectory() as folder:  # only its owner can read it
+        with tempfile.TemporaryDirectory() as folder:  # only its owner can read the folder
             chain, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
             chain.write_bytes(certificate.chain)
             key.write_bytes(certificate.key)

@@ -66,9 +66,11 @@ class Accelerator(_Entry):
 
     @property
     def max_per_pod(self) -> int | None:
-        """The most that a pod can use together. A process sees one slice of a GPU only (NVIDIA, "MIG User Guide"), so
-        slices are known for what they are by their names as well: ``nvidia.com/mig-3g.40gb``, or a product's
-        ``-MIG-3g.40gb``."""
+        """Maximum number of these accelerators that a pod can use together; None: unlimited.
+
+        It is 1 for MIG slices, of which a process sees only one (NVIDIA, "MIG User Guide"). They are also recognized by
+        name: resource ``nvidia.com/mig-3g.40gb``, or ``-MIG-3g.40gb`` in the product.
+        """
         products = [value for values in self.node_labels.values() for value in values]
         sliced = (self.resource or "").startswith("nvidia.com/mig-") or any("-MIG-" in each for each in products)
         return 1 if sliced else self.max_count

@@ -201,7 +201,7 @@ def advise(layout: ParallelLayout, found: Sequence[Option], replicas: int) -> Ad
         return Advice(best, layout.count, layout.nodes, replicas, sizes, _reason_text(layout, best))
     alone = sizes._replace(data=1)
     count, replicas = best.copy_size // nodes, max(replicas, 1) * sizes.data
-    reason = f"{_reason_text(layout, best)}; better as hardware.count {count}, replicas {replicas}: one engine a pod"
+    reason = f"{_reason_text(layout, best)}; better as hardware.count {count}, replicas {replicas}: one engine per pod"
     return Advice(best, count, nodes, replicas, alone, reason)
 
 
@@ -300,9 +300,9 @@ def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
         size = split.size // split.shards
         message += f" of {size:,}, which are not whole blocks of {split.block} as {split.stored} stores them"
     else:
-        message += " that are not whole"
+        message += " of unequal size"
     even_shards = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]
-    message += f" ({' or '.join(map(str, even_shards))} would be)"
+    message += f" ({' or '.join(map(str, even_shards))} would work)"
     if split.of_experts:
         return Problem("ExpertsNotDivisible", message)
     return Problem("ShardsNotDivisible", message)

@@ -156,7 +156,7 @@ def _more_room(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
         return f"use {option_text(advice.option)}, or set spec.engine.maxModelLen to what is needed"
     wider = smallest(layout, serving=True)
     if wider is not None and wider.copy_size > layout.count:
-        return f"use {wider.copy_size} × {spec.hardware.accelerator} an engine, or set spec.engine.maxModelLen"
+        return f"use {wider.copy_size} × {spec.hardware.accelerator} per engine, or set spec.engine.maxModelLen"
     return "set spec.engine.maxModelLen to what is needed"
 
 

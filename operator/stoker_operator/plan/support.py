@@ -141,8 +141,9 @@ def unquantized(config: Mapping[str, Any] | None) -> Iterator[Proposal]:
 def not_read(
     workload: Workload, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
 ) -> Iterator[Refusal]:
-    """What our engine refuses at its start of a checkpoint that is quantized, or is to be, and whose shape it does not
-    tell: in a way that it does not read, or for transformers' own modules.
+    """Refuse quantizations that our engine would refuse at its start, for a checkpoint whose shape is not known.
+
+    These are methods that our engine does not read, and any quantization of transformers' own modules.
 
     Args:
         workload: the workload.

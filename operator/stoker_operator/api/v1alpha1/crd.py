@@ -56,7 +56,7 @@ def _schema() -> dict[str, Any]:
     schema["properties"] |= {
         "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
         "kind": {"type": "string", "description": KIND},
-        # The API server has the schema of metadata; the name stands here for the rule that points to it.
+        # The API server has its own schema of metadata; the name is listed because a rule refers to it.
         "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
         "status": structural(Status),
     }
