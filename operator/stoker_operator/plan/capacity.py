@@ -34,8 +34,8 @@ class Holder(NamedTuple):
 
 
 def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Accelerator, count: int) -> str:
-    """Return why no node has room for a pod with `count` accelerators of a kind; empty if one has, or if the nodes are
-    not known."""
+    """Return why no node has room for a pod with `count` accelerators; empty if one has, if the nodes are not known, or
+    for accelerator cpu."""
     resource = accelerator.resource
     if resource is None or not nodes:
         return ""

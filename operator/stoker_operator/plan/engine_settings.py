@@ -57,13 +57,7 @@ class EngineSettings:
 
 
 def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
-    """Return the settings of a workload.
-
-    Args:
-        workload: the workload.
-        memory_bytes: memory of one accelerator; None if not known.
-        key: the accelerator's name in the catalogue.
-    """
+    """Return the settings of a workload whose accelerator, called `key` in the catalogue, has `memory_bytes`."""
     engine = workload.engine
     words = engine.args or []
     batched, seqs = _batch_defaults(engine.runtime, memory_bytes or 0, key)

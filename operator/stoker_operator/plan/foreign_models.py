@@ -263,12 +263,7 @@ def _is_sparse(c: Fields, mixture: _Mixture, index: int) -> bool:
 
 
 def _encoder(config: Any, named: str) -> int:
-    """Return the number of weight elements of an encoder.
-
-    Args:
-        config: config of the encoder, whose fields may have any of several names.
-        named: architecture of the model.
-    """
+    """Return the number of weight elements of the encoder of a model of architecture `named`."""
     if not isinstance(config, Mapping):
         return 0
     found = Fields(config, {})

@@ -183,13 +183,7 @@ def recommended(found: Sequence[Option]) -> Option | None:
 
 
 def advise(layout: ParallelLayout, found: Sequence[Option], replicas: int) -> Advice | None:
-    """Return the advice for the recommended layout among `found`; None if there is none.
-
-    Args:
-        layout: what the layouts share.
-        found: the layouts.
-        replicas: number of replicas in the spec.
-    """
+    """Return the recommended layout among `found` as advice for a spec with `replicas`; None if there is none."""
     best = recommended(found)
     if best is None:
         return None
@@ -219,9 +213,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
     """Return the layout of one engine on the fewest accelerators of the same kind; None if none is found.
 
-    Args:
-        layout: what the layouts share.
-        serving: whether the engine must also reach the target length and concurrency.
+    With `serving`, the engine must also reach the target length and concurrency.
     """
     for gpus in (*NODE_COUNTS, *range(2 * max(NODE_COUNTS), _MAX_GPUS + 1, max(NODE_COUNTS))):
         if layout.bench is not None and not could_hold(layout.bench, gpus):

@@ -49,7 +49,7 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
     Args:
         spec: the endpoint's spec.
         catalogue: accelerators and runtimes.
-        config: the model's config.json; None if not known. Well-known models need none.
+        config: the model's config.json; well-known models need none.
 
     Raises:
         Unplannable: the model cannot run in this way.
@@ -138,10 +138,6 @@ def _study(
     """See `study`.
 
     Args:
-        spec: the endpoint's spec.
-        catalogue: accelerators and runtimes.
-        config: the model's config.json; None if not known.
-        shapes: cache of shapes.
         every_way: whether to evaluate all layouts, also if the stated one is possible and sufficient.
         is_trial: whether this is the trial of a proposal: it computes no remedies, and other layouts only with
             `every_way` or mode ``Auto``.

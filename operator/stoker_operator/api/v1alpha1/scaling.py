@@ -74,8 +74,8 @@ class Scaling(Part):
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     """Maximum number of replicas."""
     metric: Metric | None = None
-    """Metric that is compared with target. pendingRequests: requests that wait in the gateway or are in progress in an
-    engine. runningRequests: requests in the engines' batches. kvCacheUsage: the fraction of the KV cache in use.
+    """Metric that is compared with target. pendingRequests: requests that wait in the gateway, or that an engine has
+    not finished. runningRequests: requests in the engines' batches. kvCacheUsage: the fraction of the KV cache in use.
     Absent: pendingRequests."""
     target: Annotated[float, Field(le=1_000_000)]
     """Average of metric per replica to aim at: a number of requests; for kvCacheUsage a fraction below 1."""
