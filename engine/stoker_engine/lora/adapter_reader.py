@@ -13,19 +13,17 @@ adapter is refused; nothing in the files is executed.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
+import math
 import re
-import stat
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import load
 
 from stoker_common.errors import AdapterError, ArgumentError, WeightsError
 from stoker_engine.architectures.families.registry import FAMILIES
@@ -38,6 +36,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.lora.adapter import Adapter, Factors
 from stoker_engine.lora.adapter_config import FILE, AdapterConfig
+from stoker_engine.lora.adapter_files import TENSORS, AdapterFiles, AdapterFolders, StoredTensor
 from stoker_engine.lora.pace import Pace
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
@@ -48,16 +47,16 @@ from stoker_engine.quant.weight_target import WeightTarget
 
 logger = logging.getLogger(__name__)
 
-TENSORS: Final = "adapter_model.safetensors"
-_PICKLED: Final = "adapter_model.bin"
-_MAX_CONFIG_BYTES: Final = 1 << 20
 #: Of the file of tensors, beside the tensors.
 _MAX_HEADER_BYTES: Final = 16 << 20
 
 _MAX_NAME_CHARACTERS: Final = 500
 
-#: Bytes that are hashed between two pauses.
-_HASHED_BYTES: Final = 1 << 20
+#: Elements that are checked between two pauses.
+_CHECKED_ELEMENTS: Final = 1 << 19
+
+#: Layouts of files whose checks are remembered. Adapters of one team mostly have the same.
+_MAX_LAYOUTS: Final = 16
 
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+?)(?P<nested>(\.base_layer)*)"
@@ -75,8 +74,6 @@ _FOREIGN: Final = {
 #: What parameters with all experts' matrices are called, in the order in which a module has them.
 _STACKS: Final = ("gate_up_proj", "down_proj")
 
-_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 
 @dataclass(frozen=True)
 class _Pair:
@@ -86,13 +83,38 @@ class _Pair:
         name: of the module or parameter, for messages and for the config's patterns.
         destination: the parameters of ours that they change.
         is_stack: they are those of all experts.
+        rank: of the matrices; of all experts', of each.
+        scale: what their product is multiplied by.
     """
 
     name: str
     destination: Destination
-    a: torch.Tensor
-    b: torch.Tensor
+    a: StoredTensor
+    b: StoredTensor
     is_stack: bool = False
+    rank: int = 0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the files of an adapter hold, but for the elements.
+
+    Attributes:
+        pairs: the matrices.
+        elements: the part of the file in which all of them are, as one tensor; None: they differ in dtype.
+    """
+
+    pairs: Sequence[_Pair]
+    elements: StoredTensor | None
+
+    @classmethod
+    def of(cls, pairs: Sequence[_Pair]) -> _Layout:
+        """The layout of these matrices."""
+        tensors = [tensor for pair in pairs for tensor in (pair.a, pair.b)]
+        start, end = min(tensor.start for tensor in tensors), max(tensor.end for tensor in tensors)
+        dtypes = {tensor.dtype for tensor in tensors}
+        return cls(pairs, StoredTensor(dtypes.pop(), (-1,), start, end) if len(dtypes) == 1 else None)
 
 
 class AdapterReader:
@@ -123,6 +145,8 @@ class AdapterReader:
         self._max_rank, self._allowed = max_rank, frozenset(target_modules)
         self._dtype, self._rounded_to = dtype, rounded_to or dtype
         self._destinations: dict[str, Destination | None] = {}
+        self._folders = AdapterFolders(self._max_bytes)
+        self._layouts: OrderedDict[bytes, _Layout] = OrderedDict()
 
     def read(self, folder: Path) -> Adapter:
         """Reads an adapter's folder.
@@ -130,44 +154,47 @@ class AdapterReader:
         Raises:
             AdapterError: it is no adapter, damaged, or not one of this model; in a sentence that says why.
         """
-        described = _content(folder, FILE, _MAX_CONFIG_BYTES)
-        config = AdapterConfig.parse(described)
-        if not (folder / TENSORS).exists() and (folder / _PICKLED).exists():
-            raise AdapterError(
-                f"{folder} has its matrices in {_PICKLED}, which can run code when read; save the adapter again with "
-                "PEFT's save_pretrained(safe_serialization=True)"
-            )
-        content = _content(folder, TENSORS, self._max_bytes)
         pace = Pace()
-        digest = hashlib.sha256(b"%d %s" % (len(described), described))
-        for start in range(0, len(content), _HASHED_BYTES):
-            digest.update(memoryview(content)[start : start + _HASHED_BYTES])
-            pace.give_way()
+        files = self._folders.read(folder, pace)
         try:
-            factors = self._factors(config, _tensors(content), pace)
+            factors = self._factors(self._layout(files), files.tensors, pace)
         except AdapterError as error:
             raise AdapterError(f"the adapter in {folder} cannot be served: {error}") from None
-        if (folder / "chat_template.jinja").exists():
+        if not files.is_known and (folder / "chat_template.jinja").exists():
             logger.warning("the chat template in %s is not used: chats are written as the model's own says", folder)
-        return Adapter(factors, digest.hexdigest())
+        return Adapter(factors, files.digest)
 
-    def _factors(self, config: AdapterConfig, tensors: Mapping[str, torch.Tensor], pace: Pace) -> dict[str, Factors]:
-        pairs = self._pairs(config, tensors)
+    def _layout(self, files: AdapterFiles) -> _Layout:
+        """What the files hold, checked but for the elements."""
+        key = files.layout
+        if (known := self._layouts.get(key)) is not None:
+            self._layouts.move_to_end(key)
+            return known
+        config = AdapterConfig.parse(files.config)
+        pairs = self._pairs(config, files.stored())
         if not pairs:
             raise AdapterError(f"{TENSORS} holds no matrices")
         self._check_targets(config, pairs)
+        layout = _Layout.of([self._with_rank(config, pair) for pair in pairs])
+        self._layouts[key] = layout
+        if len(self._layouts) > _MAX_LAYOUTS:
+            self._layouts.popitem(last=False)
+        return layout
+
+    def _factors(self, layout: _Layout, content: torch.Tensor, pace: Pace) -> dict[str, Factors]:
+        is_finite = layout.elements is not None and _is_finite(layout.elements.of(content), pace)
         factors = dict[str, Factors]()
-        for pair in pairs:
-            for name, each in self._of_pair(config, pair):
+        for pair in layout.pairs:
+            for name, each in self._of_pair(pair, content, is_finite):
                 if name in factors:
                     raise AdapterError(f"{pair.name} is changed twice")
                 factors[name] = each
             pace.give_way()
         return factors
 
-    def _pairs(self, config: AdapterConfig, tensors: Mapping[str, torch.Tensor]) -> list[_Pair]:
+    def _pairs(self, config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> list[_Pair]:
         """The tensors, two by two."""
-        halves: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
+        halves: dict[tuple[str, int], dict[str, StoredTensor]] = {}
         for name, tensor in tensors.items():
             if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
                 raise AdapterError(f"{TENSORS} holds {name[:60]!r}, which is no name of a tensor")
@@ -177,10 +204,8 @@ class AdapterReader:
             if found is None:
                 reason = next((reason for end, reason in _FOREIGN.items() if name.endswith(end)), "it is no A or B")
                 raise AdapterError(f"{TENSORS} holds {name[:200]!r}: {reason}")
-            if tensor.dtype not in _DTYPES:
-                raise AdapterError(
-                    f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not floating-point numbers"
-                )
+            if not tensor.is_floating:
+                raise AdapterError(f"{name} holds {tensor.dtype}, not floating-point numbers")
             depth = len(found["nested"]) // len(".base_layer")
             halves.setdefault((found["module"], depth), {})[found["half"] or found["embedding_half"]] = tensor
         depths: dict[str, int] = {}
@@ -194,13 +219,13 @@ class AdapterReader:
             pairs.append(_Pair(name, destination, both["A"], both["B"], is_stack))
         return pairs
 
-    def _is_models_own(self, name: str, tensor: torch.Tensor) -> bool:
+    def _is_models_own(self, name: str, tensor: StoredTensor) -> bool:
         """Whether it is the embedding's or head's own matrix, which PEFT writes too, in case that tokens were added."""
         if (found := _OWN.fullmatch(name)) is None:
             return False
         if tensor.shape[:1] != self._shapes["embed.weight"][:1]:
             raise AdapterError(
-                f"{found['module']} has {tuple(tensor.shape)[:1]} rows, the model's {self._config.vocab_size}: tokens "
+                f"{found['module']} has {tensor.shape[:1]} rows, the model's {self._config.vocab_size}: tokens "
                 "were added; merge the adapter into the model"
             )
         return True
@@ -273,17 +298,26 @@ class AdapterReader:
             if missing := [module for module in expected if module not in present]:
                 raise AdapterError(f"{TENSORS} lacks the matrices of {some(missing)}, which {FILE} names as targets")
 
-    def _of_pair(self, config: AdapterConfig, pair: _Pair) -> list[tuple[str, Factors]]:
-        """What a pair adds to each of the parameters."""
+    def _with_rank(self, config: AdapterConfig, pair: _Pair) -> _Pair:
         rank, scale = config.rank_and_scale(pair.name)
         if rank > self._max_rank:
             raise AdapterError(f"{pair.name} has rank {rank}; start the engine with --max-lora-rank {rank} or more")
         count = self._config.num_experts if pair.is_stack else 1
-        shapes = tuple(pair.a.shape), tuple(pair.b.shape)
-        if pair.a.dim() != 2 or pair.b.dim() != 2 or len(pair.a) != rank * count or pair.b.shape[1] != rank * count:
+        a, b = pair.a.shape, pair.b.shape
+        if len(a) != 2 or len(b) != 2 or a[0] != rank * count or b[1] != rank * count:
             ranks = f"rank {rank}" if count == 1 else f"rank {rank} of {count} experts"
-            raise AdapterError(f"{pair.name} has matrices of {shapes[0]} and {shapes[1]}, which is not {ranks}")
-        a, b = self._converted(pair.name, pair.a, 1.0), self._converted(pair.name, pair.b, scale)
+            raise AdapterError(f"{pair.name} has matrices of {a} and {b}, which is not {ranks}")
+        return replace(pair, rank=rank, scale=scale)
+
+    def _of_pair(self, pair: _Pair, content: torch.Tensor, is_finite: bool) -> list[tuple[str, Factors]]:
+        """What a pair adds to each of the parameters.
+
+        Args:
+            is_finite: whether all elements in the file are known to be finite.
+        """
+        shapes, rank = (pair.a.shape, pair.b.shape), pair.rank
+        a = self._converted(pair.name, pair.a.of(content), 1.0, is_finite)
+        b = self._converted(pair.name, pair.b.of(content), pair.scale, is_finite)
         try:
             parts = self._parts_of_stack(pair, a, b, rank) if pair.is_stack else self._parts(pair, a, b)
         except (WeightsError, RuntimeError, IndexError, ValueError) as error:
@@ -294,7 +328,7 @@ class AdapterReader:
             shape = self._shapes.get(name, self._shapes["embed.weight"])  # a head that is the embedding
             expected = (*part.b.shape[:-1], part.a.shape[1])
             if stem == "embed":
-                expected = (part.a.shape[1], len(part.b))
+                expected = (part.a.shape[1], part.b.shape[0])
             if tuple(shape) != expected:
                 raise AdapterError(
                     f"{pair.name} has matrices of {shapes[0]} and {shapes[1]}, and the model needs them for "
@@ -304,7 +338,7 @@ class AdapterReader:
         return found
 
     def _parts(self, pair: _Pair, a: torch.Tensor, b: torch.Tensor) -> list[Factors]:
-        destination, rank = pair.destination, len(a)
+        destination, rank = pair.destination, pair.rank
         for operation in destination.operations:
             if isinstance(operation, HalfSplitPairs):  # others are about columns, which B has none of, or about vectors
                 b = apply_operation(operation, b, self._config)
@@ -332,15 +366,26 @@ class AdapterReader:
             parts += [Factors(expert_a, part.contiguous()) for part in rows]
         return parts
 
-    def _converted(self, name: str, tensor: torch.Tensor, scale: float) -> torch.Tensor:
-        converted = tensor if scale == 1.0 else tensor.float() * scale
+    def _converted(self, name: str, stored: torch.Tensor, scale: float, is_finite: bool) -> torch.Tensor:
+        converted = stored if scale == 1.0 else stored.float() * scale
         converted = converted.to(self._rounded_to).to(self._dtype)
+        if is_finite and converted is stored:
+            return stored.contiguous()
         # A sum is quick, and finite only if all are; large numbers may also have none.
         if not torch.isfinite(converted.sum(dtype=torch.float32)) and not torch.isfinite(converted).all():
             raise AdapterError(
                 f"the matrices of {name} hold nan or infinity, as {str(self._dtype).removeprefix('torch.')}"
             )
         return converted.contiguous()
+
+
+def _is_finite(elements: torch.Tensor, pace: Pace) -> bool:
+    """Whether all elements are known to be finite: some whose sum is not may be, too."""
+    for chunk in elements.split(_CHECKED_ELEMENTS):
+        if not math.isfinite(chunk.sum()):
+            return False
+        pace.give_way()
+    return True
 
 
 def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype) -> AdapterReader:
@@ -371,39 +416,6 @@ def native_adapter_reader(config: ModelConfig, args: EngineArgs, dtype: torch.dt
         dtype=dtype,
         rounded_to=None if args.lora_dtype == "auto" else getattr(torch, args.lora_dtype),
     )
-
-
-def _content(folder: Path, name: str, max_bytes: int) -> bytes:
-    """All of a file of the folder, which must be one."""
-    try:
-        file = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise AdapterError(f"{folder} holds no LoRA adapter: {name} cannot be read: {reason}") from None
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise AdapterError(f"{folder} holds no LoRA adapter: {name} is no file")
-        if status.st_size > max_bytes:
-            raise AdapterError(
-                f"{folder}: {name} has {status.st_size} bytes, more than an adapter of this model of the ranks that "
-                "--max-lora-rank permits"
-            )
-        with open(file, "rb", closefd=False) as opened:
-            return opened.read(max_bytes + 1)
-    except OSError as error:
-        raise AdapterError(f"{folder}: {name} cannot be read: {error.strerror}") from None
-    finally:
-        os.close(file)
-
-
-def _tensors(content: bytes) -> Mapping[str, torch.Tensor]:
-    try:
-        return load(content)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # also what a damaged file has its parser panic with
-        raise AdapterError(f"{TENSORS} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _shape(module: str) -> str:

@@ -82,7 +82,8 @@ class AdaptedSite:
                     raise AdapterError(f"it changes {name}, for which --lora-target-modules leaves no room")
                 if id(factors.a) not in cut_rows:
                     cut_rows[id(factors.a)] = _cut(factors, self.site)
-                parts.append(LoraPart(cut_rows[id(factors.a)], factors.b[outputs.positions].contiguous(), first))
+                b = factors.b if outputs.is_whole else factors.b[outputs.positions]
+                parts.append(LoraPart(cut_rows[id(factors.a)], b.contiguous(), first))
             first += outputs.size
         if not parts:
             return None
@@ -233,7 +234,7 @@ def _cut(factors: Factors, site: LinearSite) -> torch.Tensor:
     if site.form is SiteForm.EMBEDDING:
         return factors.a.T.contiguous()
     if site.form is SiteForm.LINEAR:
-        return factors.a[:, site.inputs.positions].contiguous()
+        return (factors.a if site.inputs.is_whole else factors.a[:, site.inputs.positions]).contiguous()
     return factors.a
 
 

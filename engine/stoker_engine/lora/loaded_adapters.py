@@ -104,9 +104,9 @@ class LoadedAdapters:
             for key, site in self._sites.items():
                 if (factors := site.cut(adapter, memory)) is not None:
                     cut[key] = factors
-                    if memory is not None:
-                        memory.fill()
                     pace.give_way()
+            if memory is not None:
+                memory.fill(pace.give_way)
             self._loaded[source.number] = cut
         num_bytes = sum(factors.num_bytes for factors in cut.values())
         return LoadedAdapter(adapter.digest, adapter.rank, num_bytes, time.monotonic() - started)

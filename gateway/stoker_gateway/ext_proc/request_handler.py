@@ -191,7 +191,7 @@ class RequestHandler:
                 self._metrics.held_requests.labels(name).set_function(queue.num_held)
             key = scaling.key if scaling is not None else endpoint.resource
             if key is not None and (scaling is not None or self._reports_all):
-                self._in_flight[name] = in_flight.get(name) or InFlight(now)
+                self._in_flight[name] = in_flight[name] if name in in_flight else InFlight(now)
                 served = ServedName(queue, self._pickers[name], self._in_flight[name])
                 self._served_names.setdefault(key, {})[name] = served
 

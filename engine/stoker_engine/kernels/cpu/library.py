@@ -22,7 +22,7 @@ _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
     "stoker_linear": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER),
     "stoker_address_of_add_lora": (),
-    "stoker_pack_lora": (_POINTER, _LONG, _INT),
+    "stoker_pack_lora": (_POINTER, _LONG, _INT, _POINTER),
     "stoker_has_panels": (),
     "stoker_pack_panels": (_POINTER, _LONG, _LONG),
     "stoker_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +16,19 @@ from stoker_engine.kernels.panels import PANEL
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
-#: Bytes: what an adapter's memory grows by, and where its tensors begin.
-_CHUNK: Final = 1 << 20
+#: Alignment of matrices, in bytes.
 _ALIGNED: Final = 64
-_PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+#: Bytes of a huge page: its first use takes less time than that of 512 small ones.
+_HUGE_PAGE: Final = 2 << 20
+
+#: Rows of files that are packed between two pauses; those of a linear operation with 16 ranks are some 30 KB.
+_PACKED_SOURCES: Final = 8
 
 
 class _Matrix(ctypes.Structure):
     """lora.cpp's LoraMatrix."""
 
-    _fields_ = (("w", _POINTER), ("outputs", _LONG), ("inner", _LONG), ("is_panels", _LONG))
+    _fields_ = (("w", ctypes.c_size_t), ("outputs", _LONG), ("inner", _LONG), ("is_panels", _LONG))
 
 
 class _Part(ctypes.Structure):
@@ -58,7 +62,7 @@ class _Source(ctypes.Structure):
         ("rows", _POINTER),
         ("outputs", _LONG),
         ("inner", _LONG),
-        ("to", _POINTER),
+        ("to", _LONG),
         ("first", _LONG),
         ("to_inner", _LONG),
         ("is_panels", _LONG),
@@ -68,7 +72,7 @@ class _Source(ctypes.Structure):
 class AdapterMemory:
     """The memory of one adapter: pages that the system gets back once its matrices are gone, whatever else is in use.
 
-    Matrices are added one by one and filled together, in one call that does not hold Python's lock.
+    Matrices are added one by one; `fill` writes all of them.
 
     Args:
         library: of the kernels.
@@ -78,45 +82,58 @@ class AdapterMemory:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._library, self._dtype = library, dtype
         self._in_panels = dtype == torch.bfloat16 and bool(library.stoker_has_panels())
-        self._free = torch.empty(0, dtype=torch.uint8)
+        self._size = 0
+        self._memory: torch.Tensor | None = None
+        self._matrices = list[_Matrix]()
         self._sources = list[_Source]()
-        self._kept = list[torch.Tensor]()  # what the sources point to
+        self._weights = list[torch.Tensor]()  # what the sources point to
 
-    def add(self, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> tuple[_Matrix, torch.Tensor]:
-        """A matrix [outputs, inner] with these rows, and zeros elsewhere. `fill` writes the rows.
+    def add(self, matrix: _Matrix, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> int:
+        """Adds a matrix [outputs, inner] with these rows, and zeros elsewhere.
 
         Args:
+            matrix: describes it once `fill` has written it, for as long as this object exists.
             weights: rows of at most `inner` elements, by the first one's place in the matrix.
 
         Returns:
-            The matrix, and the tensor that keeps its memory.
+            The bytes that it takes.
         """
         in_panels = self._in_panels and inner % 2 == 0
         if in_panels:
             outputs += -outputs % PANEL
-        memory = self._empty(outputs * inner)
+        offset, num_bytes = self._size, outputs * inner * self._dtype.itemsize
+        self._size += -(-num_bytes // _ALIGNED) * _ALIGNED
         for first, weight in weights.items():
             assert weight.is_contiguous() and weight.dtype == self._dtype
-            address = weight.data_ptr()
-            self._sources.append(_Source(address, *weight.shape, memory.data_ptr(), first, inner, in_panels))
-            self._kept += (weight, memory)
-        return _Matrix(memory.data_ptr(), outputs, inner, in_panels), memory
+            self._sources.append(_Source(weight.data_ptr(), *weight.shape, offset, first, inner, in_panels))
+            self._weights.append(weight)
+        matrix.w, matrix.outputs, matrix.inner, matrix.is_panels = offset, outputs, inner, in_panels
+        self._matrices.append(matrix)
+        return num_bytes
 
-    def fill(self) -> None:
-        """Writes the matrices that have been added."""
-        sources = (_Source * len(self._sources))(*self._sources)
-        self._library.stoker_pack_lora(ctypes.addressof(sources), len(sources), self._dtype == torch.bfloat16)
+    def fill(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Writes the matrices that have been added, without Python's lock.
+
+        Args:
+            pause: called between parts of the work.
+        """
+        size = -(-max(self._size, 1) // _HUGE_PAGE) * _HUGE_PAGE  # the system aligns such a mapping
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if whole := self._size // _HUGE_PAGE * _HUGE_PAGE:  # the last one would take memory that nothing uses
+            with contextlib.suppress(OSError):  # a system without them
+                pages.madvise(mmap.MADV_HUGEPAGE, 0, whole)
+        self._memory = torch.frombuffer(pages, dtype=torch.uint8)
+        address, is_bf16 = self._memory.data_ptr(), self._dtype == torch.bfloat16
+        for start in range(0, len(self._sources), _PACKED_SOURCES):
+            sources = self._sources[start : start + _PACKED_SOURCES]
+            array = (_Source * len(sources))(*sources)
+            self._library.stoker_pack_lora(ctypes.addressof(array), len(sources), is_bf16, address)
+            pause()
+        for matrix in self._matrices:
+            matrix.w += address
+        self._matrices.clear()
         self._sources.clear()
-        self._kept.clear()
-
-    def _empty(self, size: int) -> torch.Tensor:
-        """Memory of so many elements, all zero."""
-        num_bytes = size * self._dtype.itemsize
-        taken = -(-num_bytes // _ALIGNED) * _ALIGNED
-        if taken > len(self._free):
-            self._free = torch.frombuffer(mmap.mmap(-1, max(taken, _CHUNK), flags=_PRIVATE), dtype=torch.uint8)
-        memory, self._free = self._free[:num_bytes], self._free[taken:]
-        return memory
+        self._weights.clear()
 
 
 class CpuLoraTable:
@@ -155,17 +172,15 @@ class CpuLoraFactors:
             if id(part.a) not in first_ranks:
                 first_ranks[id(part.a)] = num_ranks
                 rows[num_ranks] = part.a
-                num_ranks += _even(len(part.a))
-        a, kept = memory.add(rows, num_ranks, parts[0].a.shape[1])
-        self._tensors = [kept]
+                num_ranks += _even(part.a.shape[0])
         self._parts = (_Part * len(parts))()
+        self.factors = _Factors(_Matrix(), len(parts), self._parts)
+        self.num_bytes = memory.add(self.factors.a, rows, num_ranks, parts[0].a.shape[1])
         for each, part in zip(self._parts, parts, strict=True):
-            b, kept = memory.add({0: part.b}, len(part.b), _even(part.b.shape[1]))
-            self._tensors.append(kept)
-            each.b, each.first_rank = b, first_ranks[id(part.a)]
-            each.first_output, each.outputs = part.first_output, len(part.b)
-        self.factors = _Factors(a, len(parts), self._parts)
-        self.num_bytes = sum(tensor.nbytes for tensor in self._tensors)
+            outputs, rank = part.b.shape
+            self.num_bytes += memory.add(each.b, {0: part.b}, outputs, _even(rank))
+            each.first_rank, each.first_output, each.outputs = first_ranks[id(part.a)], part.first_output, outputs
+        self._memory = memory  # keeps the matrices
 
 
 def _even(size: int) -> int:

@@ -41,7 +41,7 @@ struct LoraFactors {
 struct LoraSource {
   const void* rows;  // [outputs][inner] without gaps
   long outputs, inner;
-  void* to;
+  long to;  // of the matrix within the adapter's memory, in bytes
   long first, to_inner, is_panels;
 };
 
@@ -246,29 +246,42 @@ void add_lora(const void* site, int is_bf16, const LinearArgs* args) {
   is_bf16 ? add<bf16>(*(const LoraSite*)site, *args) : add<float>(*(const LoraSite*)site, *args);
 }
 
+#if defined(STOKER_PANELS)
 template <class T>
-void pack(const LoraSource& source) {
+void pack_panels(const LoraSource& source, T* to) {
+  for (long begin = 0; begin < source.outputs;) {
+    const long row = source.first + begin, count = std::min(source.outputs - begin, PANEL - row % PANEL);
+    const T* from = (const T*)source.rows + begin * source.inner;
+    T* panel = to + row / PANEL * PANEL * source.to_inner + row % PANEL * 2;
+    for (long k = 0; k + 1 < source.inner; k += 2, panel += 2 * PANEL) {  // lines of the panel one after the other
+      for (long j = 0; j < count; j++) memcpy((void*)(panel + 2 * j), from + j * source.inner + k, 2 * sizeof(T));
+    }
+    if (source.inner % 2) {
+      for (long j = 0; j < count; j++) panel[2 * j] = from[(j + 1) * source.inner - 1];
+    }
+    begin += count;
+  }
+}
+#endif
+
+template <class T>
+void pack(const LoraSource& source, T* to) {
+#if defined(STOKER_PANELS)
+  if (source.is_panels) return pack_panels(source, to);
+#endif
   for (long j = 0; j < source.outputs; j++) {
     const T* from = (const T*)source.rows + j * source.inner;
-    const long row = source.first + j;
-#if defined(STOKER_PANELS)
-    if (source.is_panels) {
-      T* to = (T*)source.to + row / PANEL * PANEL * source.to_inner + row % PANEL * 2;
-      for (long k = 0; k + 1 < source.inner; k += 2, to += 2 * PANEL) memcpy((void*)to, from + k, 2 * sizeof(T));
-      if (source.inner % 2) *to = from[source.inner - 1];
-      continue;
-    }
-#endif
-    memcpy((void*)((T*)source.to + row * source.to_inner), from, source.inner * sizeof(T));
+    memcpy((void*)(to + (source.first + j) * source.to_inner), from, source.inner * sizeof(T));
   }
 }
 
 }  // namespace
 
-extern "C" void stoker_pack_lora(const void* sources, long count, int is_bf16) {
+extern "C" void stoker_pack_lora(const void* sources, long count, int is_bf16, void* memory) {
   for (long i = 0; i < count; i++) {
     const LoraSource& source = ((const LoraSource*)sources)[i];
-    is_bf16 ? pack<bf16>(source) : pack<float>(source);
+    char* to = (char*)memory + source.to;
+    is_bf16 ? pack(source, (bf16*)to) : pack(source, (float*)to);
   }
 }
 

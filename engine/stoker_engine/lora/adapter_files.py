@@ -1,0 +1,209 @@
+"""Reads the two files of an adapter's folder into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from safetensors import deserialize
+
+from stoker_common.errors import AdapterError
+from stoker_engine.lora.adapter_config import FILE
+from stoker_engine.lora.pace import Pace
+
+TENSORS: Final = "adapter_model.safetensors"
+_PICKLED: Final = "adapter_model.bin"
+_MAX_CONFIG_BYTES: Final = 1 << 20
+
+#: Bytes that are read or hashed between two pauses.
+_CHUNK_BYTES: Final = 1 << 20
+
+#: Bytes of the length of a safetensors header, in front of it.
+_LENGTH_BYTES: Final = 8
+
+#: Seconds for which files must have been unchanged before their hash is remembered: a later change within the file
+#: system's clock tick, or while two clocks differ, could leave the same times.
+_SETTLED_S: Final = 60
+#: Folders whose hash is remembered.
+_MAX_REMEMBERED: Final = 4096
+
+_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class _FileId(NamedTuple):
+    """Identifies a file's content for as long as it is not written."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor within the tensors' file.
+
+    Attributes:
+        dtype: as safetensors spells it.
+        shape: its sizes.
+        start, end: its bytes within the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether adapters may hold such elements."""
+        return self.dtype in _DTYPES
+
+    def of(self, content: torch.Tensor) -> torch.Tensor:
+        """The tensor; it shares the file's memory if it is aligned there.
+
+        Args:
+            content: uint8 [bytes of the file].
+        """
+        dtype, stored = _DTYPES[self.dtype], content[self.start : self.end]
+        if self.start % dtype.itemsize:
+            stored = stored.clone()
+        return stored.view(dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """The content of an adapter's files.
+
+    Attributes:
+        config: of `adapter_config.json`.
+        tensors: of the safetensors file, uint8 [bytes].
+        digest: SHA-256 of both, hexadecimal.
+        is_known: whether a folder with these files was read before, so that warnings about it were logged then.
+    """
+
+    config: bytes
+    tensors: torch.Tensor
+    digest: str
+    is_known: bool
+
+    @property
+    def layout(self) -> bytes:
+        """Identifies what the files hold beside the elements of the tensors: equal for adapters whose config and
+        header are equal."""
+        length = int.from_bytes(self._bytes(0, _LENGTH_BYTES), "little")
+        header = self._bytes(0, min(_LENGTH_BYTES + length, len(self.tensors)))
+        return hashlib.sha256(b"%d %d %s%s" % (len(self.config), len(self.tensors), self.config, header)).digest()
+
+    def stored(self) -> Mapping[str, StoredTensor]:
+        """The tensors by name.
+
+        Raises:
+            AdapterError: the file is damaged.
+        """
+        content = self._bytes(0, len(self.tensors))
+        try:
+            # Checks the header: sizes, places, and that all bytes belong to a tensor.
+            deserialize(content)  # type: ignore[no-untyped-call]
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a damaged file can have the parser panic
+            raise AdapterError(f"{TENSORS} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+        data = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+        header = json.loads(content[_LENGTH_BYTES:data])
+        return {
+            name: StoredTensor(
+                tensor["dtype"], tuple(tensor["shape"]), *(data + offset for offset in tensor["data_offsets"])
+            )
+            for name, tensor in header.items()
+            if name != "__metadata__"
+        }
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        return self.tensors[start:end].numpy().tobytes()
+
+
+class AdapterFolders:
+    """Reads adapters' folders. The hash of files that have not changed since is computed once.
+
+    Args:
+        max_bytes: of a file of tensors.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._digests: OrderedDict[tuple[_FileId | None, _FileId | None], str] = OrderedDict()
+
+    def read(self, folder: Path, pace: Pace) -> AdapterFiles:
+        """Read a folder's files.
+
+        Raises:
+            AdapterError: a file is missing, unreadable or too large.
+        """
+        config, config_id = _content(folder, FILE, _MAX_CONFIG_BYTES, pace)
+        if not (folder / TENSORS).exists() and (folder / _PICKLED).exists():
+            raise AdapterError(
+                f"{folder} has its matrices in {_PICKLED}, which can run code when read; save the adapter again with "
+                "PEFT's save_pretrained(safe_serialization=True)"
+            )
+        tensors, tensors_id = _content(folder, TENSORS, self._max_bytes, pace)
+        described, ids = config.numpy().tobytes(), (config_id, tensors_id)
+        if known := self._digests.get(ids):
+            self._digests.move_to_end(ids)
+            return AdapterFiles(described, tensors, known, is_known=True)
+        digest = hashlib.sha256(b"%d %s" % (len(described), described))
+        for chunk in tensors.split(_CHUNK_BYTES):
+            digest.update(chunk.numpy())
+            pace.give_way()
+        if all(_is_settled(each) for each in ids):
+            self._digests[ids] = digest.hexdigest()
+            if len(self._digests) > _MAX_REMEMBERED:
+                self._digests.popitem(last=False)
+        return AdapterFiles(described, tensors, digest.hexdigest(), is_known=False)
+
+
+def _is_settled(file: _FileId | None) -> bool:
+    return file is not None and time.time_ns() - max(file.modified_ns, file.changed_ns) > _SETTLED_S * 10**9
+
+
+def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch.Tensor, _FileId | None]:
+    """The content of a regular file of the folder, uint8 [bytes], and its identity if it did not change meanwhile."""
+    try:
+        file = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise AdapterError(f"{folder} holds no LoRA adapter: {name} cannot be read: {reason}") from None
+    try:
+        before = os.fstat(file)
+        if not stat.S_ISREG(before.st_mode):
+            raise AdapterError(f"{folder} holds no LoRA adapter: {name} is no file")
+        if before.st_size > max_bytes:
+            raise AdapterError(
+                f"{folder}: {name} has {before.st_size} bytes, more than an adapter of this model of the ranks that "
+                "--max-lora-rank permits"
+            )
+        content = torch.empty(before.st_size, dtype=torch.uint8)
+        rest = content.numpy().data
+        while rest and (count := os.readv(file, [rest[:_CHUNK_BYTES]])):
+            rest = rest[count:]
+            pace.give_way()
+        identity = _file_id(os.fstat(file))
+        return content[: len(content) - len(rest)], identity if identity == _file_id(before) else None
+    except OSError as error:
+        raise AdapterError(f"{folder}: {name} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(file)
+
+
+def _file_id(status: os.stat_result) -> _FileId:
+    return _FileId(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
