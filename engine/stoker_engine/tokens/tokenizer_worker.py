@@ -116,7 +116,7 @@ class _NoCompiler:
     def compile_grammar(self, structured: object) -> str:
         from stoker_common.errors import RequestFailedError
 
-        raise RequestFailedError("structured outputs do not work for this model; see the server's log")
+        raise RequestFailedError("structured outputs are unavailable for this model; see the server's log")
 
 
 def _grammar_compiler(tokenizer: Tokenizer) -> object:
