@@ -130,7 +130,7 @@ class Signals:
         return sum(engine.age_seconds <= STALE_SECONDS for engine in self.engines.values())
 
     def acknowledged(self, drain: str) -> bool:
-        """Whether all replicas acknowledge this drain announcement, and neither the gateway nor an engine has a request."""
+        """Whether all replicas acknowledge this drain announcement, and neither gateway nor engine has a request."""
         return (
             bool(drain and self.drained)
             and not self.missing
