@@ -2,8 +2,8 @@
 
     node 0 (the head)                                  node 1 (headless)
     engine process of an engine ── commands, reports ───► NodeAgent ── starts, kills, monitors ─┐
-          Head                                                                              ▼
-          RankExecutor ─────── steps, results ────────────────────────────────────────────► rank
+          Head                                                                                  ▼
+          RankExecutor ─────── steps, results ───────────────────────────────────────────────► rank
 
 The head of each engine listens. An agent connects to it, and opens a further connection for each rank that it starts:
 that connection is passed to the rank as its pipe, directly to the executor. Ranks connect to each other themselves.
