@@ -1,4 +1,4 @@
-"""Tools for ``stoker chat --tools examples/chat_tools.py``: every function here is one that the model may call."""
+"""Tools for ``stoker chat --tools examples/chat_tools.py``: the model may call each public function."""
 
 import ast
 import operator
@@ -15,12 +15,12 @@ _OPERATORS = {
 
 
 def current_time(timezone: str = "UTC") -> str:
-    """The date and the time now, in a time zone such as Europe/Oslo."""
+    """Return the current date and time in a time zone such as Europe/Oslo."""
     return datetime.now(ZoneInfo(timezone)).strftime("%A, %Y-%m-%d %H:%M")
 
 
 def calculate(expression: str) -> float:
-    """The value of a sum such as (17 + 4) * 2, of the operators + - * and /."""
+    """Return the value of an arithmetic expression such as (17 + 4) * 2, with the operators + - * and /."""
 
     def value(node: ast.expr) -> float:
         match node:
@@ -30,6 +30,6 @@ def calculate(expression: str) -> float:
                 return _OPERATORS[type(sign)](value(left), value(right))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -value(operand)
-        raise ValueError(f"{ast.unparse(node)} is not a sum")
+        raise ValueError(f"{ast.unparse(node)} is not a supported arithmetic expression")
 
     return value(ast.parse(expression, mode="eval").body)

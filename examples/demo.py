@@ -1,4 +1,4 @@
-"""`make demo`: serve the demo manifest on this machine, as a pod would, and talk to it as a client would."""
+"""`make demo`: serve the demo manifest on this machine, and send requests to it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from openai import OpenAI
 
 HERE = Path(__file__).parent
 MANIFEST = HERE / "01-demo.yaml"
-START_TIMEOUT = 300.0  # seconds; a first start assembles the model and converts its tokenizer
+START_TIMEOUT = 300.0  # seconds; the first start assembles the model and converts its tokenizer
 
 
 def main() -> int:
-    """Runs the demo; returns the exit code."""
+    """Run the demo. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--once", action="store_true", help="end after the answers instead of serving on")
+    parser.add_argument("--once", action="store_true", help="exit after the answers instead of continuing to serve")
     options = parser.parse_args()
     url = f"http://127.0.0.1:{options.port}"
 
@@ -32,7 +32,7 @@ def main() -> int:
         if not wait_until_healthy(server, url):
             return 1
         talk(url)
-        print(f"\nGo on with:\n\n{curl_line(url)}\n", flush=True)
+        print(f"\nTry it yourself:\n\n{curl_line(url)}\n", flush=True)
         if options.once:
             return 0
         print("Serving until Ctrl-C.", flush=True)
@@ -45,11 +45,11 @@ def main() -> int:
 
 
 def wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> bool:
-    """Whether ``/health`` answers 200 before the server ends or time is up."""
+    """Wait until ``/health`` returns 200. Return False if the server exits or `START_TIMEOUT` passes before that."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            print(f"the server ended with exit code {server.returncode}", file=sys.stderr)
+            print(f"the server exited with code {server.returncode}", file=sys.stderr)
             return False
         try:
             if httpx.get(f"{url}/health", timeout=2).status_code == 200:
@@ -62,7 +62,7 @@ def wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> bool:
 
 
 def talk(url: str) -> None:
-    """Streams a completion and a chat to the screen."""
+    """Stream a completion and a chat to standard output."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     model = client.models.list().data[0].id
 
@@ -88,7 +88,7 @@ def talk(url: str) -> None:
 
 
 def curl_line(url: str) -> str:
-    """A command that continues where the demo ends."""
+    """Return a command for a further request."""
     body = '{"model": "gemma-3-270m", "prompt": "Once upon a time", "max_tokens": 40}'
     return f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
 

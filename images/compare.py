@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Say whether two images hold the same files: `images/compare.py IMAGE IMAGE`; exits with 1 where they do not.
+"""Compare the files of two images: `images/compare.py IMAGE IMAGE`. Exits with 1 if they differ.
 
-Compared are names, kinds, modes, owners, links and contents; not when a file was written, which images record and
-nothing that runs depends on. Not compared are layers: how files came into an image is the builder's business.
+It compares names, kinds, modes, owners, links and contents. It ignores modification times, which have no effect on
+running programs, and layers, which depend on the builder.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import IO, NamedTuple, cast
 
 
 class Entry(NamedTuple):
-    """What an image holds under one name.
+    """A file, folder, link or the like in an image.
 
     Attributes:
-        kind: tar's letter for a file, a folder, a link, ….
+        kind: tar's type flag.
+        mode: permission bits.
+        owner: user id, group id.
         content: a file's SHA-256, a link's target, otherwise empty.
     """
 
@@ -30,10 +32,10 @@ class Entry(NamedTuple):
 
 
 def entries(image: str) -> dict[str, Entry]:
-    """Everything in the file system of a container that would be started from the image.
+    """Return the entries of the file system of a container of the image, by name.
 
     Raises:
-        subprocess.CalledProcessError: there is no such image.
+        subprocess.CalledProcessError: the image does not exist.
     """
     container = subprocess.run(
         ["docker", "create", image], stdout=subprocess.PIPE, text=True, check=True
@@ -49,7 +51,7 @@ def entries(image: str) -> dict[str, Entry]:
 
 
 def read(stream: IO[bytes]) -> dict[str, Entry]:
-    """The entries of a tar archive, by name."""
+    """Return the entries of a tar archive, by name."""
     found = {}
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
@@ -61,7 +63,7 @@ def read(stream: IO[bytes]) -> dict[str, Entry]:
 
 
 def differences(one: dict[str, Entry], other: dict[str, Entry]) -> list[str]:
-    """What differs, a line each."""
+    """Return one line per difference."""
     lines = []
     for name in sorted(one.keys() | other.keys()):
         if name not in other:
@@ -69,14 +71,14 @@ def differences(one: dict[str, Entry], other: dict[str, Entry]) -> list[str]:
         elif name not in one:
             lines.append(f"only in the second: {name}")
         elif one[name] != other[name]:
-            lines.append(f"{name}: {one[name]} is not {other[name]}")
+            lines.append(f"{name}: {one[name]} in the first, {other[name]} in the second")
     return lines
 
 
 def main() -> int:
     one, other = map(entries, sys.argv[1:])
     lines = differences(one, other)
-    print("\n".join(lines) or f"the same: {len(one)} entries")
+    print("\n".join(lines) or f"no differences in {len(one)} entries")
     return 1 if lines else 0
 
 

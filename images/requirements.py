@@ -1,4 +1,4 @@
-"""Print the requirements of some of the project's extras, so that a layer of dependencies needs none of its code.
+"""Print the requirements of extras of the project, so that an image's layer of dependencies does not need its code.
 
 python requirements.py pyproject.toml EXTRA...
 """

@@ -1,9 +1,9 @@
-"""The `stoker` command: finds the command that was typed, loads that one and no other.
+"""The `stoker` command: finds and loads the requested subcommand.
 
-Commands are entry points of the group ``stoker.commands``: the operator and the engine bring their own, and so
-may any package that is installed beside them. A command is a function that takes the words after its name
-and returns the exit code. Loading lazily keeps `stoker --help` instant, and lets an image that has the
-dependencies of one half only run the commands of that half.
+Commands are entry points of the group ``stoker.commands``, defined by the operator, the engine, the gateway and any
+other installed package. A command is a function that takes the arguments after its name and returns the exit code.
+Lazy loading keeps `stoker --help` fast, and lets an image with the dependencies of one component run that component's
+commands.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from importlib.metadata import EntryPoint, entry_points, version
 
 GROUP = "stoker.commands"
 
-# How `stoker --help` describes a command; written here because the command itself would have to be imported.
+# Descriptions in `stoker --help`. They are here so that the commands need not be imported.
 SUMMARIES = {
     "serve": "serve a model behind an OpenAI-compatible API",
     "chat": "talk to a served model",
     "run-batch": "answer an OpenAI batch file without a server",
     "quantize": "quantize a model's weights and save them",
-    "build-kernels": "compile a model's GPU kernels beforehand",
-    "bench": "measure a server, or the engine without one",
+    "build-kernels": "compile a model's GPU kernels in advance",
+    "bench": "measure a server, or the engine without a server",
     "up": "run an InferenceEndpoint manifest on this machine, without a cluster",
-    "plan": "show how an InferenceEndpoint manifest is spread over its GPUs",
-    "render": "print the Kubernetes objects that a manifest becomes",
+    "plan": "show how an InferenceEndpoint manifest is distributed over its GPUs",
+    "render": "print the Kubernetes objects of an InferenceEndpoint manifest",
     "crd": "print the InferenceEndpoint CustomResourceDefinition",
     "operator": "run the Kubernetes operator",
-    "gateway": "put one address before the servers of many models",
-    "keys": "make, show and revoke the keys of a gateway's clients",
+    "gateway": "serve many models' servers at one address",
+    "keys": "create, list and revoke the API keys of a gateway's clients",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code; 2 is a wrong command line."""
+    """Run one command and return its exit code; 2: invalid command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     entry = commands[arguments[0]]
     try:
-        # The call is inside as well: a command may load what is heavy only once it is sure to run.
+        # The call is inside `try`, because a command may import its dependencies only when it runs.
         return int(entry.load()(arguments[1:]) or 0)
     except ModuleNotFoundError as error:
         if not entry.extras or is_ours(error.name, entry):
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage(commands: dict[str, EntryPoint]) -> str:
-    """The text of ``stoker --help``: our commands in reading order, then those of other packages."""
+    """Return the text of ``stoker --help``: Stoker's commands in the order of `SUMMARIES`, then other packages'."""
     known = [name for name in SUMMARIES if name in commands]
     width = max(map(len, commands), default=0)
     lines = ["usage: stoker COMMAND ...", "", "commands:"]
@@ -68,21 +68,21 @@ def usage(commands: dict[str, EntryPoint]) -> str:
 
 
 def unknown(word: str, commands: dict[str, EntryPoint]) -> str:
-    """The message for a command that does not exist."""
+    """Return the message for a command that does not exist."""
     similar = difflib.get_close_matches(word, commands, n=1)
     hint = f"did you mean `stoker {similar[0]}`?" if similar else "see `stoker --help`"
     return f"stoker: no command {word!r}; {hint}"
 
 
 def missing(entry: EntryPoint, module: str | None) -> str:
-    """What is said of a command whose extra is not installed."""
+    """Return the message for a command whose extra is not installed."""
     project = entry.dist.name if entry.dist else "stoker"
     install = f"pip install '{project}[{','.join(entry.extras)}]'"
     return f"stoker {entry.name} needs the Python package {module!r}, which is not installed:\n  {install}"
 
 
 def is_ours(module: str | None, entry: EntryPoint) -> bool:
-    """Whether a module that was not found belongs to us: that is a bug to see, not an extra to install."""
+    """Whether a missing module belongs to Stoker or to the command's package: a bug, not an extra to install."""
     if module is None:
         return True
     packages = {"stoker", "stoker_common", "stoker_engine", "stoker_operator", entry.module.partition(".")[0]}

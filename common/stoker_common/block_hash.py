@@ -1,14 +1,15 @@
-"""The block-hash chain that prefix caching is keyed by.
+"""The block-hash chain: the keys of the prefix cache.
 
     h(0) = H(root ‖ tokens of block 0 ‖ extra 0)        h(i) = H(h(i-1) ‖ tokens of block i ‖ extra i)
 
-A hash names a block's tokens and everything before them, so two sequences share exactly the blocks whose hashes agree.
-Besides the tokens it covers what else the keys and values depend on (`CacheKeys`): what computes them, and content that
-stands behind tokens of a prompt, such as an image. The hash is cryptographic: a collision would hand one user another's
-context. The scheme is part of the contract because a router computes it too.
+A hash identifies a block's tokens and all tokens before them, so two sequences share exactly the blocks with equal
+hashes. It also covers everything else that the keys and values depend on (`CacheKeys`): the model or adapter that
+computes them, and content behind placeholder tokens, such as an image. The hash is cryptographic, because a collision
+would expose one user's context to another. The scheme is part of the contract, because a router also computes it.
 
-Each part goes into a parameter of BLAKE2b (RFC 7693) of its own: the parent is its key, the root key and extra keys are
-its salt, and the tokens or the client's salt are its message. So no value of one part can stand for a value of another.
+Each part is a separate parameter of BLAKE2b (RFC 7693): the parent is the key, the root key and extra keys are the
+salt, and the tokens or the client's salt are the message. A value of one part can therefore never act as a value of
+another.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class ContentSpan:
 
     Attributes:
         start: index of the first token.
-        stop: index behind the last token.
-        digest: names the content; equal only for equal content.
+        stop: index after the last token.
+        digest: digest of the content; equal only for equal content.
     """
 
     start: int
@@ -41,12 +42,12 @@ class ContentSpan:
 
 @dataclass(frozen=True, slots=True)
 class CacheKeys:
-    """What the blocks of a sequence depend on besides its tokens.
+    """Everything that the blocks of a sequence depend on besides its tokens.
 
     Attributes:
-        salt: the client's; sequences with different ones share no block.
-        root_key: names what computes: the model, an adapter by its content and load generation. Empty: the model alone.
-        spans: content behind tokens, in order; spans do not overlap.
+        salt: the client's cache salt; sequences with different salts share no block.
+        root_key: identifies the adapter, by its content and load generation; empty: the model without an adapter.
+        spans: content behind placeholder tokens, in order and without overlap.
     """
 
     salt: str = ""
@@ -54,19 +55,19 @@ class CacheKeys:
     spans: tuple[ContentSpan, ...] = ()
 
     def root_hash(self, namespace: bytes = b"") -> BlockHash:
-        """The parent of a sequence's first block.
+        """Return the parent hash of a sequence's first block.
 
         Args:
-            namespace: 16 bytes that separate chains of one kind from those of others; empty: none.
+            namespace: 16 bytes that separate different kinds of chains; empty: none.
         """
         salt = _digest(self.root_key) if self.root_key else b""
         return blake2b(self.salt.encode(), key=namespace, salt=salt, digest_size=_DIGEST_BYTES).digest()
 
     def extra_key(self, start: int, stop: int) -> bytes:
-        """The part of `spans` that the tokens from `start` to `stop` (exclusive) stand for; empty: none.
+        """Return the extra key of a block with tokens `start` to `stop` (exclusive), from `spans`; empty: none.
 
-        It holds the position of the content relative to the block: a block that begins elsewhere in the same image has
-        other keys and values.
+        It includes the content's position relative to the block, because blocks at different positions in an image have
+        different keys and values.
         """
         parts = [
             (span.start - start).to_bytes(8, "little", signed=True)
@@ -78,17 +79,17 @@ class CacheKeys:
         return b"".join(parts)
 
 
-#: Of sequences whose blocks depend on their tokens alone.
+#: For sequences whose blocks depend only on their tokens.
 NO_KEYS: Final = CacheKeys()
 
 
 def hash_block(parent: BlockHash, content: bytes | memoryview, extra_key: bytes = b"") -> BlockHash:
-    """The hash of one full block.
+    """Return the hash of one full block.
 
     Args:
-        parent: the hash of the block before it, or `CacheKeys.root_hash`.
-        content: the block's tokens, or its text.
-        extra_key: what else the block depends on, `CacheKeys.extra_key`.
+        parent: hash of the previous block, or `CacheKeys.root_hash`.
+        content: the block's tokens or text.
+        extra_key: the block's `CacheKeys.extra_key`.
     """
     salt = _digest(extra_key) if extra_key else b""
     return blake2b(content, key=parent, salt=salt, digest_size=_DIGEST_BYTES).digest()
@@ -97,7 +98,7 @@ def hash_block(parent: BlockHash, content: bytes | memoryview, extra_key: bytes 
 def extend_chain(
     chain: list[BlockHash], token_ids: Sequence[int], block_size: int, num_blocks: int, keys: CacheKeys
 ) -> None:
-    """Appends hashes of full blocks to `chain` until it has `num_blocks`; `token_ids` begin with block 0."""
+    """Append hashes of full blocks to `chain` until it has `num_blocks`. `token_ids` start with block 0."""
     for index in range(len(chain), num_blocks):
         start, stop = index * block_size, (index + 1) * block_size
         parent = chain[-1] if chain else keys.root_hash()

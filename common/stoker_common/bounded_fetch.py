@@ -1,4 +1,4 @@
-"""A GET request whose response is not trusted: bounded in bytes, as they are received, and in time."""
+"""A GET request with limits of time and of received bytes, for untrusted servers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import aiohttp
 
 
 async def fetch(url: str, seconds: float, max_bytes: int) -> bytes | None:
-    """The body of a successful response.
-
-    No redirect is followed, and nothing is decompressed.
+    """Return the body of a successful response. Redirects are not followed, and the body is not decompressed.
 
     Args:
-        seconds: from the start of the request to the end of the response.
-        max_bytes: of the body.
+        seconds: limit of the time from the start of the request to the end of the response.
+        max_bytes: largest size of the body.
 
     Returns:
-        None if there is no response in time, its status is not 200, or its body is longer.
+        The body; None if there is no response in time, its status is not 200, or its body is too large.
     """
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:
-            # The certificate of a pod is not made for its address, and the responses are no secret.
+            # A pod's certificate is not issued for its address, and the responses are not confidential.
             request = session.get(url, headers={"Accept-Encoding": "identity"}, allow_redirects=False, ssl=False)
             async with request as response:
                 if response.status != 200:

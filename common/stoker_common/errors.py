@@ -1,44 +1,44 @@
-"""The one error tree.
+"""The hierarchy of errors.
 
     StokerError
     ├── ArgumentError       a flag or field is wrong                     CLI: exit 2
     ├── ModelError          the model cannot be found, read or served    CLI: exit 2
     │   ├── ModelNotFoundError      there is none of that name or path
-    │   ├── ModelAccessDeniedError  the hub does not give it to us
+    │   ├── ModelAccessDeniedError  the hub denies access
     │   ├── DownloadError           the hub cannot be reached, or the disk is full
     │   ├── OutOfMemoryError        it does not fit
     │   └── WeightsError            missing, unused or misshapen tensors
     ├── AdapterError        a LoRA adapter cannot be found, read or served       HTTP 400
-    └── RequestError        one request is wrong; only it is answered so HTTP 400
+    └── RequestError        one request is wrong; others are unaffected  HTTP 400
         ├── NotFoundError   no such model                                HTTP 404
-        ├── RequestFailedError  this request broke in the engine; others go on   HTTP 500
+        ├── RequestFailedError  the engine failed at one request         HTTP 500
         ├── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
-        │   ├── EngineKilledError       a signal from outside ended it
-        │   ├── EngineOutOfMemoryError  because memory ran out
+        │   ├── EngineKilledError       killed by a signal from outside
+        │   ├── EngineOutOfMemoryError  memory ran out
         │   └── EngineStuckError        it made no progress
         ├── OverloadedError a queue is full                              HTTP 429
-        └── in `server.unavailable`, what is fine at another time, with another key, or in another size:
+        └── in `server.unavailable`, for requests that may succeed later, with another key, or if smaller:
             ├── UnauthorizedError   no valid API key                     HTTP 401
             ├── ForbiddenError      a flag does not allow it             HTTP 403
             ├── TooLargeError       the body is too large                HTTP 413
             └── UnavailableError    the server loads, stops or is stuck  HTTP 503
                 └── NotStartedError   the same, before anything was started
 
-Each carries a sentence a user can act on: what is wrong, and the remedy.
+Each message tells the user what is wrong and what to do.
 """
 
 from __future__ import annotations
 
 
 class StokerError(Exception):
-    """Root of everything we raise on purpose."""
+    """Base class of all errors that Stoker raises on purpose."""
 
 
 class ArgumentError(StokerError):
     """A command-line flag or engine argument is invalid.
 
     Args:
-        argument: the argument's name as the user typed it (``--kv-cache-dtype``).
+        argument: the argument's name as typed by the user (``--kv-cache-dtype``).
         message: what is wrong and what to do instead.
     """
 
@@ -57,11 +57,11 @@ class ModelNotFoundError(ModelError):
 
 
 class ModelAccessDeniedError(ModelError):
-    """The hub has the model and does not give access with this token."""
+    """The hub denies access to the model with this token."""
 
 
 class DownloadError(ModelError):
-    """The model's files cannot be fetched now; trying again may help."""
+    """The model's files cannot be downloaded now; a retry may succeed."""
 
 
 class OutOfMemoryError(ModelError):
@@ -73,15 +73,16 @@ class WeightsError(ModelError):
 
 
 class AdapterError(StokerError):
-    """A LoRA adapter cannot be found, read or served with this model; the model and other adapters are served on."""
+    """A LoRA adapter cannot be found, read or served with this model. The model and other adapters remain available."""
 
 
 class RequestError(StokerError):
-    """One request is invalid; it is answered with HTTP 400 and touches no other.
+    """A request is invalid. It is answered with HTTP 400; other requests are unaffected.
 
     Args:
-        message: what is wrong and the remedy.
-        param: the offending request field, in OpenAI's error shape.
+        message: what is wrong and what to do.
+        param: the invalid field of the request, as in OpenAI's errors.
+        code: a machine-readable code, as in OpenAI's errors.
     """
 
     status = 400
@@ -102,7 +103,7 @@ class NotFoundError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """A queue's limit is reached. Answers say when to try again."""
+    """A queue is full. The response has a Retry-After header."""
 
     status = 429
     type = "rate_limit_error"
@@ -110,7 +111,7 @@ class OverloadedError(RequestError):
 
 
 class RequestFailedError(RequestError):
-    """The engine failed at this one request, by no fault of the request's; others go on."""
+    """The engine failed at a valid request. Other requests continue."""
 
     status = 500
     type = "internal_error"
@@ -120,14 +121,14 @@ class RequestFailedError(RequestError):
 
 
 class EngineDeadError(RequestError):
-    """The engine's loop has stopped; in-flight and new requests end with this."""
+    """The engine has stopped. In-flight and new requests fail with this error."""
 
     status = 500
     type = "internal_error"
 
 
 class EngineKilledError(EngineDeadError):
-    """A signal from outside ended the engine: no request that it worked on can have done so."""
+    """A signal from outside killed the engine, so none of its requests is the cause."""
 
 
 class EngineOutOfMemoryError(EngineDeadError):

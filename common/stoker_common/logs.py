@@ -1,9 +1,9 @@
-"""The log lines of all programs, as text for people or as JSON for machines, on standard error.
+"""Logging of all programs to standard error, as text or as JSON.
 
-Both forms have the same fields: `timestamp` (RFC 3339, UTC, milliseconds), `level` in lower case, `logger`, `message`;
-`request_id` where a request is concerned; the process's labels (`engine`, `rank`); and what our own records carry
-besides (``extra=``). A line is one line whatever is logged: control characters are escaped, since clients choose parts
-of it.
+Both formats have the same fields: `timestamp` (RFC 3339, UTC, milliseconds), `level` in lower case, `logger`,
+`message`; `request_id` if the record concerns a request; the process's labels (`engine`, `rank`); and the extra fields
+(``extra=``) of Stoker's own records. A message is always one line: control characters are escaped, because clients
+choose parts of it.
 
 Envoy writes its own lines with the same fields (`stoker_gateway.envoy.log_format`).
 """
@@ -20,25 +20,25 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final
 
-#: The id of the HTTP request that the current task works on; `None` outside a request.
+#: The id of the HTTP request that the current task handles; `None` outside a request.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-#: Our programs' loggers. Other packages' records carry objects of their own in ``extra=``, which are not logged.
+#: Prefix of Stoker's loggers. Extra fields of other packages' records are not logged.
 _OUR_LOGGERS: Final = "stoker_"
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-#: Of what a record carries, what text lines show too. The message has the rest in words.
+#: Extra fields that text lines show. The message contains the others.
 _SHOWN_IN_TEXT: Final = ("namespace", "endpoint")
-#: Characters that end a line, control a terminal or reverse the direction of text; and halves of surrogate pairs.
+#: Characters that end a line, control a terminal or reverse the text direction, and lone surrogates.
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 class _LabelledFormatter(logging.Formatter):
-    """Writes the labels of its process in each line.
+    """A formatter that adds the labels of the process to each line.
 
     Args:
-        labels: fields that each line of this process has.
+        labels: fields of each line of this process.
     """
 
     def __init__(self, labels: Mapping[str, object] | None = None) -> None:
@@ -47,14 +47,13 @@ class _LabelledFormatter(logging.Formatter):
 
 
 class TextFormatter(_LabelledFormatter):
-    """``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``; the brackets only where there is a label.
+    """``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``; without labels, no brackets.
 
-    A traceback follows in lines of its own, which are indented: a line that does not begin with a timestamp belongs to
-    the one before.
+    A traceback follows in separate, indented lines: a line without a timestamp belongs to the previous one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and those of its traceback."""
+        """Return the line, and those of its traceback."""
         extras = _extras(record)
         named = {name: extras[name] for name in _SHOWN_IN_TEXT if name in extras}
         labels = " ".join(f"{name}={value}" for name, value in (self._labels | named | _request(extras)).items())
@@ -66,15 +65,15 @@ class TextFormatter(_LabelledFormatter):
 
 
 class JSONFormatter(_LabelledFormatter):
-    """An object a line, in ASCII, so that it is valid whatever encoding standard error has.
+    """One JSON object per line, in ASCII, so that it is valid in any encoding of standard error.
 
-    Its fields are `timestamp`, `level`, `logger`, `message`, `request_id`, the labels, what the record carries, and
-    `exception`, a traceback. What a record carries replaces none of the others. Halves of surrogate pairs, which many
-    parsers refuse, become U+FFFD.
+    Its fields are `timestamp`, `level`, `logger`, `message`, `request_id`, the labels, the record's extra fields, and
+    `exception`, a traceback. Extra fields do not replace other fields. Lone surrogates, which many parsers reject,
+    become U+FFFD.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         extras = _extras(record)
         line = {
             "timestamp": rfc3339(record.created),
@@ -96,12 +95,12 @@ def configure(
     labels: Mapping[str, object] | None = None,
     quiet: Collection[str] = (),
 ) -> None:
-    """Sends the log of this process to standard error.
+    """Write the log of this process to standard error.
 
     Args:
         format: ``text`` or ``json``.
-        level: the lowest that is written, as a number or a name in upper case.
-        labels: fields that each line of this process has.
+        level: lowest level that is written, as a number or a name in upper case.
+        labels: fields of each line of this process.
         quiet: loggers of which only warnings and errors are written.
     """
     handler = logging.StreamHandler(sys.stderr)
@@ -112,12 +111,12 @@ def configure(
 
 
 def report_exit(package: str, program: str, reason: object, hint: str = "") -> None:
-    """Says on standard error why a program ends: as a log line where the log is JSON, else as a sentence.
+    """Report on standard error why a program exits: as a log line if the log is JSON, otherwise as plain text.
 
     Args:
-        package: the logger, ``stoker_gateway``.
-        program: the command, ``stoker gateway``.
-        hint: a further line for people, which JSON leaves out.
+        package: name of the logger, such as ``stoker_gateway``.
+        program: the command, such as ``stoker gateway``.
+        hint: a further line for users, omitted in JSON.
     """
     handlers = logging.getLogger().handlers
     if any(isinstance(handler.formatter, JSONFormatter) for handler in handlers):
@@ -127,25 +126,25 @@ def report_exit(package: str, program: str, reason: object, hint: str = "") -> N
 
 
 def rfc3339(seconds: float) -> str:
-    """A time, in seconds since 1970, as ``2026-11-23T08:51:07.512Z``."""
+    """Return a time, in seconds since 1970, in the format ``2026-11-23T08:51:07.512Z``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
-    """What a record of ours carries besides what every record has."""
+    """Return the extra fields of a record from Stoker's loggers."""
     if not record.name.startswith(_OUR_LOGGERS):
         return {}
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
 
 
 def _request(extras: Mapping[str, object]) -> dict[str, object]:
-    """`request_id`: the record's own, else that of the current task's request; empty where there is neither."""
+    """Return `request_id`: the record's own, or that of the current task; empty if there is neither."""
     current = extras.get("request_id") or request_id.get()
     return {} if current is None else {"request_id": current}
 
 
 def _scalar(value: object) -> object:
-    """The value if JSON has it (it has no NaN and no infinity), else its text."""
+    """Return the value if JSON can represent it (unlike NaN and infinity), otherwise its text."""
     is_plain = value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
     return value if is_plain else str(value)
 

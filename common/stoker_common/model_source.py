@@ -1,9 +1,9 @@
-"""Where a model comes from: the ``source`` of an InferenceEndpoint and the MODEL of ``stoker serve``.
+"""Sources of models: the ``source`` of an InferenceEndpoint and the MODEL of ``stoker serve``.
 
 hf://ORG/NAME       a Hugging Face hub repository
 pvc://CLAIM/PATH    a folder or file on a PersistentVolumeClaim, mounted under PVC_MOUNT
-demo://NAME         a model that a Python package carries
-file:///PATH        a folder or file of the machine the engine runs on
+demo://NAME         a model contained in a Python package
+file:///PATH        a folder or file of the machine that the engine runs on
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final, Literal
 
 from stoker_common.errors import ArgumentError
 
-#: Where the operator mounts a ``pvc://`` claim in the engine's pod.
+#: Mount path of a ``pvc://`` claim in the engine's pod.
 PVC_MOUNT: Final = "/models"
 
-#: Names that ``demo://`` has.
+#: Names of ``demo://`` models.
 DEMO_MODELS: Final[tuple[str, ...]] = ("gemma-3-270m",)
 
-#: One pattern for each scheme; the operator's schema uses the same ones.
+#: Scheme → regular expression of a source; also used in the operator's schema.
 SOURCE_PATTERNS: Final[dict[str, str]] = {
     "hf": r"hf://[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*",
     "pvc": r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/].*)?",
@@ -34,9 +34,9 @@ class ModelSource:
     """A parsed model source.
 
     Attributes:
-        scheme: which of the four forms it is.
+        scheme: the URL scheme.
         name: hub id, claim name, demo name or absolute path.
-        path: folder or file inside the claim, relative; empty for other schemes.
+        path: relative path of the folder or file inside the claim; empty for other schemes.
     """
 
     scheme: Literal["hf", "pvc", "demo", "file"]
@@ -45,10 +45,10 @@ class ModelSource:
 
     @classmethod
     def parse(cls, source: str) -> ModelSource:
-        """Reads ``scheme://…``.
+        """Parse ``scheme://…``.
 
         Raises:
-            ArgumentError: no known scheme, or a malformed rest.
+            ArgumentError: the scheme is unknown, or the rest is malformed.
         """
         scheme, separator, location = source.partition("://")
         if not separator or scheme not in SOURCE_PATTERNS or not re.fullmatch(SOURCE_PATTERNS[scheme], source):
@@ -57,7 +57,7 @@ class ModelSource:
                 f"{source!r} is none of hf://ORG/NAME, pvc://CLAIM/PATH, demo://NAME, file:///PATH",
             )
         if scheme == "demo" and location not in DEMO_MODELS:
-            raise ArgumentError("source", f"no demo model {location!r}; there is {', '.join(DEMO_MODELS)}")
+            raise ArgumentError("source", f"there is no demo model {location!r}; available: {', '.join(DEMO_MODELS)}")
         if scheme == "pvc":
             claim, _, path = location.partition("/")
             if ".." in path.split("/"):
@@ -67,7 +67,7 @@ class ModelSource:
 
     @property
     def model_argument(self) -> str:
-        """The MODEL that ``stoker serve`` takes for this source."""
+        """The MODEL argument of ``stoker serve`` for this source."""
         if self.scheme == "demo":
             return f"demo://{self.name}"
         if self.scheme == "pvc":
@@ -76,7 +76,7 @@ class ModelSource:
 
     @property
     def served_name(self) -> str:
-        """The name the API answers to when none is given: what a user would call the model."""
+        """The default name of the model in the API."""
         if self.scheme == "pvc":
             return (self.path or self.name).rsplit("/", 1)[-1]
         if self.scheme == "file":

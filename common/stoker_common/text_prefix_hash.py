@@ -1,12 +1,12 @@
-"""The chain of hashes over a prompt's text, for who has no tokenizer: a router before the servers.
+"""The hash chain over a prompt's text, for routers without a tokenizer.
 
     h(0) = H(endpoint ‖ keys ‖ text of block 0)        h(i) = H(h(i-1) ‖ text of block i ‖ extra i)
 
-It stands beside the chain over tokens (`block_hash.py`): two prompts whose text begins alike have blocks alike, since
-what a chat template and a tokenizer make of them begins alike too.
+It approximates the chain over tokens (`block_hash.py`): if the texts of two prompts have a common prefix, so do the
+token sequences that the chat template and tokenizer produce from them.
 
-Blocks grow with their distance from the beginning: `BLOCKS_OF_A_SIZE` of each size, which then doubles. So a block is
-at most a 32nd of what is before it, beyond the first ones, and 32 MiB are less than 400 hashes.
+Blocks grow with their distance from the start: after every `BLOCKS_OF_A_SIZE` blocks their size doubles. Except for the
+first blocks, a block is therefore at most 1/32 of the text before it, and 32 MiB need less than 400 hashes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 
 from stoker_common.block_hash import NO_KEYS, BlockHash, CacheKeys, hash_block
 
-#: Bytes of the first blocks, some 128 tokens of English.
+#: Size of the first blocks, in bytes: about 128 tokens of English text.
 FIRST_BLOCK: Final = 512
 
-#: How many blocks follow each other before their size doubles.
+#: Number of consecutive blocks of equal size, before the size doubles.
 BLOCKS_OF_A_SIZE: Final = 32
 
 
 def block_ends(size: int) -> Iterator[int]:
-    """Where the full blocks of a text of `size` bytes end, in order."""
+    """Yield the end offsets of the full blocks of a text of `size` bytes, in order."""
     end, block = 0, FIRST_BLOCK
     while True:
         for _ in range(BLOCKS_OF_A_SIZE):
@@ -36,13 +36,13 @@ def block_ends(size: int) -> Iterator[int]:
 
 
 def text_chain(text: bytes | memoryview, endpoint: str, keys: CacheKeys = NO_KEYS) -> list[BlockHash]:
-    """The hashes of a text's full blocks.
+    """Return the hashes of a text's full blocks.
 
     Args:
-        text: the prompt in UTF-8, as the model will see it or in any form that begins alike when prompts do.
-        endpoint: whose prompts these are; those of others have other hashes.
-        keys: what else separates prompts: the request's ``cache_salt`` and, with `spans` counted in bytes of `text`,
-            content such as images.
+        text: the prompt in UTF-8, as the model sees it or in any form that preserves common prefixes.
+        endpoint: the prompt's endpoint; prompts of different endpoints have different hashes.
+        keys: other properties that separate prompts: the request's ``cache_salt``, and content such as images, with
+            `spans` in bytes of `text`.
     """
     parent = keys.root_hash(CacheKeys(endpoint).root_hash())
     chain, view, start = list[BlockHash](), memoryview(text), 0

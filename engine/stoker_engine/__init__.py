@@ -19,7 +19,7 @@ __all__ = ["LLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "Structur
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: the operator imports `stoker_engine.contract` where no torch is installed.
+    # Imported lazily: the operator imports `stoker_engine.contract` without torch installed.
     if name == "LLM":
         from stoker_engine.llm import LLM
 

@@ -1,4 +1,4 @@
-"""Imports large packages quickly."""
+"""Speeds up imports of large packages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Turns the garbage collector off for a block that imports, and hides from it what is there afterwards.
+    """Disable the garbage collector in a block of imports, and freeze the objects that exist afterwards.
 
-    Imports make many objects that stay, through which the collector searches again and again.
+    Imports create many permanent objects, which the collector would traverse repeatedly.
     """
     was_enabled = gc.isenabled()
     gc.disable()

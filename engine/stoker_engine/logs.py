@@ -1,4 +1,4 @@
-"""The log of the engine's processes (`stoker_common.logs`)."""
+"""Log configuration of the engine's processes (`stoker_common.logs`)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 
 from stoker_common import logs
 
-#: HTTP clients log a line for each request. The URL of a download is signed, so a reader of the log could use it.
+#: HTTP clients, which log each request's URL. That of a download is signed, so readers of the log could use it.
 _QUIET: Final = ("httpx", "httpx2")
 
 
 def configure(format: str, level: int = logging.INFO, **labels: int) -> None:
-    """Sends the log of this process to standard error.
+    """Write the log of this process to standard error.
 
     Args:
         format: ``text`` or ``json``.
-        level: the lowest that is written.
-        labels: fields of each line that say which process wrote it: its engine, its rank.
+        level: lowest level that is written.
+        labels: fields in each line that identify the process: its engine and rank.
     """
     logs.configure(format, level, labels, quiet=_QUIET)

@@ -11,7 +11,7 @@ import openai
 
 
 def ask(url: str, admin_key: str, api_key: str, name: str, path: str, question: str) -> str:
-    """The answer of the adapter in folder `path`, which the server sees, under `name`."""
+    """Load the adapter in folder `path` of the server under `name`. Return its answer to `question`."""
     admin = httpx.Client(base_url=url, headers={"authorization": f"Bearer {admin_key}"}, timeout=60)
     loaded = admin.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
     if loaded.is_error:

@@ -1,11 +1,10 @@
-"""Makes a shared library hollow: it is found, mapped and linked against as before, and has nothing to run.
+"""Makes a shared library hollow: it can be found, mapped and linked against as before, but contains no code.
 
-`libtorch_cuda.so` names a dozen of NVIDIA's libraries, so the dynamic loader wants them even where there is no GPU and
-none of their functions is ever called. All that it reads of them is the tables of their symbols; 2 GB of code for GPUs
-are not looked at. So of each segment what reaches to the last of the loader's tables is kept, and the rest become zeros
-that no file holds.
+`libtorch_cuda.so` is linked against a dozen of NVIDIA's libraries, so the dynamic loader needs them even without a GPU,
+when none of their functions is ever called. It only reads their symbol tables, not the 2 GB of code for GPUs. Therefore
+each segment is kept up to the last of the loader's tables. The rest becomes zeros that take no space in the file.
 
-Source: the System V ABI, "Section Header", "Program Header" and "Dynamic Section"; glibc's elf/dl-map-segments.h on
+Source: the System V ABI, "Section Header", "Program Header" and "Dynamic Section"; glibc's elf/dl-map-segments.h for
 segments that are larger than their part of the file.
 """
 
@@ -22,10 +21,11 @@ _ENTRY = struct.Struct("<qQ")
 _PAGE = 4096
 
 _LOAD, _DYNAMIC = 1, 2
-#: Kinds of sections that the loader reads: names, hashes, the dynamic section, symbols, versions. (Names of other kinds
-#: are in no segment, and have no address.)
+#: Types of sections that the loader reads: string tables, hashes, the dynamic section, symbols, versions. (String
+#: tables that the loader does not read are in no segment, and have no address.)
 _TABLES = {3, 5, 6, 11, 0x6FFFFFF6, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF}
-#: What would run, or be relocated: DT_INIT and DT_FINI are renamed to something that no loader knows, sizes become 0.
+#: Tags of code and relocations: DT_INIT and DT_FINI are replaced by an unknown tag, which loaders ignore; sizes are
+#: set to 0.
 _FUNCTIONS, _UNKNOWN = {12, 13}, 0x6000000E
 _SIZES = {2, 8, 18, 27, 28, 33, 35, 0x6FFFFFF9, 0x6FFFFFFA}
 
@@ -46,14 +46,14 @@ class _Segment:
 
 
 def hollow(library: Path) -> None:
-    """Writes a hollow library in the place of one; the file itself is left to its other names.
+    """Replace a library by a hollow one, as a new file: other hard links keep the original.
 
     Raises:
-        ValueError: it is no 64-bit little-endian ELF library, or has no sections.
+        ValueError: the file is not a 64-bit little-endian ELF library, or has no sections.
     """
     data = library.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
-        raise ValueError(f"{library} is no 64-bit little-endian ELF file")
+        raise ValueError(f"{library} is not a 64-bit little-endian ELF file")
     header = list(_HEADER.unpack_from(data))
     at, sections_at, count, sections = header[5], header[6], header[10], header[12]
     segments = [_Segment(*_SEGMENT.unpack_from(data, at + number * _SEGMENT.size)) for number in range(count)]
@@ -65,7 +65,7 @@ def hollow(library: Path) -> None:
     ]
     dynamic = next((each for each in segments if each.kind == _DYNAMIC), None)
     if dynamic is None or not tables:
-        raise ValueError(f"{library} is no shared library with sections")
+        raise ValueError(f"{library} is not a shared library with sections")
 
     out = bytearray(at + count * _SEGMENT.size)
     moved: list[_Segment] = []
@@ -74,7 +74,7 @@ def hollow(library: Path) -> None:
             moved.append(each)
             continue
         kept = max((end - each.address for begin, end in tables if each.holds(begin)), default=0)
-        if kept and each.offset == 0:  # it begins with the headers, which are written last
+        if kept and each.offset == 0:  # the segment starts with the headers, which are written last
             out[:kept] = data[: max(kept, len(out))]
             moved.append(replace(each, file_size=len(out), align=_PAGE))
             continue
@@ -94,7 +94,7 @@ def hollow(library: Path) -> None:
         _ENTRY.pack_into(out, offset_of(dynamic.address) + number * _ENTRY.size, *new)
     for number, each in enumerate(moved):
         _SEGMENT.pack_into(out, at + number * _SEGMENT.size, *vars(each).values())
-    header[6], header[12], header[13] = 0, 0, 0  # no sections: no tool that reads them runs on it
+    header[6], header[12], header[13] = 0, 0, 0  # no sections: the loader does not need them
     _HEADER.pack_into(out, 0, *header)
 
     whole = library.with_name(f".{library.name}.hollow")

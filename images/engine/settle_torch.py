@@ -1,15 +1,15 @@
-"""Make the torch of this Python environment the one an image needs, or say why it is not.
+"""Check that the torch of this Python environment supports a device, and remove parts that the device does not need.
 
 python settle_torch.py cpu|cuda|rocm
 
-A torch that was built for another kind of GPU would install as well, and fail only when it serves: it is
-refused here. For CPUs any torch will do, and what one built for CUDA brings along and never needs there is removed:
+A torch built for another kind of GPU could be installed, and would fail only when the engine serves, so it is rejected
+here. The device cpu supports any torch; from one built for CUDA the parts that are not needed on a CPU are removed:
 
-`libtorch_cuda.so` is linked against a dozen CUDA libraries, so the dynamic loader maps them even where there is no GPU,
-and they must stay, but hollow (see `hollow.py`). What is left of NVIDIA's packages is opened only by name and only with
-a GPU: cuDNN's parts, NCCL's tools, static libraries. What is mapped is seen from `import torch` itself, so the rule
-survives new versions of torch.
-A torch that was built for CPUs has none of this and is left as it is.
+`libtorch_cuda.so` is linked against a dozen CUDA libraries, so the dynamic loader maps them even without a GPU. They
+must stay, but are made hollow (see `hollow.py`). The other files of NVIDIA's packages are only opened by name, and only
+with a GPU: cuDNN's parts, NCCL's tools, static libraries. The mapped files are determined by `import torch` itself, so
+that the rule also holds for new versions of torch.
+A torch built for CPUs has none of these files and stays unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 
 from hollow import hollow
 
-#: Bytes. Smaller ones may have functions that are called without a GPU: the CUDA runtime says there that there is none.
+#: Smallest library that is made hollow, in bytes. Functions of smaller ones, such as the CUDA runtime, may be called
+#: without a GPU, for example to detect that there is none.
 LARGE = 16 << 20
 
 IMPORT_AND_LIST_MAPS = """
@@ -33,23 +34,25 @@ print(open("/proc/self/maps").read())
 
 
 def problem(device: str, *, cuda: str | None, hip: str | None) -> str:
-    """Why a torch cannot serve on `device`; empty if it can.
+    """Return why a torch cannot be used on `device`; empty if it can.
 
     Args:
         device: cpu, cuda or rocm.
-        cuda: the version of CUDA that torch was built for (`torch.version.cuda`).
-        hip: the version of HIP, ROCm's CUDA, that torch was built for (`torch.version.hip`).
+        cuda: version of CUDA that torch was built for (`torch.version.cuda`).
+        hip: version of HIP, ROCm's CUDA, that torch was built for (`torch.version.hip`).
     """
     if device not in ("cpu", "cuda", "rocm"):
-        return f"DEVICE is {device!r}; cpu, cuda and rocm are known"
+        return f"DEVICE is {device!r}; use cpu, cuda or rocm"
     if device == "cpu" or (cuda if device == "cuda" else hip):
         return ""
     built_for = f"CUDA {cuda}" if cuda else f"ROCm (HIP {hip})" if hip else "CPUs"
-    return f"this torch is built for {built_for}, not for {device}: let TORCH_INDEX_URL name an index of those that are"
+    return (
+        f"this torch is built for {built_for}, not for {device}; set TORCH_INDEX_URL to an index of torch for {device}"
+    )
 
 
 def prune(packages: Path) -> None:
-    """Removes from the folder of packages what is of no use without a GPU."""
+    """Remove files from the folder of packages that are not used without a GPU."""
     before = size(packages)
     needed = mapped_files()
     for file in packages.glob("nvidia/**/*"):
@@ -60,17 +63,17 @@ def prune(packages: Path) -> None:
         elif file.stat().st_size >= LARGE:
             hollow(file.resolve())
     for unused in (
-        "triton",  # compiles kernels for GPUs; its metadata stays, or pip would install it again
+        "triton",  # compiles kernels for GPUs; its metadata stays, otherwise pip would reinstall it
         "torch/include",  # for compiling C++ extensions
         "torch/share",
     ):
         shutil.rmtree(packages / unused, ignore_errors=True)
-    mapped_files()  # it still imports
+    mapped_files()  # fails if torch can no longer be imported
     print(f"pruned {before} MB to {size(packages)} MB")
 
 
 def mapped_files() -> set[Path]:
-    """The files that a process maps once it has imported torch and multiplied."""
+    """Return the files that a process has mapped after it has imported torch and multiplied matrices."""
     maps = subprocess.run(
         [sys.executable, "-c", IMPORT_AND_LIST_MAPS], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -78,7 +81,7 @@ def mapped_files() -> set[Path]:
 
 
 def size(folder: Path) -> int:
-    """MiB of the files below a folder."""
+    """Return the size of all files below a folder, in MiB."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) >> 20
 
 

@@ -24,7 +24,7 @@ settle = SimpleNamespace(**runpy.run_path(str(FOLDER / "settle_torch.py")))
         ("cuda", None, "7.0", "built for ROCm (HIP 7.0), not for cuda"),
         ("cuda", None, None, "built for CPUs, not for cuda"),
         ("rocm", "13.2", None, "built for CUDA 13.2, not for rocm"),
-        ("tpu", None, None, "'tpu'; cpu, cuda and rocm are known"),
+        ("tpu", None, None, "'tpu'; use cpu, cuda or rocm"),
     ],
 )
 def test_torch_is_built_for_the_device(device: str, cuda: str | None, hip: str | None, output: str) -> None:

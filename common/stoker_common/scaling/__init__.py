@@ -1,1 +1,1 @@
-"""What the gateway's replicas report of requests, for whatever scales by it."""
+"""Reports of the gateway's replicas about requests, for autoscaling."""

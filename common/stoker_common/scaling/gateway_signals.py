@@ -1,7 +1,7 @@
-"""Asks all replicas of the gateway for their reports (``GET /scaling``).
+"""Polls the reports of all gateway replicas (``GET /scaling``).
 
-Replicas are found by the name of a headless Service, in which those that start or end are, too. Responses are not
-trusted: they are bounded in bytes and time, and a replica whose response cannot be read counts as missing.
+Replicas are found by the name of a headless Service, which also resolves to starting and terminating ones. Responses
+are not trusted: their size and time are limited, and a replica with an invalid response counts as missing.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from stoker_common.scaling.signals import MAX_BYTES, GatewayReport, SignalsError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a replica may take to answer, and that the others' reports wait for it.
+#: Timeout of a replica's response, and time that `poll` waits for responses, in seconds.
 _TIMEOUT_S: Final = 2.0
 _WAIT_S: Final = 0.3
-#: Seconds for which a report counts.
+#: Seconds for which a report is valid.
 _FRESH_S: Final = 2.5
-#: Replicas that are asked. More of them count as missing.
+#: Largest number of replicas that are polled. Further ones count as missing.
 _MAX_REPLICAS: Final = 64
-#: Bytes of a report that is parsed at once.
+#: Largest report that is parsed in the event loop, in bytes.
 _SMALL_BYTES: Final = 64 << 10
 
 
 class GatewaySignals:
-    """The reports of the gateway's replicas. Lives in one event loop.
+    """The reports of the gateway's replicas. Used in one event loop.
 
     Args:
-        service: ``HOST:PORT``, a name whose addresses are all replicas'.
+        service: ``HOST:PORT``; the name resolves to the addresses of all replicas.
     """
 
     def __init__(self, service: str) -> None:
@@ -42,11 +42,11 @@ class GatewaySignals:
         self._host, self._port = host.strip("[]"), int(port)
         self._addresses: tuple[str, ...] = ()
         self._complaints: dict[str, str] = {}
-        self._reports: dict[str, tuple[float, GatewayReport]] = {}  # the newest of each replica, and when it was asked
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # requests under way, by the replica, and the look-up
+        self._reports: dict[str, tuple[float, GatewayReport]] = {}  # replica → time of the request, newest report
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # pending requests by replica, and "": the DNS lookup
 
     async def poll(self) -> dict[str, GatewayReport | None]:
-        """The reports, by the replica's address; None: it has none. A replica that is slow delays no other."""
+        """Return the reports by the replica's address; None: it has no valid one. A slow replica delays no other."""
         self._begin("", self._look_up)
         if not self._addresses:
             await self._wait()
@@ -65,19 +65,19 @@ class GatewaySignals:
         await asyncio.wait(self._tasks.values(), timeout=_WAIT_S)
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancel pending requests."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _look_up(self) -> None:
-        """Finds the replicas. Where the name is not answered for, those that were known stay: they are silent then."""
+        """Look up the replicas. If the lookup fails, the known replicas remain, and will count as missing."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 loop = asyncio.get_running_loop()
                 found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError) as error:
-            self._complain("name", f"the gateway's replicas cannot be looked up by {self._host}: {error}")
+            self._complain("name", f"cannot look up the gateway's replicas by {self._host}: {error}")
             return
         self._complaints.pop("name", None)
         hosts = {f"[{address[0]}]" if family == socket.AF_INET6 else address[0] for family, _, _, _, address in found}
@@ -91,18 +91,18 @@ class GatewaySignals:
         body = await fetch(f"http://{address}/scaling", _TIMEOUT_S, MAX_BYTES)
         try:
             if body is None:
-                raise SignalsError("it does not answer, or not with a report")
-            # A large report must not delay whatever else the event loop does.
+                raise SignalsError("it did not respond with a report")
+            # A large report must not block the event loop.
             parsed = parse_report(body) if len(body) <= _SMALL_BYTES else await asyncio.to_thread(parse_report, body)
             self._reports[address] = asked_at, parsed
         except SignalsError as error:
-            self._complain(address, f"the gateway's replica at {address} reports nothing: {error}")
+            self._complain(address, f"no report from the gateway's replica at {address}: {error}")
             self._reports.pop(address, None)
         else:
             self._complaints.pop(address, None)
 
     def _complain(self, subject: str, message: str) -> None:
-        """Logs a problem once, until it is over."""
+        """Log a problem once until it is resolved."""
         if subject not in self._complaints:
             logger.warning("%s", message)
         self._complaints[subject] = message

@@ -1,4 +1,4 @@
-"""What the gateway's replicas report of requests (`GET /scaling`): parsed strictly, and summed."""
+"""The reports of the gateway's replicas about requests (`GET /scaling`): strict parser, and sum."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-#: What an endpoint can be scaled by.
+#: Metrics by which an endpoint can be scaled.
 Metric = Literal["pendingRequests", "runningRequests", "kvCacheUsage"]
 #: Namespace and name of an InferenceEndpoint.
 EndpointKey = tuple[str, str]
 
-#: The longest report that is parsed, in bytes, and the most entries of its lists.
+#: Largest report, in bytes, and largest number of entries of its lists.
 MAX_BYTES: Final = 16 * 2**20
 MAX_ENDPOINTS: Final = 10_000
 MAX_ENGINES: Final = 20_000
-#: The longest name, address or announcement, in characters.
+#: Longest name, address or announcement, in characters.
 MAX_TEXT: Final = 512
-#: The largest number of requests, and of seconds, that can be true.
+#: Largest plausible number of requests, and of seconds.
 MAX_COUNT: Final = 10**9
 MAX_SECONDS: Final = 1e9
 #: Seconds after which an engine's report counts as missing.
@@ -27,18 +27,18 @@ STALE_SECONDS: Final = 15.0
 
 
 class SignalsError(ValueError):
-    """A report is malformed, or a number in it cannot be true."""
+    """A report is malformed, or has an implausible number."""
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What an engine reported last.
+    """The last report of an engine.
 
     Attributes:
-        running, waiting: requests in its batch, and before it.
-        kv_usage: share of its KV cache in use, from 0 to 1.
+        running, waiting: number of requests in its batch, and in its queue.
+        kv_usage: used fraction of its KV cache, from 0 to 1.
         ready: whether it accepts requests.
-        age_seconds: how old the report is.
+        age_seconds: age of the report.
     """
 
     running: float
@@ -50,15 +50,15 @@ class EngineReport:
 
 @dataclass(frozen=True)
 class EndpointReport:
-    """What a gateway replica reports of one endpoint.
+    """A gateway replica's report about one endpoint.
 
     Attributes:
-        held: requests that wait because no pod may take them.
-        queued: requests that wait because all pods are full.
-        in_flight: requests that were sent to a pod and have not ended.
-        idle_seconds: since the last request arrived or ended; None: none has since the replica started.
-        drained: the announcement for which the replica sends nothing and has nothing in flight; empty: none.
-        engines: by address.
+        held: number of requests that wait because no pod is available.
+        queued: number of requests that wait because all pods are full.
+        in_flight: number of requests that were sent to a pod and have not ended.
+        idle_seconds: time since the last request arrived or ended; None: there was none since the replica started.
+        drained: the drain announcement for which the replica sends no requests and has none in flight; empty: none.
+        engines: the engines' reports, by address.
     """
 
     held: int
@@ -71,7 +71,7 @@ class EndpointReport:
 
 @dataclass(frozen=True)
 class GatewayReport:
-    """What a gateway replica reports."""
+    """A gateway replica's report."""
 
     gateway: str
     uptime_seconds: float
@@ -80,15 +80,15 @@ class GatewayReport:
 
 @dataclass(frozen=True)
 class Signals:
-    """What all gateway replicas report of one endpoint.
+    """The combined reports of all gateway replicas about one endpoint.
 
     Attributes:
         held, queued, in_flight: sums, see `EndpointReport`.
-        idle_seconds: the shortest of all replicas; a replica without a request is idle since it started. None: no
-            replica answered.
-        engines: the newest report of each address.
-        drained: the announcement of each replica that answered; empty: none.
-        missing: replicas that did not answer, or ``gateway`` where there are no replicas.
+        idle_seconds: the shortest of all replicas; a replica without requests is idle since its start. None: no replica
+            responded.
+        engines: the newest report of each engine, by address.
+        drained: the drain announcement of each replica that responded; empty: none.
+        missing: replicas that did not respond, or ``gateway`` if there are no replicas.
     """
 
     held: int = 0
@@ -101,7 +101,7 @@ class Signals:
 
     @property
     def waiting(self) -> float:
-        """Requests that no engine computes yet: in the gateway and in the engines' queues."""
+        """Number of requests in the gateway's and the engines' queues."""
         return self.held + self.queued + sum(engine.waiting for engine in self.engines.values())
 
     @property
@@ -112,10 +112,10 @@ class Signals:
         )
 
     def measure(self, metric: Metric) -> tuple[float, float]:
-        """What the endpoint has of a metric, which is a number of requests, or for kvCacheUsage of caches in use.
+        """Return the endpoint's value of a metric: a number of requests or, for kvCacheUsage, of used KV caches.
 
         Returns:
-            What engines work on, and what waits for them.
+            (the running part, the waiting part).
         """
         engines = self.engines.values()
         if metric == "kvCacheUsage":
@@ -126,11 +126,11 @@ class Signals:
         return max(0.0, self.in_flight - in_engines), self.held + self.queued + in_engines
 
     def num_reporting(self) -> int:
-        """Engines that have reported lately."""
+        """Return the number of engines with a recent report."""
         return sum(engine.age_seconds <= STALE_SECONDS for engine in self.engines.values())
 
     def acknowledged(self, drain: str) -> bool:
-        """Whether each replica sends nothing for this announcement, and nothing is in flight."""
+        """Whether all replicas acknowledge this drain announcement, and neither gateway nor engine has a request."""
         return (
             bool(drain and self.drained)
             and not self.missing
@@ -143,7 +143,7 @@ def parse_report(body: bytes) -> GatewayReport:
     """Parse the response of `GET /scaling`.
 
     Raises:
-        SignalsError: it is too long or malformed, or a number is negative, not finite or too large.
+        SignalsError: the report is too long or malformed, or a number is negative, not finite or too large.
     """
     if len(body) > MAX_BYTES:
         raise SignalsError(f"the report has {len(body)} bytes, more than {MAX_BYTES}")
@@ -167,11 +167,11 @@ def parse_report(body: bytes) -> GatewayReport:
 
 
 def combine(reports: Mapping[str, GatewayReport | None], key: EndpointKey) -> Signals:
-    """Sum what all replicas report of an endpoint.
+    """Combine the reports of all replicas about an endpoint.
 
     Args:
-        reports: by the replica's address; None: the replica did not answer, or its report was malformed.
-        key: the endpoint. A report that does not name it counts as zero requests.
+        reports: by the replica's address; None: the replica did not respond, or its report was malformed.
+        key: the endpoint. A report that does not contain it counts as zero requests.
     """
     held = queued = in_flight = 0
     idle = list[float]()

@@ -1,1 +1,1 @@
-"""Processes that this one starts: how they end when it does, and what ended them."""
+"""Child processes: their end with the parent, and the cause of their death."""

@@ -1,4 +1,4 @@
-"""What ended a child process: its own last message, or what the kernel says of it."""
+"""The cause of a child process's death: its last message, or its exit code or signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker_common.errors import EngineDeadError, EngineKilledError, EngineOutOfMemoryError
 
-#: How a process ends by its own mistake; other signals come from outside.
+#: Signals of a crash of the process itself; other signals are sent from outside.
 _CRASHES: Final = frozenset(
     {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
 )
@@ -17,12 +17,12 @@ _CRASHES: Final = frozenset(
 
 @dataclass(frozen=True)
 class Died:
-    """A child process ends by an error of its own: its last message.
+    """The last message of a child process that exits because of an error.
 
     Attributes:
-        message: the error's kind and words; of another process's death, the sentence that says of what.
-        kind: what sort of death it is.
-        of_another: it ends because a process died that it cannot be without.
+        message: the error's class and message; if another process has died, only the message.
+        kind: class of the error that the parent raises.
+        of_another: whether it exits because a process that it needs has died.
     """
 
     message: str
@@ -31,7 +31,7 @@ class Died:
 
     @classmethod
     def of(cls, error: BaseException) -> Died:
-        """The last message of a process that ends by `error`."""
+        """Return the last message of a process that exits because of `error`."""
         if isinstance(error, EngineDeadError):
             return cls(error.message, type(error), of_another=True)
         kind = EngineOutOfMemoryError if _is_out_of_memory(error) else EngineDeadError
@@ -39,13 +39,13 @@ class Died:
 
 
 def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, subject: str = "it") -> EngineDeadError:
-    """Why a child process ended.
+    """Return the cause of a child process's death.
 
     Args:
-        code: its exit code; -N: it was ended by signal N.
-        died: its last message, where it sent one.
-        killed_for_memory: whether the kernel has killed a process for want of memory since it started.
-        subject: the subject of the sentence.
+        code: its exit code; -N: it was killed by signal N.
+        died: its last message; None: it sent none.
+        killed_for_memory: whether the kernel has killed a process for lack of memory since it started.
+        subject: the subject of the message's sentence.
     """
     if died is not None:
         if died.of_another:
@@ -63,7 +63,7 @@ def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, subjec
 
 
 def process_state(pid: int) -> bytes | None:
-    """A process's state as Linux writes it (R, S, T …); None where there is no such process, or no Linux."""
+    """Return a process's state in Linux's notation (R, S, T …); None if it does not exist, or on other systems."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -72,12 +72,13 @@ def process_state(pid: int) -> bytes | None:
 
 
 def is_stopped(state: bytes | None) -> bool:
-    """Whether a process in that state lives and is stopped (SIGSTOP, a debugger, a frozen container)."""
+    """Whether a process in that state is alive but stopped (SIGSTOP, a debugger, a frozen container)."""
     return state in (b"T", b"t")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """torch has an error of that name for devices, and none for the CPU's memory."""
+    """Whether `error` means that memory ran out. torch's OutOfMemoryError is for devices; for the CPU it raises a plain
+    error with that text."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -86,7 +87,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _signal_name(number: int) -> str:
-    """A signal's name; real-time signals have none, but the system has words for them."""
+    """Return a signal's name; for real-time signals, which have none, the system's description."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,15 +1,15 @@
-"""How much memory this machine lets its processes have."""
+"""The memory available to the processes of this machine or container."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: cgroup v2, then v1; the kernel writes "max" or a number near 2^63 where there is no limit.
+#: cgroup v2, then v1; without a limit they contain "max" or a number near 2^63.
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def host_memory() -> int:
-    """Bytes: the container's limit, or the machine's memory if that is less."""
+    """Return the container's limit or, if that is less, the machine's memory, in bytes."""
     return min([_machine_memory(), *_cgroup_limits()])
 
 

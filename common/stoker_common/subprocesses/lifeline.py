@@ -1,4 +1,4 @@
-"""A child process ends when its parent does, and its parent learns of its end, also while neither reads its pipe."""
+"""Ties the lives of parent and child: each detects the other's end, even while neither reads the pipe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def parent_for_child() -> int:
-    """The process id that a child started by this thread passes to `die_with`; 0: none.
+    """Return the process id that a child started by this thread passes to `die_with`; 0: none.
 
-    The kernel takes the death of the thread that starts a process for the death of its parent, so only the main thread
-    gives one.
+    The kernel signals the child when the thread that started it ends, so the id is only returned in the main thread.
     """
     return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when `parent` ends; 0 changes nothing."""
+    """Make the kernel kill this process when `parent` ends; 0 changes nothing."""
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -31,10 +30,10 @@ def die_with(parent: int) -> None:
 
 
 def wait_for_hangup(*sockets: int, timeout_s: float | None = None) -> bool:
-    """Waits until the other end of one of these socket pairs is closed, which the end of its process does too; whether
-    that was in time.
+    """Wait until the peer of one of these socket pairs is closed, as at the end of its process. Return whether this
+    happened before the timeout.
 
-    It reads nothing, so others may, and wakes nobody while both ends live.
+    It reads no data, so other threads may, and does not wake up while both ends live.
     """
     poll = select.poll()
     for fd in sockets:
@@ -43,14 +42,14 @@ def wait_for_hangup(*sockets: int, timeout_s: float | None = None) -> bool:
 
 
 def has_hung_up(sock: int) -> bool:
-    """Whether the other end of a socket pair is closed; one that only sends no more has not hung up."""
+    """Whether the peer of a socket pair is closed. A peer that has only shut down its writing side is not."""
     return wait_for_hangup(sock, timeout_s=0)
 
 
 def wait_for_last_words(*sockets: int, timeout_s: float) -> bool:
-    """Waits until the other end of one of these connected sockets sends no more: it is closed, its process has ended,
-    or, of one on another machine, it cannot be reached. Reads nothing. Whether that came in time."""
+    """Wait until the peer of one of these connected sockets can send no more: it is closed, its process has ended, or
+    its machine is unreachable. Reads no data. Return whether this happened before the timeout."""
     poll = select.poll()
     for fd in sockets:
-        poll.register(fd, getattr(select, "POLLRDHUP", 0))  # Linux: TCP says no more of the other end's close
+        poll.register(fd, getattr(select, "POLLRDHUP", 0))  # on Linux the only event for a TCP peer's close
     return bool(poll.poll(1000 * timeout_s))

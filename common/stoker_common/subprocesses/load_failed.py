@@ -1,4 +1,4 @@
-"""An error of loading, as it crosses from a child process: exceptions themselves do not survive pickling."""
+"""A loading error as a message from a child process, because the exceptions themselves cannot be pickled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from stoker_common.errors import ArgumentError, StokerError
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """The model cannot be served; the user's to fix.
+    """The model cannot be served; the user must fix it.
 
     Attributes:
-        kind: of the error.
-        argument: the flag that is wrong, where it is one.
+        kind: class of the error.
+        message: its message.
+        argument: the invalid flag, for an `ArgumentError`; otherwise empty.
     """
 
     kind: type[StokerError]
@@ -22,11 +23,11 @@ class LoadFailed:
 
     @classmethod
     def of(cls, error: StokerError) -> LoadFailed:
-        """What crosses of an error."""
+        """Return the message for an error."""
         if isinstance(error, ArgumentError):
             return cls(ArgumentError, error.message, error.argument)
         return cls(type(error), str(error))
 
     def error(self) -> StokerError:
-        """The error again."""
+        """Return the error."""
         return ArgumentError(self.argument, self.message) if self.argument else self.kind(self.message)

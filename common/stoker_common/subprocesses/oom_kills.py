@@ -1,7 +1,7 @@
-"""How often the kernel killed a process of this container because its memory ran out.
+"""The number of processes in this container that the kernel killed because its memory ran out.
 
-Where all processes of a container die together Kubernetes reports it. Where only one does (cgroup v1), it is the
-engine, which is the largest, and only these counts distinguish that kill from another's.
+If all processes of a container are killed, Kubernetes reports it. If only one is (cgroup v1), it is the largest, the
+engine, and only this count distinguishes an OOM kill from other SIGKILLs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _COUNTS: Final = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.
 
 
 def oom_kills() -> int:
-    """The count so far; 0 where none is kept."""
+    """Return the number of OOM kills so far; 0 if the system does not count them."""
     for path in map(Path, _COUNTS):
         try:
             lines = path.read_text().split("\n")

@@ -1,9 +1,9 @@
-"""Which tokens may come next where an output must look like something. Torch-free.
+"""Structured outputs: the tokens that a grammar allows next. Torch-free.
 
-token_table.py  the vocabulary as bytes, on its way to the engine
-grammars.py     compiled grammars, each made once
-matcher.py      how far one sequence has come in its grammar
-masks.py        which tokens each of many sequences may continue with
+token_table.py  the vocabulary as bytes, sent to the engine
+grammars.py     cache of compiled grammars
+matcher.py      the state of one sequence in its grammar
+masks.py        bit masks of the allowed tokens of many sequences
 
-The masks are llguidance's (https://github.com/guidance-ai/llguidance), which is loaded when the first grammar comes.
+The masks are computed by llguidance (https://github.com/guidance-ai/llguidance), imported at the first grammar.
 """

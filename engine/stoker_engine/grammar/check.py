@@ -1,4 +1,4 @@
-"""Whether masks can be made of a grammar: tried by what the engine runs, where it may take no more than it may."""
+"""Checks a grammar before the engine receives it: computes masks with the engine's own code, under its limits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.limits import TRIED_STEPS, parser_limits
 from stoker_engine.grammar.matcher import GrammarError
 
-#: What a mask's bytes are searched for: a token that may come.
+#: Finds the bytes of a mask with an allowed token.
 _ANY: Final = re.compile(rb"[^\0]")
 
-#: Most characters of an error.
+#: Characters to which an error is truncated.
 _LONGEST: Final = 300
 
 
 def check_grammar(grammars: Grammars, source: str, param: str) -> None:
-    """Compiles a grammar, and tries the first steps of an output that keeps it.
+    """Compile a grammar, and run the first steps of a random valid output.
 
-    Some limits are reached only once there is text: an object of thousands of optional properties compiles.
+    Some limits are only reached in these steps. For example, an object with thousands of optional properties compiles.
 
     Raises:
-        RequestError: the grammar is malformed, too large, or no output keeps it.
+        RequestError: the grammar is malformed, too large, or unsatisfiable.
     """
     try:
         matcher = grammars.begin(Grammar(source)).matcher
@@ -36,13 +36,13 @@ def check_grammar(grammars: Grammars, source: str, param: str) -> None:
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             if step == 0 and "NoExtension" in matcher.get_error():
-                raise RequestError("no output keeps to this: something in it is contradictory, or never ends", param)
+                raise RequestError("no output satisfies this: a part of it is contradictory, or never ends", param)
             raise RequestError(_sentence(matcher.get_error()), param)
         if matcher.is_stopped():
             return
         byte_indices = [match.start() for match in _ANY.finditer(mask)]
         if not byte_indices:
-            raise RequestError("no output keeps to this: something in it is contradictory", param)
+            raise RequestError("no output satisfies this: a part of it is contradictory", param)
         byte_index = rng.choice(byte_indices)
         token_id = 8 * byte_index + rng.choice([bit for bit in range(8) if mask[byte_index] >> bit & 1])
         if not matcher.consume_token(token_id):
@@ -50,7 +50,7 @@ def check_grammar(grammars: Grammars, source: str, param: str) -> None:
 
 
 def why_invalid(source: str) -> str:
-    """What the library has against a grammar, at length; empty: nothing, without the vocabulary."""
+    """Return llguidance's detailed error for a grammar, without the vocabulary; empty if it is valid."""
     from llguidance import LLMatcher
 
     failed, reasons = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
@@ -58,11 +58,11 @@ def why_invalid(source: str) -> str:
 
 
 def _sentence(error: str) -> str:
-    """An error of the library's, without its backtraces and drawings."""
+    """Return llguidance's error without backtraces and drawings."""
     if "panic" in error:
-        return "the grammar's compiler failed at this; write it in another way"
+        return "the grammar compiler crashed on this; rewrite the grammar"
     if "Current row has" in error or "lexer error: too many" in error or "fuel" in error:
-        return "the grammar is too large: at some place an output could go on in too many ways. Send a simpler one"
+        return "the grammar is too large: at some position it allows too many alternatives; simplify it"
     if reason := re.search(r"^error: (.*)$", error, re.MULTILINE):
         return f"the regular expression cannot be compiled: {reason[1]}"[:_LONGEST]
     return error.partition("\n")[0].partition(" <state>")[0][:_LONGEST]

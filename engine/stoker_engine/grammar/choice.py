@@ -1,4 +1,4 @@
-"""One of some strings → a grammar in Lark's syntax."""
+"""A choice of strings → a grammar in Lark's syntax."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from stoker_engine.grammar.limits import check_length
 
 
 def lark_of_choice(choices: Iterable[str], param: str) -> str:
-    """One terminal: thousands of rules would be beyond the parser. Special tokens in it are their letters.
+    """Return a grammar of one terminal, because thousands of rules exceed the parser's limits. The spelling of a
+    special token matches text, not the token.
 
     Raises:
-        RequestError: a string is too long, or no Unicode.
+        RequestError: a string is too long, or not valid Unicode.
     """
     choices = list(dict.fromkeys(choices))
     for choice in choices:

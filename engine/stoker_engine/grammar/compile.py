@@ -1,4 +1,4 @@
-"""What an output must look like → the grammar that llguidance makes masks of, as text."""
+"""Structured outputs → the text of a grammar for llguidance."""
 
 from __future__ import annotations
 
@@ -17,32 +17,30 @@ from stoker_engine.grammar.limits import MAX_LENGTH, check_length
 from stoker_engine.grammar.regex import regex_grammar
 from stoker_engine.grammar.structural_tag import StructuralTags
 
-#: The whitespace of JSON, where nothing is said of it: what programs write that indent. Without a bound, a model that
-#: has nothing to say may write blanks for ever.
+#: Default whitespace in JSON: that of common indentation. It is bounded, because a model may otherwise generate
+#: whitespace without end.
 WHITESPACE: Final = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 
-#: Regular expressions that match nothing but the whitespace of JSON. Within brackets a quantifier would be letters.
+#: Regular expressions that match only JSON whitespace. Quantifiers are excluded from brackets, where they are literals.
 _ONLY_WHITESPACE: Final = re.compile(
     r"(?:[ \t\n\r]|\\[ntrs]|\[(?:[ \t\n\r]|\\[ntrs])+\]|\(\?:|[()|*+?]|\{[0-9]+,?[0-9]*\})*"
 )
 
 
 def compile_grammar(outputs: StructuredOutputs, special: Mapping[str, int] | None = None) -> str:
-    """A grammar in llguidance's notation, as JSON: ``{"grammars": […]}``.
-
-    Whether llguidance can make masks of it, `check_grammar` says.
+    """Return a grammar in llguidance's format, as JSON: ``{"grammars": […]}``. `check_grammar` then checks it.
 
     Args:
-        special: the model's special tokens, which structural tags may name.
+        special: the model's special tokens (spelling → id), which structural tags may contain.
 
     Raises:
-        RequestError: it cannot be kept, or is malformed; `param` names the field, by the names of `StructuredOutputs`.
+        RequestError: the constraint is malformed or unsupported; `param` names the field of `StructuredOutputs`.
     """
     param = f"structured_outputs.{outputs.kind}"
     grammars = _grammars(outputs, param, special or {})
     source = json.dumps({"grammars": grammars})
     if len(source) > MAX_LENGTH:
-        raise RequestError(f"the grammar has {len(source)} characters; at most {MAX_LENGTH} are taken", param)
+        raise RequestError(f"the grammar has {len(source)} characters; at most {MAX_LENGTH} are allowed", param)
     return source
 
 
@@ -53,7 +51,7 @@ def _grammars(outputs: StructuredOutputs, param: str, special: Mapping[str, int]
             schema = {"type": "object"} if outputs.kind == "json_object" else outputs.json
             prepared = prepare_schema(schema, param, closed)
             if prepared is False:
-                raise RequestError("the schema is false: no output is valid by it", param)
+                raise RequestError("the schema is false, so no output is valid", param)
             return [
                 {"json_schema": {"x-guidance": _json_options(outputs), **(prepared if prepared is not True else {})}}
             ]
@@ -78,7 +76,7 @@ def _json_options(outputs: StructuredOutputs) -> dict[str, Any]:
     param = "structured_outputs.whitespace_pattern"
     if not _ONLY_WHITESPACE.fullmatch(pattern):
         raise RequestError(
-            r"whitespace_pattern must match nothing but spaces, \t, \n and \r, such as '[ \n]{0,4}'",
+            r"whitespace_pattern must match only spaces, \t, \n and \r, such as '[ \n]{0,4}'",
             param,
         )
     if reason := why_invalid(json.dumps({"grammars": [regex_grammar(pattern, param)]})):

@@ -1,4 +1,4 @@
-"""Requests whose grammars are still being compiled: they wait outside the scheduler, and hold up nobody."""
+"""Requests whose grammars are being compiled. They wait outside the scheduler, without delaying other requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stoker_engine.core.outputs import TokenDelta
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that are waited for grammars where there is nothing else to do; requests and aborts may come meanwhile.
+#: Seconds to wait for grammars while the engine is idle. Short, because requests and aborts may arrive meanwhile.
 _WAIT_S: Final = 0.01
 
 
 class GrammarQueue:
-    """The requests, in the order in which they came."""
+    """The waiting requests, in order of arrival."""
 
     def __init__(self) -> None:
         self._requests: dict[str, tuple[EngineRequest, Future[object]]] = {}
@@ -30,41 +30,41 @@ class GrammarQueue:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are more or fewer than when somebody was told."""
+        """Whether the number of requests differs from the last reported one."""
         return len(self) != self._num_reported
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to wait for, or to tell."""
+        """Whether a request waits, or the number of requests must be reported."""
         return len(self) > 0 or self.has_news
 
     def reported(self) -> int:
-        """How many there are, for somebody who is told."""
+        """Return the number of requests, and record it as reported."""
         self._num_reported = len(self)
         return self._num_reported
 
     def add(self, request: EngineRequest, ready: Future[object]) -> None:
-        """Takes in a request that waits for `ready`."""
+        """Add a request that waits for `ready`."""
         self._requests[request.id] = request, ready
 
     def abort(self, request_id: str) -> None:
-        """Forgets a request; unknown ones are ignored."""
+        """Remove a request; unknown ids are ignored."""
         if (known := self._requests.pop(request_id, None)) is not None:
             known[1].cancel()
 
     def uses(self, adapter: int) -> bool:
-        """Whether there is a request with this adapter."""
+        """Whether a waiting request uses this adapter."""
         return any(request.adapter == adapter for request, _ in self._requests.values())
 
     def wait(self) -> None:
-        """Waits for the first, a moment at most."""
+        """Wait until a grammar is compiled, at most `_WAIT_S`."""
         wait([ready for _, ready in self._requests.values()], _WAIT_S, FIRST_COMPLETED)
 
     def pop_ready(self) -> tuple[list[EngineRequest], list[TokenDelta]]:
-        """Those that are ready, and the ends of those whose grammars cannot be compiled.
+        """Remove and return the requests that are ready, and final deltas of those whose grammars cannot be compiled.
 
         Raises:
-            EngineDeadError: whoever compiles them has died.
+            EngineDeadError: the process that compiles grammars has died.
         """
         done = [(request, ready) for request, ready in self._requests.values() if ready.done()]
         requests: list[EngineRequest] = []

@@ -1,4 +1,4 @@
-"""Compiled grammars: each is compiled once, beside the steps, and every sequence begins with a copy of it."""
+"""Compiled grammars: each is compiled once, concurrently with the steps. Each sequence starts with a copy of it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Grammars that are kept compiled, for requests to come.
+#: Number of compiled grammars in the cache.
 _KEPT: Final = 64
 
-#: Grammars that are compiled at the same time.
+#: Number of grammars compiled concurrently.
 _THREADS: Final = 2
 
 
 @dataclass(eq=False)
 class Compiled:
-    """A grammar, compiled.
+    """A compiled grammar.
 
     Attributes:
-        matcher: at the beginning. Its copies share what its lexer has learnt, which is bounded.
-        is_worn: whether that bound is reached, so that no copy gets on.
+        matcher: matcher in its initial state. Its copies share the states of its lexer, whose number is limited.
+        is_worn: whether that limit is reached, so that no copy can continue.
     """
 
     matcher: LLMatcher
@@ -42,11 +42,11 @@ class Compiled:
 
 
 class Grammars:
-    """The grammars of one engine, safe to use from several threads.
+    """The grammars of one engine. Thread-safe.
 
     Args:
-        vocab_size: how many logits a row has; ids that the token table has no bytes for are never chosen.
-        eos_token_ids: tokens that end an output, allowed exactly where the grammar may end.
+        vocab_size: number of logits per row; ids without bytes in the token table are never allowed.
+        eos_token_ids: end-of-sequence tokens, allowed exactly where the grammar may end.
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
@@ -55,29 +55,29 @@ class Grammars:
         self._table: TokenTable | None = None
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
-        self._lock = threading.Lock()  # held for as long as the vocabulary is read, or a grammar looked up
+        self._lock = threading.Lock()  # held while the vocabulary is read, or a grammar looked up
         self._threads: ThreadPoolExecutor | None = None
 
     def set_token_table(self, table: TokenTable) -> None:
-        """Reads the vocabulary; before the first grammar. For a large one this takes a second, in which no other thread
-        of the process runs: it is done before anybody is served."""
+        """Read the vocabulary, before the first grammar. For a large one this takes a second and holds the GIL, so call
+        it before requests are served."""
         self._table = table
         if not self.eos_token_ids:
-            return  # no grammar can be kept, which the first one is told
+            return  # no grammar can end; `_read` raises an error for each
         with self._lock:
             try:
                 self._tokenizer = self._read()
-            except Exception:  # each grammar fails then, and no other request
-                logger.exception("the vocabulary cannot be read for grammars")
+            except Exception:  # only requests with grammars fail
+                logger.exception("cannot read the vocabulary for structured outputs")
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """Compiles a grammar in a thread, if it is not compiled already. The
-        future has its `Grammar.compiled`, or raises `GrammarError` where it cannot be compiled."""
+        """Compile a grammar in a thread, unless it is cached. The future returns its `Grammar.compiled`, or raises
+        `GrammarError` if it cannot be compiled."""
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "grammars")
         return self._threads.submit(self._cached, grammar.source)
 
     def begin(self, grammar: Grammar) -> Matcher:
-        """The beginning of an output.
+        """Return the matcher of a new output.
 
         Raises:
             GrammarError: the grammar cannot be compiled.
@@ -88,8 +88,8 @@ class Grammars:
         return Matcher(compiled.matcher.deep_copy(), self._beginning(grammar), compiled)
 
     def begin_again(self, grammar: Grammar, worn: Matcher) -> Matcher:
-        """The beginning of an output whose matcher is worn out: by others, or alone. This one shares nothing, and no
-        output begins with what `worn` shares any more.
+        """Return a new matcher that replaces the worn one of an output. It shares no lexer states, and no new output
+        shares those of `worn`.
 
         Raises:
             GrammarError: the grammar cannot be compiled.
@@ -101,7 +101,7 @@ class Grammars:
     def _beginning(self, grammar: Grammar) -> Beginning | None:
         if grammar.begins_after is None:
             return None
-        assert self._tokenizer is not None, "it is compiled"
+        assert self._tokenizer is not None, "the grammar is not compiled yet"
         return Beginning(grammar.begins_after, self._tokenizer)
 
     def _cached(self, source: str) -> Compiled:
@@ -130,7 +130,7 @@ class Grammars:
     def _read(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        assert self._table is not None, "a grammar came before the token table"
+        assert self._table is not None, "set_token_table must be called before the first grammar"
         if not self.eos_token_ids:
             raise GrammarError(NO_END)
         vocabulary: Any = _TokenizerWrapper(self._table, self.vocab_size, self.eos_token_ids)
@@ -140,7 +140,7 @@ class Grammars:
 
 
 class _TokenizerWrapper:
-    """The vocabulary in the form that llguidance reads: its ``TokenizerWrapper``."""
+    """The vocabulary in llguidance's interface ``TokenizerWrapper``."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -156,11 +156,11 @@ class _TokenizerWrapper:
 
 
 def unforced(source: str) -> str:
-    """The same grammar, by which text that must come may come in any tokens.
+    """Return the same grammar, in which forced text may consist of any tokens.
 
-    llguidance would else have the tokens by which a tokenizer writes it, and there is no tokenizer here.
+    By default llguidance requires the tokens into which a tokenizer encodes forced text, and the engine has none.
     """
-    # As llguidance tells them apart: a list of grammars as JSON, or one in Lark.
+    # llguidance distinguishes the two formats in the same way: a list of grammars as JSON, or one grammar in Lark.
     grammars = json.loads(source)["grammars"] if source.lstrip().startswith("{") else [{"lark_grammar": source}]
     name = grammars[0].setdefault("name", "grammar")
     return json.dumps(

@@ -1,9 +1,9 @@
-"""JSON Schemas made ready for llguidance: what it would leave unchecked is refused, by name.
+"""Prepares JSON Schemas for llguidance, and rejects constraints that it would ignore.
 
-Whatever is accepted here is kept by every output: the compiler ignores a keyword that the schema's draft does not have,
-and reads numbers as floats. So this walks over a schema first.
+Every output satisfies an accepted schema completely. llguidance alone does not ensure this: it ignores keywords that
+the schema's draft does not have, and reads numbers as floats. Therefore each schema is checked here first.
 
-https://json-schema.org/draft/2020-12, and llguidance's docs/json_schema.md for what is implemented.
+https://json-schema.org/draft/2020-12; llguidance's docs/json_schema.md lists the implemented keywords.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker_common.errors import RequestError
 from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING
 from stoker_engine.grammar.regex_dialect import in_dialect
 
-#: Drafts by what ``$schema`` says. All are read as the latest one, which says more than any of the others.
+#: Supported values of ``$schema``. All drafts are read as the latest one, which has the most keywords.
 _DRAFTS: Final = re.compile(r"https?://json-schema\.org/(draft/(2020-12|2019-09)|draft-0[467])/schema#?")
 
-#: Keywords of any draft that no grammar expresses → values that ask for nothing.
+#: Keywords of any draft that a grammar cannot express → values without effect, which are accepted.
 _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
@@ -39,7 +39,7 @@ _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "unevaluatedProperties": (True, {}),
     "uniqueItems": (False,),
 }
-#: These mean nothing without others.
+#: Keywords without effect unless others are present.
 _DEPENDENT: Final = ("if", "then", "else", "minContains", "maxContains", "$recursiveAnchor", "$vocabulary")
 
 _SCHEMA: Final = ("additionalProperties", "additionalItems", "items")
@@ -53,21 +53,21 @@ _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname",
 
 
 def prepare_schema(source: Any, param: str, closed: bool = False) -> Any:
-    """A schema that says the same and that llguidance compiles to the whole of what it says, or not at all.
+    """Return an equivalent schema, which llguidance either compiles completely or rejects.
 
     Args:
-        source: the schema: an object, a boolean, or their text.
-        param: the field that it came in.
-        closed: objects have only the properties that they name, unless they say something of others.
+        source: the schema: an object, a boolean, or the JSON text of one.
+        param: the request's field that contains it.
+        closed: whether objects with named properties allow no others by default.
 
     Raises:
-        RequestError: it is no schema, too large, or asks for what cannot be kept; the sentence names the keyword.
+        RequestError: it is not a schema, is too large, or uses an unsupported keyword, which the message names.
     """
     schema = _parse(source, param)
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
-        raise RequestError(f"a JSON Schema is an object or a boolean, not {_kind(schema)}", param)
+        raise RequestError(f"a JSON Schema must be an object or a boolean, not {_kind(schema)}", param)
     _check_nesting(schema, param)
     return _Preparation(schema, param, closed).done()
 
@@ -77,19 +77,19 @@ def _parse(source: Any, param: str) -> Any:
         try:
             source = json.dumps(source, allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:
-            raise RequestError(f"this is no JSON Schema: {error}", param) from None
+            raise RequestError(f"this is not a valid JSON Schema: {error}", param) from None
     if len(source) > MAX_LENGTH:
-        raise RequestError(f"the schema has {len(source)} characters; at most {MAX_LENGTH} are taken", param)
+        raise RequestError(f"the schema has {len(source)} characters; at most {MAX_LENGTH} are allowed", param)
     try:
         return json.loads(source, parse_constant=_no_constant)
     except RecursionError:
         raise _too_deep(param) from None
     except ValueError as error:
-        raise RequestError(f"the schema is no JSON: {error}", param) from None
+        raise RequestError(f"the schema is not valid JSON: {error}", param) from None
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _check_nesting(schema: Any, param: str) -> None:
@@ -103,7 +103,7 @@ def _check_nesting(schema: Any, param: str) -> None:
 
 
 def _too_deep(param: str) -> RequestError:
-    return RequestError(f"the schema nests more than {MAX_NESTING} objects and arrays; use $ref for parts of it", param)
+    return RequestError(f"the schema nests objects and arrays more than {MAX_NESTING} deep; use $ref for parts", param)
 
 
 def _kind(value: Any) -> str:
@@ -111,7 +111,7 @@ def _kind(value: Any) -> str:
 
 
 class _Preparation:
-    """Walks over one schema, and changes it in place."""
+    """Checks a copy of one schema recursively, and modifies the copy in place."""
 
     def __init__(self, schema: dict[str, Any], param: str, closed: bool) -> None:
         self._root = copy.deepcopy(schema)
@@ -126,13 +126,13 @@ class _Preparation:
     def done(self) -> dict[str, Any]:
         root = self._root
         if "x-guidance" in root:
-            self._refuse("#", "x-guidance belongs to another server's schemas; leave it out")
+            self._refuse("#", "the keyword x-guidance is not supported; remove it")
         draft = root.pop("$schema", None)
         self._is_draft4 = isinstance(draft, str) and "draft-04" in draft
         uri = root.pop("id" if self._is_draft4 else "$id", None)
         self._uri = uri.partition("#")[0] if isinstance(uri, str) else ""
         if draft is not None and not (isinstance(draft, str) and _DRAFTS.fullmatch(draft)):
-            self._refuse("#", f"$schema names {str(draft)[:100]!r}; use JSON Schema's drafts 4 to 2020-12")
+            self._refuse("#", f"$schema {str(draft)[:100]!r} is not supported; use JSON Schema's drafts 4 to 2020-12")
         self._walk(root, "#")
         while self._refs:
             schema, pointer = self._refs.pop()
@@ -143,7 +143,7 @@ class _Preparation:
         raise RequestError(f"{sentence} (at {pointer[:200]})", self._param)
 
     def _unsupported(self, keyword: str, pointer: str) -> NoReturn:
-        self._refuse(pointer, f"the keyword {keyword} is not supported: no grammar expresses it. Leave it out")
+        self._refuse(pointer, f"the keyword {keyword} is not supported, because a grammar cannot express it; remove it")
 
     def _walk(self, schema: Any, pointer: str) -> None:
         if not isinstance(schema, dict) or id(schema) in self._seen:
@@ -165,7 +165,7 @@ class _Preparation:
         if pointer != "#":
             schema.pop("$schema", None)
             if isinstance(schema.get("$id"), str) or (self._is_draft4 and isinstance(schema.get("id"), str)):
-                self._refuse(pointer, "$id within a schema is not supported: it would change what $ref refers to")
+                self._refuse(pointer, "$id is only supported at the root of a schema; remove it")
         if schema.get("unevaluatedProperties") is False and not any(name in schema for name in _IN_PLACE):
             del schema["unevaluatedProperties"]
             schema.setdefault("additionalProperties", False)
@@ -189,7 +189,7 @@ class _Preparation:
         for name in _NUMBERS:
             for number in _numbers(schema.get(name)):
                 if isinstance(number, int) and not _is_exact(number):
-                    self._refuse(pointer, f"{name}: integers are kept up to 2**53; {str(number)[:40]} is beyond that")
+                    self._refuse(pointer, f"{name}: {str(number)[:40]} is too large; integers are exact up to 2**53")
         if isinstance(schema.get("pattern"), str):
             schema["pattern"] = self._pattern(schema["pattern"], pointer)
         if isinstance(patterns := schema.get("patternProperties"), dict):
@@ -211,15 +211,15 @@ class _Preparation:
             self._refuse(pointer, f"pattern {pattern[:100]!r}: {error}")
 
     def _check_format(self, schema: dict[str, Any], pointer: str) -> None:
-        """Formats of numbers say nothing of their text."""
+        """Reject unsupported formats of strings. Formats of numbers do not restrict their text."""
         kind = schema.get("type", "string")
         is_string = "string" in (kind if isinstance(kind, list) else [kind])
         if is_string and schema.get("format", "date") not in _FORMATS:
             name = str(schema["format"])[:100]
-            self._refuse(pointer, f"the format {name!r} is not supported; leave it out, or use {', '.join(_FORMATS)}")
+            self._refuse(pointer, f"the format {name!r} is not supported; remove it, or use {', '.join(_FORMATS)}")
 
     def _check_min_properties(self, schema: dict[str, Any], pointer: str) -> None:
-        """Objects whose properties are not named may hold one twice, which then counts once."""
+        """Reject a minimum number of unnamed properties: an output may repeat one, and it would count only once."""
         least = schema.get("minProperties")
         required = schema.get("required")
         named = set(map(str, required)) if isinstance(required, list) else set()
@@ -227,19 +227,19 @@ class _Preparation:
         if isinstance(least, int) and least > len(named) + 1 and not closed:
             self._refuse(
                 pointer,
-                f"minProperties: {least} is not supported where properties are not named; name them in required, "
+                f"minProperties: {least} is not supported for unnamed properties; list the properties in required, "
                 "or set additionalProperties to false",
             )
 
     def _resolve(self, schema: dict[str, Any], schema_pointer: str) -> None:
-        """Has a reference be a pointer into this schema, and walks over what it refers to."""
+        """Replace a reference by a pointer into this schema, and check its target."""
         reference = schema["$ref"]
         if not isinstance(reference, str):
             self._refuse(schema_pointer, "$ref must be a string")
         ref = reference.removeprefix(self._uri) if self._uri and reference.startswith(f"{self._uri}#") else reference
         if not ref.startswith("#"):
             self._refuse(
-                schema_pointer, f"$ref: {reference[:100]!r} is outside this schema; put what it refers to into $defs"
+                schema_pointer, f"$ref: {reference[:100]!r} is outside this schema; move its target into $defs"
             )
         pointer = unquote(ref[1:])
         if pointer and not pointer.startswith("/"):
@@ -256,9 +256,9 @@ class _Preparation:
             elif isinstance(target, list) and re.fullmatch("[0-9]{1,9}", key) and int(key) < len(target):
                 target = target[int(key)]
             else:
-                self._refuse(schema_pointer, f"$ref: there is nothing at {reference[:100]!r}")
+                self._refuse(schema_pointer, f"$ref: {reference[:100]!r} does not exist")
         if not isinstance(target, dict | bool):
-            self._refuse(schema_pointer, f"$ref: what is at {reference[:100]!r} is no schema")
+            self._refuse(schema_pointer, f"$ref: {reference[:100]!r} is not a schema")
         self._walk(target, ref)
 
 
@@ -291,5 +291,5 @@ def _is_exact(number: int) -> bool:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equality, except that 0 is not false."""
+    """Compare two values by type and value: 0 differs from false."""
     return type(value) is type(neutral) and bool(value == neutral)

@@ -1,4 +1,4 @@
-"""Grammars that users write: Lark's syntax, as llguidance reads it, and GBNF (EBNF), which becomes it.
+"""Users' grammars: llguidance's variant of Lark's syntax, and GBNF (EBNF), which is converted to it.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -14,22 +14,22 @@ from stoker_common.errors import RequestError
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.regex_dialect import in_dialect
 
-#: Options of a whole grammar that say something about the text.
+#: Supported options of a grammar: those that concern the text.
 _OPTIONS: Final = frozenset({"allow_initial_skip", "ignore_once", "no_forcing"})
 
 #: ``name[options]:``, at the beginning of a line
 _RULE_OPTIONS: Final = re.compile(r"^\s*[?!]*[\w-]+\s*(?:\{[^}\n]*\}|::[^\[\n]*)?\[([^\n]*)\]\s*:", re.MULTILINE)
-#: What a line is made of that may hold a slash, and a regular expression with its flags.
+#: Parts of a line that may contain a slash: strings, comments, and regular expressions with flags.
 _PIECE: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//.*|\#.*|/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)')
 
 _UNKEPT: Final = re.compile(r"\b(max_tokens|temperature|stop)\s*=")
 
 
 def lark_of(grammar: str, param: str) -> str:
-    """A user's grammar in Lark's syntax, with the schemas in it prepared.
+    """Return a user's grammar in Lark's syntax, with its JSON Schemas prepared.
 
     Raises:
-        RequestError: it cannot be read, or asks for more than which text may come.
+        RequestError: the grammar cannot be parsed, or uses options that do not concern the text.
     """
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -37,11 +37,11 @@ def lark_of(grammar: str, param: str) -> str:
         lark = any_to_lark(grammar)
     except RecursionError:
         raise RequestError("the grammar is nested too deeply", param) from None
-    except Exception as error:  # whatever it raises, at what is no GBNF
-        raise RequestError(f"the grammar cannot be read as Lark or GBNF: {error}"[:500], param) from None
+    except Exception as error:  # the library may raise anything for invalid GBNF
+        raise RequestError(f"the grammar is neither valid Lark nor valid GBNF: {error}"[:500], param) from None
     for options in _RULE_OPTIONS.findall(lark):
         if unkept := _UNKEPT.search(options):
-            raise RequestError(f"the rule option {unkept[1]} is not supported; leave it out", param)
+            raise RequestError(f"the rule option {unkept[1]} is not supported; remove it", param)
     lark = _PIECE.sub(lambda piece: _in_dialect(piece, param), lark)
     lark = _each_json(lark, "%llguidance", lambda options: _check_options(options, param))
     return _each_json(lark, "%json", lambda schema: prepare_schema(schema, param))
@@ -53,15 +53,15 @@ def _in_dialect(piece: re.Match[str], param: str) -> str:
     try:
         return f"/{in_dialect(piece['regex'])}/{piece['flags']}"
     except ValueError as error:
-        raise RequestError(f"the grammar's /{piece['regex'][:100]}/: {error}", param) from None
+        raise RequestError(f"the grammar's expression /{piece['regex'][:100]}/: {error}", param) from None
 
 
 def _each_json(lark: str, directive: str, change: Callable[[Any], Any]) -> str:
-    """Puts `change` of it in the place of the JSON after each `directive`; what is no JSON the compiler refuses."""
+    """Apply `change` to the JSON after each `directive`. Invalid JSON stays unchanged, and llguidance rejects it."""
     decoder, parts, end = json.JSONDecoder(), [], 0
     for match in re.finditer(rf"{directive}\s*", lark):
         if match.start() < end:
-            continue  # within the JSON before
+            continue  # inside the previous JSON
         try:
             value, after = decoder.raw_decode(lark, match.end())
         except (ValueError, RecursionError):
@@ -75,5 +75,5 @@ def _each_json(lark: str, directive: str, change: Callable[[Any], Any]) -> str:
 def _check_options(options: Any, param: str) -> Any:
     unknown = next((name for name in options if name not in _OPTIONS), None) if isinstance(options, dict) else None
     if unknown is not None:
-        raise RequestError(f"%llguidance: the option {unknown[:100]} is not supported; leave it out", param)
+        raise RequestError(f"%llguidance: the option {unknown[:100]} is not supported; remove it", param)
     return options

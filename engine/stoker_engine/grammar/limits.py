@@ -1,4 +1,4 @@
-"""How much a grammar may take: of whoever compiles it, and of each step of the engine."""
+"""Limits of a grammar, for its compilation and for each step of the engine."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from stoker_common.errors import RequestError
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-#: Most characters of a constraint as it is sent, and most bytes of what it becomes.
+#: Largest size of a constraint in a request, and of the resulting grammar, in characters.
 MAX_LENGTH: Final = 2**20
 
-#: Most nested objects and arrays of a JSON Schema; vLLM's.
+#: Largest nesting depth of objects and arrays in a JSON Schema; vLLM's limit.
 MAX_NESTING: Final = 64
 
-#: Seconds of processor time, and bytes of memory, that compiling one may take.
+#: Limits of a compilation: seconds of CPU time, and bytes of memory.
 COMPILE_CPU_S: Final = 2
 COMPILE_MEMORY: Final = 512 * 1024**2
 
-#: Seconds after which it is given up all the same, where the machine is busy.
+#: Seconds after which a compilation is stopped even if it has used less CPU time, on a busy machine.
 COMPILE_TIMEOUT_S: Final = 20.0
 
-#: Seconds in which one is compiled that nobody minds to wait for. What takes longer begins again, among its like.
+#: Seconds after which a compilation is stopped and restarted in the lane of slow ones, so that others do not wait.
 QUICK_S: Final = 0.5
 
-#: Most that wait to be compiled, and most of those that were not quick.
+#: Largest number of grammars waiting for compilation, and of those in the slow lane.
 MAX_WAITING: Final = 64
 MAX_SLOW: Final = 8
 
-#: Steps that are tried of a grammar before it is taken.
+#: Number of steps for which a grammar is tested before it is accepted.
 TRIED_STEPS: Final = 24
 
 
 def check_length(text: str, param: str) -> None:
-    """Refuses text that is too long, or no Unicode.
+    """Reject text that is too long, or not valid Unicode.
 
     Raises:
-        RequestError: it is; `param` names the field that it came in.
+        RequestError: the text is invalid; `param` names its field.
     """
     if len(text) > MAX_LENGTH:
-        raise RequestError(f"this has {len(text)} characters; at most {MAX_LENGTH} are taken", param)
+        raise RequestError(f"this has {len(text)} characters; at most {MAX_LENGTH} are allowed", param)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RequestError("this holds a lone surrogate, which no output can have", param) from None
+        raise RequestError("this contains a lone surrogate, which is invalid Unicode", param) from None
 
 
 def parser_limits() -> LLParserLimits:
-    """llguidance's limits, which bound a step: the slowest mask seen took 8 ms of processor time.
+    """Return llguidance's limits, which bound a step: the slowest measured mask took 8 ms of CPU time.
 
-    What is beyond them is an error of that grammar. Errors leave out the state of the parser, which is the output.
+    A grammar that exceeds them fails. Its errors omit the parser's state, because that contains the output.
     """
     from llguidance import LLParserLimits
 

@@ -1,4 +1,4 @@
-"""Which tokens may come next, for many sequences at once; other threads run meanwhile."""
+"""Computes the allowed next tokens of many sequences at once. Releases the GIL."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mask:
-    """What may come next in one sequence.
+    """The allowed next tokens of one sequence.
 
     Attributes:
-        allowed: int32 [words], a bit for each token that may, the lowest first; None: any may.
-        error: why none may, so that the sequence has no next token; None: some may.
+        allowed: int32 [words], one bit per token, set if it is allowed, least significant bit first; None: all tokens.
+        error: why the sequence cannot continue; None: it can.
     """
 
     allowed: np.ndarray | None = None
     error: str | None = None
 
 
-#: Where any token may come.
+#: Mask that allows all tokens.
 FREE = Mask()
 
 
@@ -36,8 +36,8 @@ class Masks:
     """Computes masks.
 
     Args:
-        vocab_size: how many logits a row has.
-        eos_token_ids: tokens that end an output.
+        vocab_size: number of logits per row.
+        eos_token_ids: end-of-sequence tokens.
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -46,11 +46,11 @@ class Masks:
         self._executor: LLExecutor | None = None
 
     def compute(self, matchers: Sequence[Matcher], ignores_eos: Sequence[bool]) -> list[Mask]:
-        """What may come next in each sequence.
+        """Return the mask of each sequence.
 
         Args:
-            matchers: a different one for each.
-            ignores_eos: whether it does not end before nothing else can come.
+            matchers: one distinct matcher per sequence.
+            ignores_eos: per sequence, whether end-of-sequence is only allowed if no other token is.
         """
         started = [matcher for matcher in matchers if matcher.has_started]
         allowed = np.zeros((len(started), self._num_words), dtype=np.int32)
@@ -80,12 +80,12 @@ class Masks:
 
 
 def _bits(token_ids: Iterable[int], num_words: int) -> np.ndarray:
-    """int32 [words] with a bit for each of the tokens."""
+    """Return int32 [words] with the bits of the tokens set."""
     bits = np.zeros(num_words * 32, dtype=bool)
     bits[list(token_ids)] = True
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _num_threads() -> int:
-    """Few: what they take is taken from the model where that runs on the CPU."""
+    """Return the number of threads: few, because they compete with a model on the CPU."""
     return max(1, min(4, len(os.sched_getaffinity(0)) // 4))

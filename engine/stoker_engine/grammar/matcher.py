@@ -1,4 +1,4 @@
-"""How far one sequence has come in its grammar: a function of the tokens of its output, kept from step to step."""
+"""The state of one sequence in its grammar, determined by its output tokens and updated at each step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-#: What llguidance says where its lexer has learnt all that it may.
+#: Part of llguidance's error when the number of lexer states reaches its limit.
 _WORN: Final = "too many states"
 
 
 class GrammarError(Exception):
-    """A grammar cannot be compiled, or cannot go on; the sentence says why."""
+    """A grammar cannot be compiled, or an output cannot continue. The message says why."""
 
 
-#: Most bytes of what a grammar begins after.
+#: Largest match of `begins_after`, in bytes.
 _LONGEST: Final = 512
 
 
 class Beginning:
-    """Finds where a grammar begins, in the text of an output: the same text may come in many ways as tokens.
+    """Finds the start of a grammar in an output's text, because tokens can spell the same text in several ways.
 
     Args:
-        pattern: what it begins after; see `StructuredOutputs.begins_after`.
+        pattern: regular expression after whose match the grammar starts; see `StructuredOutputs.begins_after`.
     """
 
     def __init__(self, pattern: str, tokenizer: LLTokenizer) -> None:
@@ -34,28 +34,29 @@ class Beginning:
         self._tokenizer = tokenizer
 
     def add(self, before: bytes, token_id: int) -> tuple[bytes, bytes | None]:
-        """The end of a text with one more token, and what of that comes after the match; None: there is none."""
+        """Append a token to a text. Return the end of the text, and the text after the match; None if there is no
+        match."""
         text = before + self._tokenizer.decode_bytes([token_id])
         found = self._pattern.search(text)
         return text[-_LONGEST:], None if found is None else text[found.end() :]
 
     def tokens(self, text: bytes) -> list[int]:
-        """Some tokens that spell a text."""
+        """Return tokens that spell a text."""
         return self._tokenizer.greedy_tokenize(text.decode(errors="replace"))
 
 
 class Matcher:
-    """The state of one output.
+    """The state of one output in its grammar.
 
     Args:
-        matcher: at the grammar's beginning; it is this one's own.
-        beginning: finds where the grammar begins; None: at once.
-        shared: what other outputs share with this one; None: nothing.
+        matcher: llguidance's matcher in its initial state, not shared with other outputs.
+        beginning: finds the start of the grammar; None: the output starts with it.
+        shared: the compiled grammar whose lexer states this matcher shares with others; None: it shares none.
 
     Attributes:
-        num_consumed: tokens of the output that are taken in.
-        matcher: llguidance's.
-        has_started: whether the grammar has started; before, any token may come.
+        num_consumed: number of consumed output tokens.
+        matcher: llguidance's matcher.
+        has_started: whether the grammar has started; before that, all tokens are allowed.
     """
 
     def __init__(self, matcher: LLMatcher, beginning: Beginning | None = None, shared: object = None) -> None:
@@ -64,13 +65,13 @@ class Matcher:
         self.num_consumed = 0
         self.has_started = beginning is None
         self._beginning = beginning
-        self._before = b""  # the end of the text before it has started
+        self._before = b""  # the end of the text before the grammar starts
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """Takes in the tokens that come next. One that may not come puts it in error.
+        """Consume the next tokens. A token that is not allowed sets `error`.
 
-        A token may hold the end of what the grammar begins after, and more: whitespace is free then as well, anything
-        else is the grammar's.
+        A token may contain the end of the match of `begins_after` and further text. Of that text, leading whitespace is
+        ignored, and the rest is consumed by the grammar.
         """
         self.num_consumed += len(token_ids)
         for index, token_id in enumerate(token_ids):
@@ -84,24 +85,24 @@ class Matcher:
                     self.matcher.consume_tokens(self._beginning.tokens(after))
 
     def copy(self) -> Matcher:
-        """The same, to go on from here in another way."""
+        """Return a copy, for a fork of the sequence."""
         copied = Matcher(self.matcher.deep_copy(), self._beginning, self.shared)
         copied.num_consumed, copied.has_started, copied._before = self.num_consumed, self.has_started, self._before
         return copied
 
     @property
     def is_worn(self) -> bool:
-        """Whether it cannot go on for what others have done to what they share."""
+        """Whether the matcher cannot continue because the shared lexer states have reached their limit."""
         return self.shared is not None and self.matcher.is_error() and _WORN in self.matcher.get_error()
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on; None: it can, or has come to its end."""
+        """Why the output cannot continue; None: it can, or is complete."""
         if not self.matcher.is_error():
             return None
-        return f"the grammar cannot go on after {self.num_consumed} tokens: {first_line(self.matcher.get_error())}"
+        return f"the grammar cannot continue after {self.num_consumed} tokens: {first_line(self.matcher.get_error())}"
 
 
 def first_line(error: str) -> str:
-    """What went wrong, of an error of llguidance's: without the state of its parser."""
+    """Return llguidance's error without the state of its parser."""
     return error.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Regular expressions → the grammar that llguidance makes masks of, wherever they come from."""
+"""Regular expressions → grammars for llguidance."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stoker_engine.grammar.regex_dialect import in_dialect
 
 
 def regex_grammar(pattern: str, param: str) -> dict[str, Any]:
-    """The one grammar of llguidance's list that a regular expression becomes.
+    """Return the entry of llguidance's list of grammars for a regular expression.
 
     Raises:
-        RequestError: it is too long, or means something else to others.
+        RequestError: the expression is too long, or ambiguous between dialects.
     """
     from llguidance import LLMatcher
 

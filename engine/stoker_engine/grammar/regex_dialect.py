@@ -1,9 +1,9 @@
-r"""Regular expressions, whose meaning depends on who reads them.
+r"""Dialects of regular expressions: converts constructs whose meaning differs between them.
 
-They are compiled by Rust's rules (https://docs.rs/regex/latest/regex/#syntax). JSON Schema names ECMA-262, and most
-who send them think of Python's `re`. What these have in addition (lookarounds, backreferences, word boundaries) is an
-error of the compiler's; here is what all accept, each in a way of its own. Classes such as `\d` become ECMA-262's,
-which are ASCII's, unless ``(?u)`` asks for Unicode's; what nobody can know is refused.
+llguidance compiles Rust's dialect (https://docs.rs/regex/latest/regex/#syntax). JSON Schema specifies ECMA-262, and
+most users write Python's. The compiler rejects constructs that Rust lacks (lookarounds, backreferences, word
+boundaries). This module handles constructs that all dialects accept with different meanings: classes such as `\d`
+become ECMA-262's, which are ASCII, unless ``(?u)`` selects Unicode's; ambiguous constructs are rejected.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: An escape that goes on in braces.
+#: An escape with an argument in braces.
 _BRACED: Final = re.compile(r"\\[pPxuU]\{[^}]*\}")
 
-#: Flags that ask for Unicode's classes.
+#: Flags that select Unicode's classes.
 _UNICODE: Final = re.compile(r"\(\?[a-zA-Z]*u[a-zA-Z-]*[:)]")
 
-#: White space to all, and white space to anybody: ECMA-262 has more of it than ASCII, and not what Unicode has.
+#: White space in all dialects, and in any of them: ECMA-262's differs from both ASCII's and Unicode's.
 _SPACES: Final = r"\t\n\x0B\f\r\x20"
 _ALL_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
 
-#: Classes that Rust takes for Unicode's: what stands for them within brackets. Of white space it is what all agree on.
+#: Classes that mean Unicode's in Rust → their replacement within brackets. ``\s`` is the white space of all dialects.
 _CLASSES: Final = {
     "d": "0-9",
     "D": "[^0-9]",
@@ -35,7 +35,7 @@ _NEGATED: Final = _CLASSES | {"s": _ALL_SPACES, "S": f"[^{_SPACES}]"}
 
 
 def in_dialect(pattern: str) -> str:
-    r"""`pattern` as Rust must read it to mean what it means by ECMA-262.
+    r"""Return `pattern` in Rust's dialect, with its meaning in ECMA-262.
 
     Raises:
         ValueError: set operations within a class (``[a&&b]``, ``[[a]b]``), or possessive quantifiers (``a++``).
@@ -50,7 +50,7 @@ def in_dialect(pattern: str) -> str:
                 begin, end = index, index + 2
                 if not in_class:
                     content = content if content.startswith("[") else f"[{content}]"
-                else:  # it begins and ends no range: a hyphen beside it is one
+                else:  # a class cannot be the end of a range, so a hyphen beside it is literal
                     begin, content = (begin - 1, rf"\-{content}") if last == "-" else (begin, content)
                     if pattern[end : end + 1] == "-" and pattern[end + 1 : end + 2] != "-":
                         end, content = end + 1, rf"{content}\-"
@@ -63,18 +63,18 @@ def in_dialect(pattern: str) -> str:
             continue
         if in_class:
             if char == "[":
-                raise ValueError(r"a bracket within a class has no one meaning; write \[")
+                raise ValueError(r"a bracket within a class is ambiguous; write \[")
             if pattern[index : index + 2] in ("&&", "--", "~~"):
-                raise ValueError(f"{char * 2} within a class has no one meaning; write \\{char}")
+                raise ValueError(f"{char * 2} within a class is ambiguous; write \\{char}")
             in_class = char != "]"
         elif char == "[":
             in_class, is_negated = True, pattern.startswith("[^", index)
             index += 2 if is_negated else 1
-            index += pattern.startswith("]", index)  # a bracket that comes first is one of the class
+            index += pattern.startswith("]", index)  # a leading bracket is a literal of the class
             last = ""
             continue
         elif char == "+" and last in ("+", "*", "?", "}"):
-            raise ValueError("possessive quantifiers are not supported; write a group around what is repeated")
+            raise ValueError("possessive quantifiers are not supported; to nest quantifiers, use a group")
         last = char
         index += 1
     return "".join((*parts, pattern[done:]))

@@ -1,13 +1,13 @@
-"""Structural tags: free text, within which what stands between tags is constrained. vLLM's two ways to write them.
+"""Structural tags: free text, in which the text between tags is constrained. Supports vLLM's two formats.
 
-The first: once one of `triggers` has come, the text continues with one of the `structures` that begin with it.
+The first: after one of `triggers`, the text continues with one of the `structures` that start with it.
 
     {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": {…}, "end": "</f>"}]}
 
-The second is a tree of formats (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html), of which these are known:
+The second is a tree of formats (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html). These are supported:
 const_string, any_text, json_schema, regex, grammar, sequence, or, optional, plus, star, repeat, tag, triggered_tags,
-tags_with_separator. One is ours: {"type": "choice", "choices": […]}, very many strings, in which special tokens are
-their letters.
+tags_with_separator. Stoker adds {"type": "choice", "choices": […]}, for very many strings, in which the spellings of
+special tokens match text.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from stoker_engine.grammar.lark import lark_of
 from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING, check_length
 from stoker_engine.grammar.regex import regex_grammar
 
-#: Most tags and formats; each is a rule of the grammar.
+#: Largest number of tags and formats. Each is a rule of the grammar.
 MAX_FORMATS: Final = 2_000
 
 
 class StructuralTags:
-    """Makes the grammar of one structural tag.
+    """Creates the grammar of one structural tag.
 
     Args:
-        json_options: how JSON within it is written: llguidance's ``x-guidance``.
+        json_options: format of JSON in the tag: llguidance's ``x-guidance``.
         closed: see `prepare_schema`.
-        special: the model's special tokens. Where a text holds one, it is that token, and not its letters.
+        special: the model's special tokens (spelling → id). Their spellings in a text match the tokens, not text.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class StructuralTags:
         self._rules: list[str] = []
         self._grammars: list[dict[str, Any]] = []
         self._depth = 0
-        self._tokens: re.Pattern[str] | None = None  # the special tokens that it names
+        self._tokens: re.Pattern[str] | None = None  # matches the special tokens in the tag
 
     def grammars(self, source: Any) -> list[dict[str, Any]]:
-        """llguidance's list of grammars, the first of which is the whole.
+        """Return llguidance's list of grammars. The first is the start.
 
         Raises:
-            RequestError: the tag is malformed, or holds what cannot be constrained.
+            RequestError: the tag is malformed, or has an unsupported constraint.
         """
         tag = self._parse(source)
         text = json.dumps(tag, ensure_ascii=False)
@@ -73,13 +73,13 @@ class StructuralTags:
     def _parse(self, source: Any) -> dict[str, Any]:
         if isinstance(source, str):
             if len(source) > MAX_LENGTH:
-                self._refuse(f"it has {len(source)} characters; at most {MAX_LENGTH} are taken")
+                self._refuse(f"it has {len(source)} characters; at most {MAX_LENGTH} are allowed")
             try:
                 source = json.loads(source)
             except (ValueError, RecursionError) as error:
-                self._refuse(f"it is no JSON: {error}")
+                self._refuse(f"it is not valid JSON: {error}")
         if not isinstance(source, Mapping):
-            self._refuse("it must be an object, or the text of one")
+            self._refuse("it must be an object, or the JSON text of one")
         return dict(source)
 
     def _get(self, tag: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
@@ -102,7 +102,7 @@ class StructuralTags:
         return self._triggered_tags({"triggers": tag.get("triggers"), "tags": structures})
 
     def _format(self, source: Any) -> str:
-        """The expression of a format."""
+        """Add the rule of a format. Return the rule's name."""
         if not isinstance(source, dict):
             self._refuse("a format must be an object with a type")
         kind = source.get("type")
@@ -127,7 +127,7 @@ class StructuralTags:
             self._refuse(f"the format {str(kind)[:100]!r} is not supported; use one of {', '.join(makers)}")
         self._depth += 1
         if self._depth > MAX_NESTING:
-            self._refuse(f"it nests more than {MAX_NESTING} formats")
+            self._refuse(f"it nests formats more than {MAX_NESTING} deep")
         rule = self._rule(makers[kind](source))
         self._depth -= 1
         return rule
@@ -140,11 +140,11 @@ class StructuralTags:
         return name
 
     def _text(self, text: str) -> str:
-        """A literal, in which special tokens are such."""
+        """Return the literals of a text, with special tokens as tokens."""
         try:
             text.encode()
         except UnicodeEncodeError:
-            self._refuse("a text holds a lone surrogate, which no output can have")
+            self._refuse("a text contains a lone surrogate, which is invalid Unicode")
         pieces = self._tokens.split(text) if self._tokens is not None else [text]
         return " ".join(self._literal(piece) for piece in pieces if piece) or '""'
 
@@ -169,7 +169,7 @@ class StructuralTags:
 
     def _choice(self, choices: list[Any]) -> str:
         if not choices or not all(isinstance(choice, str) for choice in choices):
-            self._refuse("choices must be some strings")
+            self._refuse("choices must be a list of one or more strings")
         return self._side_grammar(lark_of_choice(choices, self._param))
 
     def _grammar(self, grammar: str) -> str:
@@ -193,34 +193,39 @@ class StructuralTags:
             or (maximum != -1 and maximum < minimum)
             or max(minimum, maximum) > 10_000
         ):
-            self._refuse("repeat takes min and max, 0 to 10000, or -1 as max")
+            self._refuse("repeat needs min and max from 0 to 10000 with min <= max; max may be -1 (unlimited)")
         return f"({self._format(spec.get('content'))}){{{minimum},{'' if maximum == -1 else maximum}}}"
 
     def _tag(self, spec: Any, begin: str | None = None) -> str:
-        """A tag, of which `begin` is still to come."""
+        """Return the expression of a tag.
+
+        Args:
+            begin: the part of the tag's begin that is not matched yet; None: all of it.
+        """
         if not isinstance(spec, dict):
             self._refuse("a tag must be an object with begin, content and end")
         begin = self._get(spec, "begin", str) if begin is None else begin
         ends = spec.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or not ends or not all(isinstance(end, str) for end in ends):
-            self._refuse("end must be a string, or a list of some")
+            self._refuse("end must be a string, or a list of one or more strings")
         content = spec.get("content")
         if isinstance(content, dict) and content.get("type") == "any_text":
             if not all(ends):
-                self._refuse("a tag of any text needs an end")
+                self._refuse("a tag whose content is any_text needs an end that is not empty")
             return f"{self._text(begin)} {self._until(ends)}"
         after = " | ".join(map(self._text, ends))
         return f"{self._text(begin)} {self._format(content)} ({after})"
 
     def _until(self, ends: list[str]) -> str:
-        """Text up to the first of some ends."""
+        """Return the expression of text up to the first of several ends."""
         if all(end in self._special for end in ends):
             return f"ANY_TEXT ({' | '.join(map(self._text, ends))})"
         return f"({' | '.join(self._up_to(end) for end in ends)})"
 
     def _up_to(self, text: str) -> str:
-        """Any text up to the first time that `text` comes; a special token in it comes nowhere else."""
+        """Return the expression of any text up to the first occurrence of `text`. Free text contains no special tokens,
+        so one in `text` matches only there."""
         first, *rest = [piece for piece in (self._tokens.split(text) if self._tokens else [text]) if piece]
         if first in self._special:
             return self._rule(f"ANY_TEXT {self._text(text)}")
@@ -229,7 +234,7 @@ class StructuralTags:
     def _triggered_tags(self, spec: Mapping[str, Any]) -> str:
         triggers, tags = self._get(spec, "triggers", list), self._get(spec, "tags", list)
         if not triggers or not all(isinstance(trigger, str) and trigger for trigger in triggers):
-            self._refuse("triggers must be some strings, none of them empty")
+            self._refuse("triggers must be a list of one or more non-empty strings")
         if not tags:
             self._refuse("it has no tags")
         alternatives = [self._triggered(tag, triggers) for tag in tags]
@@ -242,7 +247,7 @@ class StructuralTags:
         begin = self._get(tag, "begin", str) if isinstance(tag, dict) else self._refuse("a tag must be an object")
         trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if trigger is None:
-            self._refuse(f"no trigger begins the tag {begin[:100]!r}")
+            self._refuse(f"the tag {begin[:100]!r} starts with none of the triggers")
         tag_rule = self._tag(tag, begin[len(trigger) :])
         return self._rule(f"{self._up_to(trigger)} {tag_rule}")
 

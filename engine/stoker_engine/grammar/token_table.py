@@ -1,4 +1,4 @@
-"""The vocabulary as bytes: all that the engine needs of a tokenizer to know what a token would add to an output."""
+"""The vocabulary as bytes: the only part of a tokenizer that the engine needs for grammars."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
-#: Set in the length of a special token.
+#: Bit set in the length of a special token.
 _SPECIAL: Final = 1 << 31
 
-#: Most bytes of a token that a grammar can be spelled by: as many as llguidance's trie is deep.
+#: Largest token that a grammar can use, in bytes: the depth of llguidance's trie.
 _MAX_BYTES: Final = 1000
 
 
@@ -21,20 +21,20 @@ class TokenTable:
 
     ::
 
-        number of tokens │ a length for each, its top bit set where the token is special │ their bytes
+        number of tokens │ length of each, with the top bit set if the token is special │ their bytes
 
     Attributes:
-        data: these, numbers as unsigned 32-bit ones of the machine.
+        data: the packed table; its integers are uint32 in native byte order.
     """
 
     data: bytes
 
     @classmethod
     def of(cls, tokens: Sequence[bytes], special: Iterable[int]) -> TokenTable:
-        """Packs the bytes of tokens by id; a token that has none, or too many, is never chosen.
+        """Pack the bytes of tokens, by id. Tokens without bytes, or with too many, are never allowed by a grammar.
 
         Args:
-            special: ids of tokens that are no text: those are never chosen as such.
+            special: ids of special tokens, which never match text.
         """
         token_bytes = [token if len(token) <= _MAX_BYTES else b"" for token in tokens]
         lengths = array("I", map(len, token_bytes))
@@ -44,7 +44,7 @@ class TokenTable:
         return cls(array("I", [len(token_bytes)]).tobytes() + lengths.tobytes() + b"".join(token_bytes))
 
     def unpack(self) -> tuple[list[bytes], list[int]]:
-        """The bytes of all tokens, and the ids of the special ones."""
+        """Return the bytes of all tokens, and the ids of the special ones."""
         header = array("I")
         width = header.itemsize
         [count] = array("I", self.data[:width])

@@ -1,10 +1,10 @@
-"""Several machines that serve a model together: who has which ranks, and how the others are reached from node 0.
+"""Multi-node serving: the placement of ranks, and the connections between node 0 and the other nodes.
 
     node 0 (the head)                                  node 1 (headless)
-    engine process of an engine ── orders, news ────────► NodeAgent ── starts, ends, looks at ─┐
-          Head                                                                              ▼
-          RankExecutor ─────── steps, results ────────────────────────────────────────────► rank
+    engine process of an engine ── commands, reports ───► NodeAgent ── starts, kills, monitors ─┐
+          Head                                                                                  ▼
+          RankExecutor ─────── steps, results ───────────────────────────────────────────────► rank
 
-The head of each engine listens. An agent connects to it, and once more for each rank that it is told to start: that
-connection is the rank's pipe, and nobody stands between the two. Ranks reach each other by themselves.
+The head of each engine listens. An agent connects to it, and opens a further connection for each rank that it starts:
+that connection is passed to the rank as its pipe, directly to the executor. Ranks connect to each other themselves.
 """

@@ -1,4 +1,4 @@
-"""Where this machine listens for other nodes, and which of its networks leads to them."""
+"""The address at which this machine listens for other nodes, and the network interface that reaches them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listens on TCP at `host`, or at all addresses where that is a name by which others reach this machine.
+    """Listen on TCP at `host`, or at all addresses if `host` is a name that does not resolve to a local address.
 
     Args:
-        port: 0 takes a free one.
+        port: 0: any free port.
 
     Raises:
-        OSError: it cannot listen.
+        OSError: the port cannot be opened.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:  # a name that is known once this node serves
+    except socket.gaierror:  # the name may only resolve once this node is ready
         family, address = socket.AF_INET, ("", port)
     try:
         return socket.create_server((str(address[0]), port), family=family, backlog=128)
@@ -35,10 +35,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def interface_towards(host: str) -> str:
-    """The network interface by which this machine reaches `host`, itself included.
+    """Return the network interface by which this machine reaches `host`, which may be this machine.
 
     Raises:
-        OSError: there is no such host, no way to it, or no interface whose first address is what we have on that way.
+        OSError: the host does not resolve, there is no route to it, or no interface has the route's source address as
+            its first address.
     """
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as sock:
@@ -56,7 +57,7 @@ def _ipv4_addresses(name: str, sock: socket.socket) -> list[str]:
     try:
         found = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()))
     except OSError:
-        return []  # it has none
+        return []  # the interface has no address
     return [socket.inet_ntoa(found[20:24])]
 
 

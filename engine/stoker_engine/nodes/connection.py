@@ -1,7 +1,7 @@
-"""One TCP connection between two nodes, on which JSON objects go back and forth.
+"""A TCP connection between two nodes, which exchange JSON objects.
 
-Both sides have shown that they know the same key before anything is read that means something (`handshake`). Nothing
-here is pickled: what another node says can be wrong, but it runs no code.
+Before the first message, both sides prove that they know the same key (`handshake`). Messages are not pickled, so a
+malicious one cannot run code.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-#: Most bytes of a message.
+#: Largest message, in bytes.
 _MAX_BYTES: Final = 1 << 16
 
-#: Seconds after which a node that does not answer on the network counts as gone. Its kernel answers, so a busy node or
-#: one whose processes are stopped does.
+#: Seconds after which a node that does not respond on the network counts as lost. Its kernel responds, so a busy node,
+#: or one with stopped processes, is not lost.
 UNREACHABLE_S: Final = 4
 
 
 class NodeConnection:
-    """A connection; takes `sock` over. Several threads may send.
+    """A connection, which takes ownership of `sock`. Several threads may send.
 
     Attributes:
-        address: of the other end.
+        address: IP address of the peer.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -39,49 +39,57 @@ class NodeConnection:
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Return the file descriptor, for `select`."""
         return self._connection.fileno()
 
     def send_bytes(self, data: bytes) -> None:
-        """Raises:
-        OSError: the other end is gone.
+        """Send a message.
+
+        Raises:
+            OSError: the connection is closed.
         """
         with self._sending:
             self._connection.send_bytes(data)
 
     def receive_bytes(self) -> bytes:
-        """Raises:
-        EOFError, OSError: the other end is gone, or sends what is too long.
+        """Receive a message.
+
+        Raises:
+            EOFError, OSError: the connection is closed, or the message is too long.
         """
         return self._connection.recv_bytes(_MAX_BYTES)
 
     def send(self, **message: Any) -> None:
-        """Raises:
-        OSError: the other end is gone.
+        """Send a JSON object.
+
+        Raises:
+            OSError: the connection is closed.
         """
         self.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any]:
-        """Raises:
-        EOFError, OSError: the other end is gone, or sends what is too long.
-        ValueError: it sends what is no object.
+        """Receive a JSON object.
+
+        Raises:
+            EOFError, OSError: the connection is closed, or the message is too long.
+            ValueError: the message is not a JSON object.
         """
         message = json.loads(self.receive_bytes())
         if not isinstance(message, dict):
-            raise ValueError("the other end sent no object")
+            raise ValueError("the peer sent a message that is not a JSON object")
         return message
 
     def wait_at_most(self, seconds: float) -> None:
-        """How long it waits for the other end from now on; 0: for ever."""
+        """Set the timeout of later reads and writes, in seconds; 0: none."""
         wait_at_most(self._socket, seconds)
 
     def release(self) -> socket.socket:
-        """The socket, which is the caller's then."""
+        """Return the socket; the caller takes ownership."""
         self._connection.close()
         return self._socket
 
     def close(self) -> None:
-        """Ends the connection, also where a thread reads from it."""
+        """Close the connection, even while a thread reads from it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -90,7 +98,7 @@ class NodeConnection:
 
 
 def notice_unreachable(sock: socket.socket) -> None:
-    """Has the kernel end a connection whose other end does not answer; sends small messages at once."""
+    """Make the kernel close a connection whose peer does not respond. Also disable the delay of small messages."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -104,12 +112,12 @@ def notice_unreachable(sock: socket.socket) -> None:
 
 
 def wait_at_most(sock: socket.socket, seconds: float) -> None:
-    """How long one read or write of a blocking socket waits; 0: for ever."""
+    """Set the timeout of one read or write of a blocking socket, in seconds; 0: none."""
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
 
 
 def reset_on_close(sock: socket.socket) -> None:
-    """Has the other end learn at once, and as an error, when this one is closed or its process ends, as it does with
-    socket pairs; else that looks like "no more messages come"."""
+    """Send a reset when the socket is closed or the process exits, so that the peer gets an error at once, as with
+    socket pairs. By default the peer only reads an end of file."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,11 +1,11 @@
-"""Both ends of a connection show that they know the key, without sending it.
+"""Mutual authentication of a connection: both ends prove that they know the key, without sending it.
 
-    head ──► node   a random number
-    node ──► head   another one, and HMAC(key, "node", both numbers)
-    head ──► node   HMAC(key, "head", both numbers), or that the node's was wrong
+    head ──► node   a nonce
+    node ──► head   another nonce, and HMAC(key, "node", both nonces)
+    head ──► node   HMAC(key, "head", both nonces), or an error if the node's HMAC is wrong
 
-HMAC-SHA256 (RFC 2104). What follows is neither encrypted nor signed: who can change packets on their way between the
-nodes can do anything. The key keeps out who can only reach the port.
+HMAC-SHA256 (RFC 2104). Later messages are neither encrypted nor signed. The key only protects against attackers who can
+reach the port, not against those who can modify packets between the nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from stoker_engine.nodes.connection import NodeConnection
 
-#: The variable of the environment that holds the key, the same on all nodes.
+#: The environment variable with the key, equal on all nodes.
 VARIABLE: Final = "STOKER_NODE_KEY"
 
 _GREETING: Final = b"stoker-node-1 "
@@ -25,31 +25,31 @@ _NUMBER_BYTES: Final = 32
 
 
 class WrongKeyError(Exception):
-    """The other end has another key, or none."""
+    """The peer has another key, or none."""
 
 
 class NoNodeError(Exception):
-    """What is at the other end is no node of ours."""
+    """The peer is not a Stoker node."""
 
 
 def node_key() -> bytes:
-    """The key; empty where there is none."""
+    """Return the key; empty if none is set."""
     return os.environ.get(VARIABLE, "").encode()
 
 
 def greet_node(connection: NodeConnection, key: bytes) -> None:
-    """The head's part.
+    """Run the head's side of the handshake.
 
     Raises:
-        WrongKeyError, NoNodeError: the connection is of no use.
-        EOFError, OSError: it has ended.
+        WrongKeyError, NoNodeError: authentication failed.
+        EOFError, OSError: the connection is closed.
     """
     head_nonce = os.urandom(_NUMBER_BYTES)
     connection.send_bytes(_GREETING + head_nonce)
     answer = connection.receive_bytes()
     node_nonce, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
     if len(answer) != _NUMBER_BYTES + 32:
-        raise NoNodeError("it does not answer as a node does")
+        raise NoNodeError("its response is not that of a Stoker node")
     if not hmac.compare_digest(proof, _proof(key, b"node", head_nonce + node_nonce)):
         connection.send_bytes(_WRONG)
         raise WrongKeyError
@@ -57,10 +57,10 @@ def greet_node(connection: NodeConnection, key: bytes) -> None:
 
 
 def greet_head(connection: NodeConnection, key: bytes) -> None:
-    """A node's part; raises what `greet_node` does."""
+    """Run a node's side of the handshake. Raises the same errors as `greet_node`."""
     greeting = connection.receive_bytes()
     if not greeting.startswith(_GREETING) or len(greeting) != len(_GREETING) + _NUMBER_BYTES:
-        raise NoNodeError("it does not greet as a head does")
+        raise NoNodeError("its greeting is not that of Stoker's node 0")
     head_nonce, node_nonce = greeting.removeprefix(_GREETING), os.urandom(_NUMBER_BYTES)
     connection.send_bytes(node_nonce + _proof(key, b"node", head_nonce + node_nonce))
     if not hmac.compare_digest(connection.receive_bytes(), _proof(key, b"head", head_nonce + node_nonce)):

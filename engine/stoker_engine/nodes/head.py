@@ -1,7 +1,8 @@
-"""Node 0's side of one engine of the model: it listens for the other nodes that have ranks of it.
+"""Node 0's side of an engine: listens for the other nodes that have ranks of it.
 
-It listens for as long as the engine lives: who comes too late, comes twice or is no node at all is told so or hung up
-on, and hurts nobody. A connection that does not get on is closed after seconds; of many such the oldest go first.
+It listens as long as the engine lives. Nodes that connect too late or twice are rejected, and connections from other
+programs are closed, without effect on the engine. A connection that does not complete the handshake is closed after
+seconds; if there are many, the oldest are closed first.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ from stoker_engine.nodes.placement import RankPlacement
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a connection has to say who it is, and how many may be at that.
+#: Timeout of a handshake, in seconds, and largest number of concurrent handshakes.
 _GREETING_S: Final = 10.0
 _MAX_GREETINGS: Final = 64
 
-#: Seconds between two lines on who is missing.
+#: Seconds between log lines about missing nodes.
 _LOG_INTERVAL_S: Final = 5.0
 
-#: Seconds in which the port of an engine that has just died becomes free.
+#: Seconds to wait until the port of an engine that has just died is free.
 _PORT_S: Final = 10.0
 
-#: Seconds after which nobody waits any more, whatever they were told.
+#: Upper limit of the timeout, in seconds, in the printed deadline.
 _LONGEST_S: Final = 10**9
 
-#: Seconds in which nodes that run come by, as they try again and again.
+#: Seconds within which all running nodes connect, because they retry.
 _COME_S: Final = 2.0
 
 
 class Head:
-    """Listens from its making on.
+    """The head of an engine. Listens from its construction on.
 
     Args:
-        args: the engine's.
-        model: where this node has its files.
-        engine: the number of the engine.
-        on_waiting: called with a sentence on who is missing whenever that changes, and with an empty one in the end.
+        args: the engine's arguments.
+        model: path of the model's files on this node.
+        engine: the index of the engine.
+        on_waiting: called with a message about missing nodes whenever it changes, and with an empty one at the end.
 
     Attributes:
-        placement: where ranks are.
-        engine: the number.
-        address: by which other nodes reach this one.
+        placement: the placement of ranks on nodes.
+        engine: the index of the engine.
+        address: the address by which other nodes reach this one.
 
     Raises:
-        ArgumentError: it cannot listen at its address.
+        ArgumentError: the port cannot be opened.
     """
 
     def __init__(
@@ -75,43 +76,43 @@ class Head:
         self._expected = [node for node in self.placement.nodes_of(engine) if node != 0]
         self._on_waiting = on_waiting
         self._nodes: dict[int, Node] = {}
-        self._news = threading.Condition()  # held by whoever looks at nodes, or changes them
-        self._complete = False  # all have come, and whoever waited for them works with these
+        self._news = threading.Condition()  # protects the state of nodes; notified of changes
+        self._complete = False  # all nodes have connected, and the engine uses them
         self._refused: ArgumentError | None = None
-        self._greetings: dict[socket.socket, float] = {}  # until when, the oldest first
-        self._greeting = threading.Lock()  # held by whoever looks at these, or changes them
+        self._greetings: dict[socket.socket, float] = {}  # deadlines of handshakes, the oldest first
+        self._greeting = threading.Lock()  # protects `_greetings`
         self._closed = False
         self._listening = _listen(args.master_addr, args.master_port + engine)
         self._listens_at = _named(self._listening.getsockname())
         self._wake, self._wake_end = socket.socketpair()
         if not self._key:
             logger.warning(
-                "%s is not set: whoever reaches port %d can run code here; set the same key on all nodes",
+                "%s is not set, so any client that reaches port %d can run code; set the same key on all nodes",
                 VARIABLE,
                 args.master_port + engine,
             )
-        atexit.register(self.dismiss)  # a script may end without a word
+        atexit.register(self.dismiss)  # a script may exit without shutting down
         threading.Thread(target=self._accept, name="nodes", daemon=True).start()
 
     @classmethod
     def of(
         cls, args: EngineArgs, model: Path, engine: int = 0, on_waiting: Callable[[str], None] = lambda _: None
     ) -> Head | None:
-        """The head of an engine; None where all its ranks are on this node.
+        """Return the head of an engine; None if all its ranks are on this node.
 
         Raises:
-            ArgumentError: this is not node 0, or it cannot listen.
+            ArgumentError: this is not node 0, or the port cannot be opened.
         """
         if args.node_rank:
             raise ArgumentError("--node-rank", "node 0 runs the engine; run `stoker serve … --headless` on the others")
         return cls(args, model, engine, on_waiting) if RankPlacement.of(args).nodes_of(engine) != range(1) else None
 
     def nodes(self, on_progress: Callable[[], None] = lambda: None) -> dict[int, Node]:
-        """Waits until all nodes that have ranks of this engine are there.
+        """Wait until all nodes with ranks of this engine have connected.
 
         Raises:
-            ArgumentError: one of them cannot be taken in.
-            EngineDeadError: some did not come in time.
+            ArgumentError: a node was rejected.
+            EngineDeadError: some nodes did not connect in time.
         """
         began = last_logged = time.monotonic()
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + min(self._timeout_s, _LONGEST_S)))
@@ -124,8 +125,8 @@ class Head:
                 now = time.monotonic()
                 if now > began + self._timeout_s:
                     raise EngineDeadError(
-                        f"{missing_nodes} did not come to {self._listens_at} within {self._timeout_s} s "
-                        "(--distributed-timeout-seconds); look at what `stoker serve … --headless` says there"
+                        f"{missing_nodes} did not connect to {self._listens_at} within {self._timeout_s} s "
+                        "(--distributed-timeout-seconds); see the log of `stoker serve … --headless` there"
                     )
                 waiting = (
                     f"waiting for {missing_nodes} at {self._listens_at}, until {until} (--distributed-timeout-seconds)"
@@ -145,8 +146,11 @@ class Head:
         return nodes
 
     def dismiss(self, because: str = "") -> None:
-        """Lets the nodes go: this head comes back no more; `because` says why it could not serve. Nodes that are about
-        to come hear of that too."""
+        """Tell the nodes that this head will not return, so that they exit.
+
+        Args:
+            because: why it could not serve; nodes that are about to connect receive it, too. Empty: a normal shutdown.
+        """
         with self._news:
             if because and not self._complete and self._refused is None:
                 self._news.wait_for(lambda: self._closed or not self._missing(), _COME_S)
@@ -155,7 +159,7 @@ class Head:
             node.dismiss(because)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         atexit.unregister(self.dismiss)
         self._closed = True
         self._wake.close()
@@ -165,13 +169,13 @@ class Head:
             self._news.notify_all()
 
     def _missing(self) -> list[int]:
-        """Nodes that have not come, or are gone again."""
+        """Return the nodes that have not connected, or are lost."""
         return [
             node for node in self._expected if node not in self._nodes or self._nodes[node].cause_of_loss is not None
         ]
 
     def _accept(self) -> None:
-        """Takes connections in, each of which gets a thread."""
+        """Accept connections, each in its own thread."""
         poll = select.poll()
         poll.register(self._listening.fileno(), select.POLLIN)
         poll.register(self._wake_end.fileno(), 0)
@@ -183,8 +187,8 @@ class Head:
                 sock, _ = self._listening.accept()
             except BlockingIOError:
                 continue
-            except OSError as error:  # it is gone already, or there are no descriptors left for now
-                logger.warning("a connection of another node could not be taken in: %s", error)
+            except OSError as error:  # the connection is already closed, or there are no free file descriptors
+                logger.warning("cannot accept a connection of another node: %s", error)
                 time.sleep(0.1)
                 continue
             with self._greeting:
@@ -195,8 +199,8 @@ class Head:
         self._wake_end.close()
 
     def _end_greetings(self, before: float = 0.0, max_greetings: int = _MAX_GREETINGS) -> bool:
-        """Hangs up on those that were to get on `before` then, and on the oldest of more than `max_greetings`; their
-        threads close them. Whether there are others."""
+        """Shut down handshakes whose deadline is before `before`, and the oldest beyond `max_greetings`; their threads
+        close them. Return whether any remain."""
         with self._greeting:
             for sock, until in list(self._greetings.items()):
                 if until < before or len(self._greetings) > max_greetings:
@@ -206,7 +210,7 @@ class Head:
             return bool(self._greetings)
 
     def _greet(self, sock: socket.socket) -> None:
-        """Learns who that is, and serves it."""
+        """Authenticate a connection and handle it."""
         connection: NodeConnection | None = None
         try:
             connection = NodeConnection(sock)
@@ -220,10 +224,10 @@ class Head:
                 self._admit_node(connection, int(info["node"]), str(info.get("path")), NodeInfo.read(info))
         except WrongKeyError:
             assert connection is not None
-            logger.warning("%s has another key, and is not taken in; set the same %s", connection.address, VARIABLE)
+            logger.warning("rejected %s: it has another key; set the same %s", connection.address, VARIABLE)
             connection.close()
-        except Exception as error:  # whatever somebody may send
-            logger.info("a connection that was no node's ended: %s: %s", type(error).__name__, error)
+        except Exception as error:  # other programs may send anything
+            logger.info("closed a connection that is not of a node: %s: %s", type(error).__name__, error)
             if connection is not None:
                 connection.close()
             else:
@@ -245,24 +249,24 @@ class Head:
             return
         node = Node(node_index, connection, model)
         with self._news:
-            if self._closed:  # nobody would end it any more
+            if self._closed:  # `close` would not close this connection
                 connection.close()
                 return
             known_node = self._nodes.get(node_index)
             if known_node is not None and (self._complete or known_node.cause_of_loss is None):
-                connection.send(later=f"{known_node.name} is there already")
+                connection.send(later=f"{known_node.name} is already connected")
                 connection.close()
                 return
-            connection.send(welcome=True)  # before whoever waits for the node sends it orders
+            connection.send(welcome=True)  # before a thread that waits for the node sends commands
             connection.wait_at_most(0)
             self._nodes[node_index] = node
             self._news.notify_all()
-        logger.info("%s is there", name)
+        logger.info("%s has connected", name)
         node.listen()
 
     def _refuse(self, connection: NodeConnection, name: str, refusal: ArgumentError) -> None:
-        """Says why, to the node and to whoever waits for it."""
-        logger.error("%s is not taken in: %s", name, refusal)
+        """Send the reason to the node, and raise it in `nodes`."""
+        logger.error("rejected %s: %s", name, refusal)
         connection.send(refused=refusal.message, argument=refusal.argument)
         connection.close()
         with self._news:
@@ -300,6 +304,6 @@ def _names(nodes: list[int]) -> str:
 
 
 def _named(address: Sequence[Any]) -> str:
-    """An address of a socket as people write it."""
+    """Return the usual text of a socket's address."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

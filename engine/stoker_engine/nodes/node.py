@@ -1,4 +1,4 @@
-"""Another node as the head of an engine sees it: told which ranks to start and to end, asked how they are."""
+"""The head's handle of another node: starts and kills ranks there, and receives their states."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RankState:
-    """What a node has said of one of its ranks.
+    """The last reported state of a rank on a node.
 
     Attributes:
-        pipe: the connection to it, until the head has taken it.
-        is_stopped: whether it lives and is stopped.
-        code: its exit code, once it has ended.
-        killed_for_memory: whether the node's kernel killed a process for want of memory meanwhile.
+        pipe: the connection to the rank, until `Node.start` returns it.
+        is_stopped: whether its process is alive and stopped (SIGSTOP).
+        code: its exit code; None while it runs.
+        killed_for_memory: whether the node's kernel killed a process for lack of memory meanwhile.
         error: why it could not be started.
     """
 
@@ -36,21 +36,21 @@ class RankState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more, or never did."""
+        """Whether it has exited, or could not be started."""
         return self.code is not None or self.error is not None
 
 
 class Node:
-    """A node that has been taken in.
+    """A connected node.
 
     Args:
-        node_index: its own.
-        connection: to it.
-        model: where it has the model's files.
+        node_index: the node's index.
+        connection: the connection to it.
+        model: path of the model's files on the node.
 
     Attributes:
-        name: "node 1 (10.0.0.2)".
-        cause_of_loss: why it is not there any more.
+        name: such as "node 1 (10.0.0.2)".
+        cause_of_loss: why the node is lost; None: it is connected.
     """
 
     def __init__(self, node_index: int, connection: NodeConnection, model: str) -> None:
@@ -61,13 +61,13 @@ class Node:
         self._news = threading.Condition()
 
     def start(self, rank: int, timeout_s: float) -> tuple[RankState, socket.socket]:
-        """Has the node start a rank.
+        """Start a rank on the node.
 
         Returns:
-            Its state, which changes with the node's news, and the connection to it.
+            Its state, which is updated by the node's reports, and the connection to it.
 
         Raises:
-            EngineDeadError: it cannot.
+            EngineDeadError: the rank could not be started.
         """
         state = self._ranks[rank] = RankState()
         self._send(start=rank)
@@ -75,55 +75,55 @@ class Node:
         with self._news:
             pipe, state.pipe = state.pipe, None
         if pipe is None:
-            why = state.error or self.cause_of_loss or f"it did not come within {timeout_s:.0f} s"
+            why = state.error or self.cause_of_loss or f"it did not connect within {timeout_s:.0f} s"
             raise EngineDeadError(f"{self.name} could not start rank {rank}: {why}")
         return state, pipe
 
     def kill(self, rank: int) -> None:
-        """Has the node end a rank, whatever it does."""
+        """Kill a rank on the node."""
         self._send(kill=rank)
 
     def dismiss(self, because: str) -> None:
-        """Lets the node go: the head comes back no more; `because` says why it could not serve."""
+        """Tell the node that the head will not return; `because` says why it could not serve."""
         self._send(farewell=because)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits until news of the node make `condition` true, or it is gone; whether either is so."""
+        """Wait until the node's reports make `condition` true, or the node is lost. Return whether either happened."""
         with self._news:
             return self._news.wait_for(lambda: condition() or self.cause_of_loss is not None, max(0.0, timeout_s))
 
     def awaits(self, rank: int) -> bool:
-        """Whether somebody waits for the connection of a rank."""
+        """Whether the connection of a rank is expected."""
         state = self._ranks.get(rank)
         return state is not None and state.pipe is None and not state.has_ended
 
     def deliver(self, rank: int, pipe: socket.socket) -> None:
-        """Takes the connection of a rank."""
+        """Pass the connection of a rank to `start`."""
         with self._news:
             self._ranks[rank].pipe = pipe
             self._news.notify_all()
 
     def listen(self) -> None:
-        """Takes in what the node says, for as long as it is there."""
+        """Process the node's reports until it is lost."""
         try:
             while True:
                 self._on_message(self._connection.receive())
         except TimeoutError:
-            cause = f"it did not answer for {UNREACHABLE_S} s: the network, or the machine"
+            cause = f"it did not respond for {UNREACHABLE_S} s; check the network and the machine"
         except (EOFError, ConnectionResetError):
             cause = "its `stoker serve … --headless` has ended"
-        except Exception as error:  # whatever it may say
+        except Exception as error:  # an invalid message
             cause = f"{type(error).__name__}: {error}"
         with self._news:
             self.cause_of_loss = self.cause_of_loss or cause
             self._news.notify_all()
         self._connection.close()
-        logger.info("%s is gone: %s", self.name, self.cause_of_loss)
+        logger.info("%s is lost: %s", self.name, self.cause_of_loss)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         with self._news:
-            self.cause_of_loss = self.cause_of_loss or "its connection was closed here"
+            self.cause_of_loss = self.cause_of_loss or "node 0 closed the connection"
         self._connection.close()
 
     def _on_message(self, message: dict[str, Any]) -> None:
@@ -141,5 +141,5 @@ class Node:
             self._news.notify_all()
 
     def _send(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # it is gone, of which `listen` hears
+        with contextlib.suppress(OSError):  # the connection is closed; `listen` handles that
             self._connection.send(**message)

@@ -1,4 +1,4 @@
-"""What a node says of itself, and whether that fits node 0: all must run the same model the same way."""
+"""A node's description of itself, and its check against node 0: all nodes must run the same model and arguments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stoker_common.errors import ArgumentError
 from stoker_engine.contract.argv import flag_name
 from stoker_engine.contract.engine_args import EngineArgs
 
-#: Arguments that may differ: each node has its own number, and may find the model and reach the head in its own way.
-#: No rank reads the others: how much of a prompt a step has, the head's scheduler decides, and offline otherwise.
+#: Arguments that may differ between nodes: the node's index, the sources of the model, and the address of the head.
+#: Ranks do not read the others: only the head's scheduler does, and their defaults offline differ from the server's.
 _MAY_DIFFER: Final = frozenset(
     {
         "model",
@@ -33,12 +33,12 @@ _MAY_DIFFER: Final = frozenset(
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node.
+    """Description of a node.
 
     Attributes:
-        version: of Stoker.
-        arguments: those that all nodes share, as words.
-        model: tells different models apart.
+        version: version of Stoker.
+        arguments: arguments that must be equal on all nodes, name → text.
+        model: digest that identifies the model.
     """
 
     version: str
@@ -47,7 +47,7 @@ class NodeInfo:
 
     @classmethod
     def of(cls, args: EngineArgs, model: Path) -> NodeInfo:
-        """This node's, whose model is at `model`."""
+        """Return the description of this node, whose model is at `model`."""
         arguments = {
             field.name: str(getattr(args, field.name))
             for field in dataclasses.fields(args)
@@ -57,7 +57,7 @@ class NodeInfo:
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> NodeInfo:
-        """Another node's, from a message; what it lacks is empty."""
+        """Return another node's description, from a message. Missing fields are empty."""
         arguments = message.get("arguments")
         return cls(
             str(message.get("version", "")),
@@ -66,9 +66,9 @@ class NodeInfo:
         )
 
     def refusal(self, other: NodeInfo, name: str) -> ArgumentError | None:
-        """What keeps this head from taking in a node; `name` is the node's."""
+        """Return why this head must reject a node called `name`; None: it is accepted."""
         if other.version != self.version:
-            versions = f"{name} has Stoker {other.version or 'of no version'}, and node 0 has {self.version}"
+            versions = f"{name} has Stoker {other.version or '(unknown version)'}, and node 0 has {self.version}"
             return ArgumentError("--nnodes", f"{versions}; run the same version on all nodes")
         for field in sorted(self.arguments.keys() | other.arguments.keys()):
             own_value, other_value = self.arguments.get(field), other.arguments.get(field)
@@ -78,12 +78,14 @@ class NodeInfo:
                     f"{own_value} on node 0, but {other_value} on {name}; start all nodes with the same arguments",
                 )
         if other.model != self.model:
-            return ArgumentError("MODEL", f"the files on {name} are not those on node 0; give all nodes the same model")
+            return ArgumentError(
+                "MODEL", f"the files on {name} differ from those on node 0; use the same model on all nodes"
+            )
         return None
 
 
 def _digest(model: Path) -> str:
-    """Of what tells models apart quickly: their description, and the names and sizes of their weights' files."""
+    """Return a quick digest of a model: of its config.json, and of its weight files' names and sizes."""
     digest = hashlib.sha256()
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
     for file in files:

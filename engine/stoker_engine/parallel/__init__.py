@@ -1,1 +1,1 @@
-"""The device, the ranks that share a model, and what crosses between host and device."""
+"""The device, communication between the ranks of an engine, and transfers between host and device."""

@@ -1,7 +1,7 @@
-"""Has the system give memory before it is used.
+"""Populates memory before its first use.
 
-What was never written is given page by page when it first is. On a virtual machine, whose host then looks for pages,
-too, that took a tenth of the time of a prompt whose keys and values were written there.
+By default each page is allocated at the first write to it. On a virtual machine, whose host must then allocate pages
+too, this took a tenth of the time of a prompt that wrote its keys and values to new pages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 def claim_memory(tensor: torch.Tensor, within_s: float) -> int:
-    """Claims the bytes of `tensor` from its beginning on, for that long at most; what they are stays as it is.
+    """Populate the pages of `tensor` from its start, for at most `within_s` seconds. Its content does not change.
 
-    Returns how many there are now; 0 where the system cannot (Linux before 5.14), or has no more.
+    Returns:
+        The number of populated bytes; 0 if the system does not support it (Linux before 5.14) or has no free memory.
     """
     if sys.platform != "linux" or tensor.device.type != "cpu":
         return 0
@@ -37,5 +38,5 @@ def claim_memory(tensor: torch.Tensor, within_s: float) -> int:
 
 
 def claim_in_background(tensor: torch.Tensor, within_s: float) -> None:
-    """Claims the bytes of `tensor` while others use it, in a thread that keeps it alive; see `claim_memory`."""
+    """Populate the pages of `tensor` in a thread, which keeps it alive, while it is used; see `claim_memory`."""
     threading.Thread(target=claim_memory, args=(tensor, within_s), name="claim-memory", daemon=True).start()

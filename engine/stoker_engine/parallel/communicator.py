@@ -1,7 +1,7 @@
-"""The processes that compute one model together, as its layers see them.
+"""Collective operations between the ranks that compute a model together, as used by its layers.
 
-Every rank runs the same program on the same tokens and holds a share of the weights. The operations below are the only
-places where ranks wait for each other; all ranks must come to each of them, in the same order.
+All ranks run the same program on the same tokens, each with its shard of the weights. They synchronize only in the
+operations below. All ranks must call each operation, in the same order.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ import torch
 
 
 class RankLostError(RuntimeError):
-    """Another rank is gone, or did not come to an operation in time."""
+    """Another rank has died, or did not join an operation in time."""
 
 
 class Communicator(Protocol):
-    """A group of ranks that share each layer's work (tensor parallelism, Shoeybi et al., 2019).
+    """A group of ranks that share the work of each layer (tensor parallelism, Shoeybi et al., 2019).
 
     Attributes:
-        rank: this process's number, 0 … size - 1.
-        size: how many there are.
+        rank: this process's rank in the group, 0 … size - 1.
+        size: number of ranks.
     """
 
     rank: int
     size: int
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `x`, of the same shape and dtype; may be written into `x`."""
+        """Return the sum of all ranks' `x`, in the same shape and dtype. The sum may be written into `x`."""
         ...
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """All ranks' `x`, joined along the last dimension in the order of ranks.
+        """Return all ranks' `x`, concatenated along the last dimension in the order of ranks.
 
         Args:
-            x: this rank's; only the last dimension may be another one elsewhere.
-            widths: of each rank's last dimension; None: of all as of this one.
+            x: this rank's tensor; between ranks only the size of the last dimension may differ.
+            widths: size of each rank's last dimension; None: all equal.
         """
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's `x`; the others give a tensor of the same shape and dtype, which may be written into."""
+        """Return rank 0's `x`. Other ranks pass a tensor of the same shape and dtype, which may be overwritten."""
         ...
 
 
 class SingleRank:
-    """One rank, which waits for nobody."""
+    """The communicator of a single rank."""
 
     rank = 0
     size = 1

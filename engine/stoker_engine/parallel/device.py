@@ -1,4 +1,4 @@
-"""Which device this process computes on, and how much of it: memory, and processors."""
+"""The device that this process computes on, its memory, and the number of threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from stoker_engine.parallel.processors import cpu_quota
 
 
 def resolve_device(args: EngineArgs) -> torch.device:
-    """The device for `args`.
+    """Return the device for `args`.
 
     Raises:
-        ArgumentError: the device is not there, or more of them are asked than this engine drives.
+        ArgumentError: no CUDA device is visible.
     """
     name = args.device
     if name == "auto":
@@ -29,24 +29,24 @@ def resolve_device(args: EngineArgs) -> torch.device:
 
 
 def check_devices(device: torch.device, count: int) -> None:
-    """Refuses to start more ranks than there are accelerators for.
+    """Check that each of `count` ranks on `device` has its own accelerator.
 
     Raises:
-        ArgumentError: each of `count` ranks that compute on `device` needs one, and this process sees fewer.
+        ArgumentError: fewer than `count` accelerators are visible.
     """
     if device.type == "cuda" and (visible := torch.cuda.device_count()) < count:
         raise ArgumentError(
             "--tensor-parallel-size",
-            f"{count} ranks need a device each, and {visible} are visible here; ask for fewer ranks, or make more "
-            "devices visible",
+            f"{count} ranks need one device each, but only {visible} are visible; reduce the number of ranks, or make "
+            "more devices visible",
         )
 
 
 def use_device(device: torch.device, index: int) -> None:
-    """Has this process compute on accelerator number `index` of those it sees.
+    """Select the visible accelerator number `index` for this process.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: it does not exist.
     """
     check_devices(device, index + 1)
     if device.type == "cuda":
@@ -54,10 +54,11 @@ def use_device(device: torch.device, index: int) -> None:
 
 
 def memory_bytes(device: torch.device, sharers: int = 1) -> int:
-    """Memory of `device`; for the CPU the container's limit, or the machine's memory if that is less.
+    """Return the memory of `device` in bytes; on the CPU the container's limit or, if less, the machine's memory.
 
     Args:
-        sharers: ranks of all engines. Each has an accelerator of its own, or its part of the CPU's memory.
+        sharers: number of ranks of all engines on this machine. On the CPU they share the memory equally; each
+            accelerator has a single rank.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -65,13 +66,13 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
 
 
 def limit_threads(limit: int | None = None) -> None:
-    """Limits torch's threads to the container's processors, or to `limit`.
+    """Limit torch's threads to the container's CPU limit, or to `limit` if that is lower.
 
-    torch starts one for each core of the machine. Where a container's limit is lower, the kernel stops all of them
+    torch starts one thread per core of the machine. If the container's limit is lower, the kernel throttles all of them
     for the rest of each period, and every GEMM waits for its slowest thread.
 
     Args:
-        limit: how many this process may use, of several processes that compute at the same time.
+        limit: number of threads for this process if several processes compute concurrently.
     """
     count = usable_threads() if limit is None else min(usable_threads(), limit)
     if count != torch.get_num_threads():
@@ -79,17 +80,17 @@ def limit_threads(limit: int | None = None) -> None:
 
 
 def usable_threads() -> int:
-    """How many threads torch would use, or fewer: as many as the container has processors."""
+    """Return torch's number of threads, limited to the container's CPU limit."""
     count, quota = torch.get_num_threads(), cpu_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Lets torch's operators use `count` threads meanwhile; None changes nothing.
+    """Set the number of threads of torch's operators within the block; None changes nothing.
 
-    The CPU's kernels have threads of their own. OpenMP's, which torch uses, stay awake for milliseconds after each
-    operator and would take the processors from them.
+    The CPU kernels have their own threads. torch's OpenMP threads spin for milliseconds after each operator, and would
+    compete with them for the cores.
     """
     before = torch.get_num_threads()
     if count is None or count == before:

@@ -1,7 +1,7 @@
-"""Asks the system for large pages (2 MiB instead of 4 KiB).
+"""Requests huge pages (2 MiB instead of 4 KiB) from the system.
 
-Weights are read from end to end in every step. With small pages a processor looks up an address every 64 cache lines,
-which costs up to a third of the speed at which it reads.
+Each step reads all weights sequentially. With small pages the processor translates an address every 64 cache lines,
+which reduces the read bandwidth by up to a third.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MADV_COLLAPSE: Final = 25
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Before they are first written to. What lies in whole large pages gets them, where the system gives any."""
+    """Request huge pages for tensors before the first write to them. Only the whole huge pages within them change."""
     _advise(tensors, _MADV_HUGEPAGE)
 
 
 def collapse_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """After they were written: what still lies in small pages, since those were in use before, is moved to large ones.
+    """Move tensors that are already written from small pages to huge pages.
 
     Does nothing before Linux 6.1.
     """
@@ -32,8 +32,8 @@ def collapse_pages(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _advise(tensors: Iterable[torch.Tensor], advice: int) -> None:
-    """Of all whole large pages. It is advice: a system that has none of them, or was built without, refuses; nothing is
-    lost."""
+    """Call madvise for each whole huge page. Errors are ignored: a system without huge pages continues with small
+    ones."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -43,8 +43,8 @@ def _advise(tensors: Iterable[torch.Tensor], advice: int) -> None:
 
 
 def _runs(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Addresses of tensors that lie beside each other, with less than a page between them: the first, and behind the
-    last. Those of small models are smaller than a page or two, and share pages."""
+    """Yield the address ranges (start, end) of tensors with less than a huge page between them. Tensors of small models
+    are smaller than a page or two, and share pages."""
     begin = end = 0
     for first, size in sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors):
         if first - end >= _PAGE:

@@ -1,4 +1,4 @@
-"""A rank meets the others of its engine."""
+"""Joins a rank with the other ranks of its engine."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from stoker_engine.parallel.torch_communicator import World
 
 @dataclass(frozen=True)
 class Joined:
-    """A rank among the others.
+    """A rank's connections to the others.
 
     Attributes:
-        groups: those it works with.
+        groups: the communicators that it uses.
     """
 
     groups: RankGroups
     _world: World
 
     def settle(self) -> None:
-        """All ranks have loaded. What steps do not need is given up: gloo's thread wakes up a hundred times a second,
-        also while nobody asks for anything."""
+        """Close what the steps do not need, once all ranks have loaded. gloo's thread wakes up a hundred times per
+        second, even while the engine is idle."""
         if isinstance(self.groups.tensor, ShmCommunicator) and self.groups.pipeline.stage.count == 1:
             self.close()
 
     def close(self) -> None:
-        """Leaves the others."""
+        """Close the connections to the other ranks."""
         self._world.close()
 
 
 def join(
     rank: int, layout: RankLayout, rendezvous: str, timeout_s: float, shared: SharedMemory | None = None
 ) -> Joined:
-    """Waits until all ranks of an engine have come.
+    """Wait until all ranks of an engine have joined.
 
     Args:
-        rank: this one's number.
-        layout: how all of them share the model.
-        rendezvous: where they find each other; see `World`.
-        timeout_s: how long a rank waits for another one.
-        shared: where the ranks that share layers meet; None: they share no memory.
+        rank: this process's rank in the engine.
+        layout: the layout of all ranks.
+        rendezvous: URL of the rendezvous; see `World`.
+        timeout_s: seconds that a rank waits for another one.
+        shared: shared memory of the ranks that share layers; None: they share no memory.
 
     Raises:
-        RankLostError: not all came in time.
+        RankLostError: not all ranks joined in time.
     """
     world = World(rank, layout.size, rendezvous, timeout_s)
     engine = world.ranks([list(range(layout.size))])
@@ -68,7 +68,7 @@ def _tensor_group(
     if shared is None or layout.tensor > MAX_RANKS:
         return world.ranks(layout.tensor_groups())
     library = shared.library
-    # Of ranks of different builds, or short of memory, one may have no kernels: then none goes by them.
+    # A rank of another build, or without enough memory, may lack the kernels; then no rank uses them.
     is_everywhere = bool(engine.all_gather(torch.tensor([library is not None])).all())
     if library is None or not is_everywhere:
         return world.ranks(layout.tensor_groups())

@@ -1,10 +1,10 @@
-"""How the ranks of one engine of a model share it.
+"""The layout of an engine's ranks: pipeline stages and tensor parallelism.
 
 rank = stage × tensor + place
 
           place 0   place 1
 stage 0   rank 0    rank 1      the first layers, each split over two ranks
-stage 1   rank 2    rank 3      the last ones; rank 2 samples
+stage 1   rank 2    rank 3      the last layers; rank 2 samples
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class RankLayout:
     """The ranks of one engine.
 
     Attributes:
-        tensor: ranks that share each layer.
-        pipeline: stages that the layers are dealt among.
-        expert: whether whole experts are dealt among the ranks of a stage, instead of each being split.
+        tensor: number of ranks that share each layer.
+        pipeline: number of pipeline stages.
+        expert: whether each rank of a stage has whole experts (expert parallelism), instead of shards of all.
     """
 
     tensor: int = 1
@@ -32,41 +32,41 @@ class RankLayout:
 
     @classmethod
     def of(cls, args: EngineArgs) -> RankLayout:
-        """What `args` ask for."""
+        """Return the layout requested by `args`."""
         return cls(args.tensor_parallel_size, args.pipeline_parallel_size, args.enable_expert_parallel)
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.tensor * self.pipeline
 
     @property
     def sharding(self) -> Sharding:
-        """The same, for the memory arithmetic."""
+        """The layout as the `Sharding` of the memory estimate."""
         return Sharding(self.tensor, self.pipeline, self.tensor if self.expert else 1)
 
     @property
     def first_of_last_stage(self) -> int:
-        """The rank that samples, and answers."""
+        """The rank that samples and returns results."""
         return self.size - self.tensor
 
     def stage_of(self, rank: int) -> Stage:
-        """The stage that a rank is in."""
+        """Return the stage of a rank."""
         return Stage(rank // self.tensor, self.pipeline)
 
     def place_of(self, rank: int) -> int:
-        """Which of its stage's ranks a rank is."""
+        """Return a rank's index within its stage."""
         return rank % self.tensor
 
     def tensor_groups(self) -> list[list[int]]:
-        """The ranks of each stage, which share its layers."""
+        """Return the ranks of each stage, which share its layers."""
         return [list(range(first, first + self.tensor)) for first in range(0, self.size, self.tensor)]
 
     def pipelines(self) -> list[list[int]]:
-        """The ranks of each tensor rank, first stage to last, which hand on what they compute."""
+        """Return for each place the ranks from the first stage to the last, which pass on hidden states."""
         return [list(range(tensor_rank, self.size, self.tensor)) for tensor_rank in range(self.tensor)]
 
     def __str__(self) -> str:
-        """ "tensor 2 × pipeline 2"."""
+        """Return text such as "tensor 2 × pipeline 2"."""
         experts = ", whole experts" if self.expert else ""
         return f"tensor {self.tensor} × pipeline {self.pipeline}{experts}"

@@ -1,8 +1,8 @@
-"""The stages of a pipeline as processes: each hands what it has computed to the next, over gloo or NCCL.
+"""Pipeline stages as processes: each sends its results to the next one, over gloo or NCCL.
 
-A tensor is on its way while its sender computes the next step. It is kept until it has arrived, since gloo reads it
-from where it lies. The engine has no more steps in flight than one for each stage and one more, so the oldest of as
-many tensors has arrived, and nobody waits.
+A tensor is transferred while its sender computes the next step. The sender keeps it until it has arrived, because gloo
+reads it in place. The engine has at most one step per stage plus one in flight, so the oldest of that many tensors has
+already arrived, and waiting for it does not block.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ProcessPipeline:
     """See `parallel.rank_groups.Pipeline`.
 
     Args:
-        members: the ranks of one place in all stages, first to last.
-        rank: this one's number.
-        group: theirs; nothing else travels in it.
+        members: the ranks of one place, from the first stage to the last.
+        rank: this process's rank.
+        group: the process group of `members`, used only for these transfers.
     """
 
     def __init__(self, members: Sequence[int], rank: int, group: distributed.ProcessGroup) -> None:
@@ -35,7 +35,7 @@ class ProcessPipeline:
         """See `Pipeline`.
 
         Raises:
-            RankLostError: the next stage is gone, or does not come in time.
+            RankLostError: the next stage has died, or does not respond in time.
         """
         x = x.contiguous()
         with waiting(self._rank, len(self._members), "send"):
@@ -49,7 +49,7 @@ class ProcessPipeline:
         """See `Pipeline`.
 
         Raises:
-            RankLostError: the stage before is gone, or does not come in time.
+            RankLostError: the previous stage has died, or does not respond in time.
         """
         x = torch.empty(shape, dtype=dtype, device=device)
         with waiting(self._rank, len(self._members), "receive"):

@@ -1,9 +1,9 @@
-"""Which processors each of the processes that share a machine computes on, and with how many threads.
+"""CPU affinity and number of threads of each process that computes on a machine.
 
-Ranks are dealt over the machine's NUMA nodes, each to one where there are enough: what a rank reads most, its weights,
-then lies in the memory beside its processors. Inside a node nobody is bound to cores: containers of one machine often
-see all of its processors, and would all choose the first ones. What keeps ranks apart there is that together they have
-no more threads than the node has cores.
+Ranks are distributed over the machine's NUMA nodes, each rank on a single node if possible, so that its weights are in
+node-local memory. Within a node ranks are not bound to cores, because containers often see all processors of the
+machine, and all would choose the first ones. Instead, the ranks of a node together have at most as many threads as it
+has cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 Processors = frozenset[int]
 
-#: cgroup v2 writes "quota period" into one file ("max 100000" where there is no limit), v1 writes two (-1).
+#: cgroup v2 has "quota period" in one file ("max 100000": no limit), v1 has two files (-1: no limit).
 _CPU_QUOTAS = (
     ("/sys/fs/cgroup/cpu.max",),
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
@@ -29,13 +29,13 @@ _SYSTEM: Final = Path("/sys/devices/system")
 
 @dataclass(frozen=True)
 class Machine:
-    """What a process may compute on.
+    """The processors available to a process. A processor is a hyperthread.
 
     Attributes:
-        allowed: the processors that the system lets it run on.
-        nodes: processors of each NUMA node, others than the allowed ones too; none where the system names no nodes.
-        cores: of processors that are hyperthreads of one core, which; any other is a core by itself.
-        quota: of how many processors the container has the time; None: of all.
+        allowed: processors in the process's CPU affinity.
+        nodes: processors of each NUMA node, including ones that are not allowed; empty if the system reports no nodes.
+        cores: sets of processors that share a core; a processor in no set is a core by itself.
+        quota: CPU limit of the container, in processors; None: no limit.
     """
 
     allowed: Processors
@@ -45,10 +45,10 @@ class Machine:
 
     @classmethod
     def current(cls, system: Path = _SYSTEM) -> Machine:
-        """This process's.
+        """Return the machine of this process.
 
         Args:
-            system: where the kernel describes the machine.
+            system: the kernel's folder that describes the machine.
         """
         allowed = frozenset(os.sched_getaffinity(0))
         cores = {_read(system / f"cpu/cpu{number}/topology/thread_siblings_list") for number in allowed}
@@ -61,25 +61,25 @@ class Machine:
         )
 
     def num_cores(self, processors: Processors) -> int:
-        """How many cores these processors are of."""
+        """Return the number of distinct cores of these processors."""
         shared = [core & processors for core in self.cores if core & processors]
         return len(shared) + len(processors.difference(*shared))
 
     @property
     def time(self) -> int:
-        """How many threads can compute at the same time: hyperthreads of one core share what computes."""
+        """Number of threads that can compute concurrently, one per core: hyperthreads of a core share its units."""
         cores = self.num_cores(self.allowed)
         return cores if self.quota is None else max(1, min(cores, math.ceil(self.quota)))
 
 
 @dataclass(frozen=True)
 class ProcessorShare:
-    """What one of several processes computes on.
+    """The processors of one of several processes.
 
     Attributes:
-        processors: those it runs on; others of the same node may have the same ones.
-        threads: how many of its threads compute.
-        is_crowded: there is less than one core, or less than one core's time, for each process.
+        processors: its CPU affinity; other processes on the same NUMA node may have the same.
+        threads: number of threads that compute.
+        is_crowded: whether there is less than one core, or one core's CPU limit, per process.
     """
 
     processors: Processors
@@ -88,7 +88,7 @@ class ProcessorShare:
 
 
 def deal(machine: Machine, count: int) -> list[ProcessorShare]:
-    """Deals a machine's processors among `count` processes that compute at the same time."""
+    """Distribute a machine's processors among `count` processes that compute concurrently."""
     if count > machine.time:
         return [ProcessorShare(machine.allowed, 1, True)] * count
     each = machine.time // count
@@ -99,12 +99,13 @@ def deal(machine: Machine, count: int) -> list[ProcessorShare]:
 
 
 def take_share(count: int, number: int, on_cpu: bool) -> ProcessorShare:
-    """The share of one of `count` processes of this machine. The first one warns where there are too few processors.
+    """Return the share of one of `count` processes of this machine. The first one logs a warning if there are too few
+    processors.
 
     Args:
-        count: how many there are.
-        number: which of them this is.
-        on_cpu: whether the CPU computes the model: if so, this thread and those that it starts run on the share alone.
+        count: number of processes.
+        number: index of this process.
+        on_cpu: whether the CPU computes the model. If so, this thread and threads started by it are bound to the share.
     """
     machine = Machine.current()
     share = deal(machine, count)[number]
@@ -116,27 +117,27 @@ def take_share(count: int, number: int, on_cpu: bool) -> ProcessorShare:
 
 
 def crowding(machine: Machine, count: int) -> str | None:
-    """What to tell whoever has more processes compute than there are processors; None: there are enough."""
+    """Return a warning if more processes compute than there are cores; None: there are enough."""
     if count <= machine.time:
         return None
-    limit = f" and time for {machine.quota:g}" if machine.quota is not None else ""
+    limit = f" with a CPU limit of {machine.quota:g}" if machine.quota is not None else ""
     return (
-        f"{count} ranks share {machine.num_cores(machine.allowed)} cores{limit}: what comes out is right, but slow to "
-        "come; give them more processors, or ask for fewer ranks"
+        f"{count} ranks share {machine.num_cores(machine.allowed)} cores{limit}: results are correct, but slow; "
+        "provide more processors, or reduce the number of ranks"
     )
 
 
 def bind(share: ProcessorShare) -> None:
-    """Has this thread, and those that it starts from now on, run on the processors of `share`; where the system does
-    not allow that, they run where they did."""
+    """Bind this thread, and threads started by it afterwards, to the processors of `share`. If the system forbids that,
+    the affinity stays unchanged."""
     try:
         os.sched_setaffinity(0, share.processors)
     except OSError:
-        return  # taken away meanwhile, or forbidden
+        return  # the processors were removed meanwhile, or binding is forbidden
 
 
 def cpu_quota() -> float | None:
-    """Of how many processors this container has the time; None: no limit is set."""
+    """Return the CPU limit of this container, in processors; None: no limit."""
     for files in _CPU_QUOTAS:
         if all(Path(file).is_file() for file in files):
             words = [word for file in files for word in Path(file).read_text().split()]
@@ -145,7 +146,7 @@ def cpu_quota() -> float | None:
 
 
 def parse_cpulist(text: str) -> Processors:
-    """The kernel's way to write processors: "0-3,8,10-11"."""
+    """Parse the kernel's list format of processors, such as "0-3,8,10-11"."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return frozenset(number for first, _, last in ranges for number in range(int(first), int(last or first) + 1))
 
@@ -158,7 +159,7 @@ def _read(file: Path) -> Processors:
 
 
 def _placements(machine: Machine, count: int) -> list[tuple[Processors, int]]:
-    """For each of `count` processes where it runs, and how many of them run there."""
+    """Return for each of `count` processes its processors, and the number of processes that share them."""
     nodes = _nodes(machine)
     if count < len(nodes):
         return [(frozenset().union(*group), 1) for group in _nodes_of_each(machine, nodes, count)]
@@ -169,7 +170,7 @@ def _placements(machine: Machine, count: int) -> list[tuple[Processors, int]]:
 
 
 def _nodes(machine: Machine) -> list[Processors]:
-    """Nodes, of those processors that are allowed: none is empty, none lies in two nodes."""
+    """Return the allowed processors grouped by NUMA node. No group is empty, and groups are disjoint."""
     remaining, nodes = machine.allowed, []
     for node in (*machine.nodes, machine.allowed):
         if usable := remaining & node:
@@ -179,7 +180,7 @@ def _nodes(machine: Machine) -> list[Processors]:
 
 
 def _nodes_of_each(machine: Machine, nodes: list[Processors], count: int) -> list[list[Processors]]:
-    """Whole nodes for fewer ranks: the largest first, each to the process that has the fewest cores."""
+    """Assign whole nodes to fewer processes: the largest node first, each to the process with the fewest cores."""
     dealt: list[list[Processors]] = [[] for _ in range(count)]
     for node in sorted(nodes, key=machine.num_cores, reverse=True):
         min(dealt, key=lambda few: sum(map(machine.num_cores, few))).append(node)
@@ -187,8 +188,8 @@ def _nodes_of_each(machine: Machine, nodes: list[Processors], count: int) -> lis
 
 
 def _counts_of_each(sizes: list[int], count: int) -> list[int]:
-    """How many ranks each node has, no more than its cores: each goes where it gets the most of them (D'Hondt), and
-    of such nodes where there is none yet."""
+    """Return the number of processes of each node, at most its number of cores. Each process is assigned to the node
+    with the most cores per process (D'Hondt); of equal nodes, to the one with the fewest processes."""
     counts = [0] * len(sizes)
     for _ in range(count):
         counts[max(range(len(sizes)), key=lambda node: (sizes[node] / (counts[node] + 1), -counts[node]))] += 1

@@ -1,4 +1,4 @@
-"""Whom a rank works with."""
+"""The groups of ranks that a rank communicates with."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from stoker_engine.sizing.pipeline_stages import Stage
 
 
 class Pipeline(Protocol):
-    """The ranks of the same place in the stages before and after.
+    """The ranks of the same place in the previous and next stages.
 
     Attributes:
-        stage: this rank's.
+        stage: this rank's stage.
     """
 
     stage: Stage
 
     def send(self, x: torch.Tensor) -> None:
-        """Sends `x` to the next stage; returns before it has arrived, and `x` must not be written to afterwards."""
+        """Send `x` to the next stage. Returns before it has arrived, so `x` must not be modified afterwards."""
         ...
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """What the stage before sent; tensors come in the order in which they were sent."""
+        """Receive a tensor from the previous stage, in the order of sending."""
         ...
 
 
 class OneStage:
-    """One rank, or several, that have all layers."""
+    """The pipeline of ranks that have all layers."""
 
     stage = Stage()
 
@@ -45,12 +45,12 @@ class OneStage:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """The ranks that compute a model together, as one of them sees them.
+    """The groups of one of the ranks that compute a model together.
 
     Attributes:
-        tensor: those that share its layers.
-        pipeline: those that have the layers before and after.
-        engine: all of them; only while the model loads.
+        tensor: ranks that share its layers.
+        pipeline: ranks with the layers before and after.
+        engine: all ranks of the engine; usable only while the model loads.
     """
 
     tensor: Communicator = field(default_factory=SingleRank)
@@ -59,5 +59,5 @@ class RankGroups:
 
     @property
     def samples(self) -> bool:
-        """Whether this rank chooses the tokens."""
+        """Whether this rank samples tokens."""
         return self.pipeline.stage.is_last and self.tensor.rank == 0

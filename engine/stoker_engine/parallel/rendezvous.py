@@ -1,4 +1,4 @@
-"""Where ranks of several machines find each other: a store of torch's."""
+"""The rendezvous of ranks on several machines: a `TCPStore` of torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker_engine.nodes.addresses import listen
 
 @contextlib.contextmanager
 def rendezvous_at(address: str) -> Iterator[str]:
-    """A URL for processes that can connect to this machine by `address`, at a port that is free; see
+    """Serve a store at a free port. Yield its URL for processes that reach this machine by `address`; see
     `parallel.torch_communicator.World`.
 
     Raises:
-        OSError: it cannot listen.
+        OSError: the port cannot be opened.
     """
     listening = listen(address, 0)
     host, port = listening.getsockname()[:2]
@@ -24,4 +24,4 @@ def rendezvous_at(address: str) -> Iterator[str]:
         host = "localhost"
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     yield f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
-    del store  # which listens no more
+    del store  # closes its port

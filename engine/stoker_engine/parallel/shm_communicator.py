@@ -1,11 +1,10 @@
-"""Ranks of one machine's CPUs, joined by memory that all of them see.
+"""Communication between ranks on the CPUs of one machine, by shared memory.
 
-What meets there, and how, is in ``kernels/cpu/csrc/comm/shm_collectives.h``: a reduction is one call, and takes a wait
-or two of about a microsecond where no rank is late. A rank that waits is awake for 50 µs and then sleeps until the
-others come. The memory has no name: it goes with the last process that has it.
+The collectives are in ``kernels/cpu/csrc/comm/shm_collectives.h``. A reduction is one call with one or two waits, each
+of about a microsecond if no rank is late. A waiting rank spins for 50 µs and then sleeps until the others arrive. The
+memory is anonymous, and is freed when the last process closes it.
 
-Sums are added up in the order of ranks and in float32, as those of `parallel.torch_communicator`: both give the same
-bits.
+Sums are computed in float32 in the order of ranks, as in `parallel.torch_communicator`: both give the same bits.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import torch
 
 from stoker_engine.parallel.communicator import RankLostError
 
-#: More ranks share no memory.
+#: Largest number of ranks with shared memory.
 MAX_RANKS: Final = 64
 
-#: Of what a rank brings to one wait; larger tensors go in pieces. Two pieces of each rank lie there.
+#: Bytes that a rank contributes to one wait; larger tensors are split. The memory has two slots per rank.
 _SLOT_BYTES: Final = 256 * 1024
 _HEADER_BYTES: Final = 128
 
@@ -32,7 +31,7 @@ _SUM, _GATHER, _PARTS, _BROADCAST = range(4)
 _OPERATIONS: Final = ("all_reduce", "all_gather", "all_reduce", "broadcast")
 _TIMEOUT, _MISMATCH = 1, 2
 
-#: What travels, by the number that ranks compare.
+#: Supported dtypes. Their indices are the codes that ranks compare.
 _DTYPES: Final = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -44,18 +43,18 @@ _INT, _LONG = ctypes.c_int32, ctypes.c_int64
 
 
 class _Collective(ctypes.Structure):
-    """shm_collectives.h's Collective."""
+    """The struct Collective of shm_collectives.h."""
 
     _fields_ = (("operation", _INT), ("dtype", _INT), ("rows", _LONG), ("row_bytes", _LONG))
 
     def __str__(self) -> str:
-        """ "all_gather of 4 × 128 bytes (torch.bfloat16)"."""
+        """Return text such as "all_gather of 4 × 128 bytes (torch.bfloat16)"."""
         shape = f"{self.rows} × {self.row_bytes}" if self.rows != 1 else str(self.row_bytes)
         return f"{_OPERATIONS[self.operation]} of {shape} bytes ({_DTYPES[self.dtype]})"
 
 
 class _Member(ctypes.Structure):
-    """shm_collectives.h's Member."""
+    """The struct Member of shm_collectives.h."""
 
     _fields_ = (
         ("region", ctypes.c_void_p),
@@ -69,12 +68,12 @@ class _Member(ctypes.Structure):
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Where ranks of one machine's CPUs meet.
+    """Shared memory of ranks on the CPUs of one machine.
 
     Attributes:
-        fd: file descriptor of their memory, empty at first, and not used again by others.
-        library: the CPU's kernels; None: they cannot be had.
-        spin_us: microseconds that a waiting rank is awake before it sleeps; 0 where ranks share processors.
+        fd: file descriptor of the memory; empty at first, and used by these ranks only.
+        library: the CPU kernels; None: not available.
+        spin_us: microseconds that a waiting rank spins before it sleeps; 0 if ranks share processors.
     """
 
     fd: int
@@ -83,15 +82,15 @@ class SharedMemory:
 
 
 class ShmCommunicator:
-    """See `parallel.communicator.Communicator`; tensors are on the CPU. One thread uses it at a time.
+    """See `parallel.communicator.Communicator`; tensors are on the CPU. Not thread-safe.
 
     Args:
-        rank: this one's number.
-        size: how many there are, 2 … `MAX_RANKS`.
-        fd: file descriptor of their memory, see `SharedMemory`; it may be closed afterwards.
-        timeout_s: seconds after which a rank that does not come to an operation counts as lost.
-        library: the CPU's kernels.
-        spin_us: microseconds that a waiting rank is awake before it sleeps; 0 where ranks share processors.
+        rank: this process's rank.
+        size: number of ranks, 2 … `MAX_RANKS`.
+        fd: file descriptor of the memory, see `SharedMemory`; it may be closed afterwards.
+        timeout_s: seconds after which a rank that does not join an operation counts as lost.
+        library: the CPU kernels.
+        spin_us: microseconds that a waiting rank spins before it sleeps; 0 if ranks share processors.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class ShmCommunicator:
         self.rank, self.size = rank, size
         self._timeout_s, self._library = timeout_s, library
         num_bytes = size * (_HEADER_BYTES + 2 * _SLOT_BYTES)
-        os.truncate(fd, num_bytes)  # the first rank fills it with zeros, and for the others it does nothing
-        self._memory = mmap.mmap(fd, num_bytes)  # kept for as long as this rank is
+        os.truncate(fd, num_bytes)  # the first call extends it with zeros; those of other ranks do nothing
+        self._memory = mmap.mmap(fd, num_bytes)  # must live as long as `_me` points to it
         self._me = _Member(
             region=ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
             rank=rank,
@@ -118,7 +117,7 @@ class ShmCommunicator:
         """See `Communicator`.
 
         Raises:
-            RankLostError: another rank did not come in time, or does something else.
+            RankLostError: another rank did not join in time, or calls another operation.
         """
         x = x.contiguous()
         if x.dtype is not torch.bfloat16 and x.dtype is not torch.float32:
@@ -128,11 +127,11 @@ class ShmCommunicator:
         return x
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Communicator`. Ranks ask each other for their widths, in a microsecond: a rank with wrong widths would
-        read past the others' data.
+        """See `Communicator`. Ranks exchange their actual widths, which takes a microsecond: with wrong `widths` a rank
+        would read beyond the others' data.
 
         Raises:
-            RankLostError: another rank did not come in time, or does something else.
+            RankLostError: another rank did not join in time, or calls another operation.
         """
         x = x.contiguous()
         code, rows = _CODES[x.dtype], x.shape[:-1].numel()
@@ -147,7 +146,7 @@ class ShmCommunicator:
         """See `Communicator`.
 
         Raises:
-            RankLostError: another rank did not come in time, or does something else.
+            RankLostError: another rank did not join in time, or calls another operation.
         """
         x = x.contiguous()
         self._library.stoker_shm_broadcast(self._at, _CODES[x.dtype], x.data_ptr(), x.nbytes)
@@ -155,7 +154,7 @@ class ShmCommunicator:
         return x
 
     def _sum_of_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of what the kernels do not add up."""
+        """Return the sum for dtypes that the kernels do not support."""
         parts = x.new_empty(self.size, *x.shape)
         self._widths[:] = [x.nbytes] * self.size
         self._gather(_PARTS, x, 1, parts)
@@ -180,11 +179,11 @@ class ShmCommunicator:
             late = ", ".join(str(rank) for rank in range(self.size) if me.late_ranks >> rank & 1)
             raise RankLostError(
                 f"rank {self.rank} of {self.size} waited in vain for rank {late} ({me.collective}): "
-                f"it did not come within {self._timeout_s:g} s"
+                f"timeout after {self._timeout_s:g} s"
             )
         assert me.failure == _MISMATCH
         raise RankLostError(
-            f"rank {self.rank} of {self.size} came to {me.collective}, and rank {me.mismatched_rank} to "
+            f"rank {self.rank} of {self.size} called {me.collective}, but rank {me.mismatched_rank} called "
             f"{me.other_collective}: "
-            "ranks must do the same things in the same order"
+            "all ranks must call the same operations in the same order"
         )

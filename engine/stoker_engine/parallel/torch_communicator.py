@@ -1,8 +1,9 @@
-"""Ranks that are processes of their own, joined by torch.distributed.
+"""Communication between rank processes by torch.distributed.
 
-Sums are added up here, in the order of ranks and in float32, rather than by the backend's own all-reduce, which cuts
-tensors into pieces and adds each in another order: so a row's sum has the same bits on every rank, in every run and in
-every batch. What travels are bytes, so that every dtype does.
+On the CPU, sums are computed here, in float32 in the order of ranks. The backend's all-reduce would split tensors and
+sum the ranks in another order for each piece. A row's sum therefore has the same bits on every rank, in every run and
+in every batch.
+Tensors are transferred as bytes, so that all dtypes are supported.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from stoker_engine.nodes.addresses import interface_towards
 from stoker_engine.parallel.communicator import RankLostError
 
-#: What joins tensors, by their device. ROCm's RCCL goes by NCCL's name.
+#: Backends by device. ROCm's RCCL is called nccl, too.
 _BACKENDS: Final = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
-#: Formats in which adding up loses too much.
+#: Dtypes that are summed in float32.
 _NARROW: Final = (torch.bfloat16, torch.float16)
 
 
 class TorchCommunicator:
-    """See `parallel.communicator.Communicator`: some of the processes of a `World`."""
+    """See `parallel.communicator.Communicator`: a group of the processes of a `World`."""
 
     def __init__(self, members: Sequence[int], rank: int, group: distributed.ProcessGroup) -> None:
         self.rank, self.size = members.index(rank), len(members)
         self._first, self._group = members[0], group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator`. Accelerators add up as NCCL does: the order, and so the last bit, depends on the size of
-        `x`."""
+        """See `Communicator`. On accelerators NCCL computes the sum. Its order, and so the last bit, depends on the
+        size of `x`."""
         if x.is_cuda:
             x = x.contiguous()
             with self._waiting("all_reduce"):
@@ -50,7 +51,7 @@ class TorchCommunicator:
         return total.to(x.dtype)
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Communicator`. What is narrower than others' travels with zeros."""
+        """See `Communicator`. Narrower tensors are padded with zeros."""
         widths = widths or [x.shape[-1]] * self.size
         x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
         parts = self._gather(x, "all_gather").unbind()
@@ -65,7 +66,7 @@ class TorchCommunicator:
         return x
 
     def _gather(self, x: torch.Tensor, operation: str) -> torch.Tensor:
-        """All ranks' `x`, which has the same shape on all of them: [size, *shape]."""
+        """Return all ranks' `x`, which must have equal shapes: [size, *shape]."""
         parts = x.new_empty(self.size, *x.shape)
         if x.numel():
             with self._waiting(operation):
@@ -77,17 +78,17 @@ class TorchCommunicator:
 
 
 class World:
-    """All ranks of an engine. Its constructor waits until all ranks have one.
+    """All ranks of an engine. The constructor waits until all ranks have joined.
 
     Args:
-        rank: this process's number.
-        size: how many there are.
-        rendezvous: URL of where they find each other: ``file://PATH``, of a file that is empty at first and is not
-            used again by others; or ``tcp://HOST:PORT``, of a `TCPStore`, where they are on several machines.
-        timeout_s: seconds after which a rank that does not come to an operation counts as lost.
+        rank: this process's rank.
+        size: number of ranks.
+        rendezvous: URL of the rendezvous: ``file://PATH`` of an empty file used by these ranks only; or, for ranks on
+            several machines, ``tcp://HOST:PORT`` of a `TCPStore`.
+        timeout_s: seconds after which a rank that does not join an operation counts as lost.
 
     Raises:
-        RankLostError: not all ranks came in time.
+        RankLostError: not all ranks joined in time.
     """
 
     def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
@@ -97,34 +98,36 @@ class World:
         with waiting(rank, size, "joining the others"):
             if url.scheme == "tcp":
                 host, port = str(url.hostname), int(url.port or 0)
-                # The store asks for the name of each address, and where no name server answers it waits 20 s each time.
+                # The store resolves each address to a name, which takes 20 s each if no name server answers.
                 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
                 if "GLOO_SOCKET_IFNAME" not in os.environ:
                     os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(host)
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
                 store: Store = TCPStore(host, port, is_master=False, timeout=timeout)
             else:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, if it has one
+                os.environ.setdefault(
+                    "GLOO_SOCKET_IFNAME", "lo"
+                )  # by default gloo uses the interface of the host's name
                 store = FileStore(url.path, size)
             distributed.init_process_group(_BACKENDS, store=store, rank=rank, world_size=size, timeout=timeout)
 
     def ranks(self, groups: Sequence[Sequence[int]]) -> TorchCommunicator:
-        """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""
+        """Return the communicator of this rank's group. All ranks must pass the same disjoint `groups`."""
         members, group = self.group_of(groups)
         self._made.append(TorchCommunicator(members, self.rank, group))
         return self._made[-1]
 
     def group_of(self, groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], distributed.ProcessGroup]:
-        """Of `groups`, which name each rank once, the members of the one that this rank is in, and what joins them.
-        All ranks ask for the same groups."""
+        """Return the members and the process group of this rank's group. All ranks must pass the same disjoint
+        `groups`."""
         made = {tuple(members): self._group(members) for members in groups}
         own_group = next(members for members in made if self.rank in members)
         return own_group, made[own_group]
 
     def close(self) -> None:
-        """Leaves the others; nothing can be asked of these ranks after."""
+        """Leave the other ranks. The communicators can no longer be used."""
         for ranks in self._made:
-            del ranks._group  # what they hold lives on
+            del ranks._group  # a remaining reference would keep the process group alive
         self._made.clear()
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -137,15 +140,15 @@ class World:
         with waiting(self.rank, self.size, "joining the others"):
             made = distributed.new_group(list(members))
         assert isinstance(made, distributed.ProcessGroup) or self.rank not in members
-        return made  # type: ignore[return-value]  # of a group that this rank is not in: a number, which nobody uses
+        return made  # type: ignore[return-value]  # for other groups torch returns an int, which is not used
 
 
 @contextmanager
 def waiting(rank: int, size: int, operation: str) -> Iterator[None]:
-    """What torch raises meanwhile is the loss of another rank.
+    """Convert torch's errors in the block: they mean that another rank is lost.
 
     Raises:
-        RankLostError: instead.
+        RankLostError: torch raised a RuntimeError.
     """
     try:
         yield
@@ -154,5 +157,5 @@ def waiting(rank: int, size: int, operation: str) -> Iterator[None]:
 
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor as a view of uint8 [bytes]."""
     return x.view(-1).view(torch.uint8)

@@ -1,6 +1,6 @@
-"""The two places where a step's numbers cross between host and device.
+"""Transfers of a step's values between host and device.
 
-Beside them, sampling waits for the device where it branches on what it found (`sampling.logits`).
+Apart from these, only sampling waits for the device, where it branches on computed values (`sampling.logits`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-#: Bytes at whose multiples tensors begin that are copied together: what kernels assume of a tensor's address.
+#: Alignment of tensors that are copied together, in bytes. Kernels assume it for the address of a tensor.
 _ALIGNMENT: Final = 16
 
 
 def to_device(
     numbers: np.ndarray | Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Numbers of the host as a tensor; on the CPU an array's own memory. The host does not wait for the copy."""
+    """Return values of the host as a tensor; on the CPU it shares an array's memory. Does not wait for the copy."""
     tensor = torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else torch.tensor(numbers, dtype=dtype)
     if dtype is not None:
         tensor = tensor.to(dtype)
@@ -27,7 +27,7 @@ def to_device(
 
 
 def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Arrays of the host as tensors, all by one copy; on the CPU each is the array's own memory."""
+    """Return arrays of the host as tensors, copied in one transfer; on the CPU each shares its array's memory."""
     if device.type == "cpu":
         return [to_device(array, device) for array in arrays]
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
@@ -43,5 +43,5 @@ def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[to
 
 
 def to_host(tensor: torch.Tensor) -> Any:
-    """A tensor's numbers as lists; waits until the device has computed them."""
+    """Return a tensor's values as lists. Waits until the device has computed them."""
     return tensor.tolist()

@@ -1,4 +1,4 @@
-"""Bad words → token sequences: at the beginning of a text and, where that differs, after a space."""
+"""Bad words → token sequences: each word at the start of a text and, if that differs, after a space."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from stoker_common.errors import RequestError
 
 TokenSequence = tuple[int, ...]
 
-#: How many requests' bad words are kept as tokens.
+#: Number of lists of bad words whose token sequences are cached.
 _CACHE_SIZE: Final = 64
 
-#: Most bad words, and most token sequences that they may become: each is looked for at every step.
+#: Largest number of bad words of a request, and of their token sequences. Each is searched for at every step.
 MAX_BAD_WORDS = 1000
 
 
 def spellings(words: Sequence[str]) -> list[str]:
-    """The texts whose tokens `sequences` needs: two for each word.
+    """Return the texts to encode for `sequences`: two per word.
 
     Raises:
         RequestError: there are too many words.
     """
     if len(words) > MAX_BAD_WORDS:
-        raise RequestError(f"there are {len(words)} bad_words; at most {MAX_BAD_WORDS} are taken", "bad_words")
+        raise RequestError(f"there are {len(words)} bad_words; at most {MAX_BAD_WORDS} are allowed", "bad_words")
     return [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
 
 
 def sequences(words: Sequence[str], encoded: Sequence[Sequence[int]], vocab_size: int) -> tuple[TokenSequence, ...]:
-    """The token sequences of words.
+    """Return the token sequences of words.
 
     Args:
         encoded: the tokens of their `spellings`.
-        vocab_size: of the model, which may have fewer tokens than the tokenizer.
+        vocab_size: the model's number of tokens, which may be less than the tokenizer's.
 
     Raises:
-        RequestError: a word has no tokens, or one that the model lacks, or there are too many sequences.
+        RequestError: a word has no tokens or a token outside the model's vocabulary, or there are too many sequences.
     """
     found: list[TokenSequence] = []
     for word, plain, spaced in zip(words, encoded[::2], encoded[1::2], strict=True):
@@ -50,21 +50,21 @@ def sequences(words: Sequence[str], encoded: Sequence[Sequence[int]], vocab_size
             found.append(tuple(spaced))
     if len(found) > MAX_BAD_WORDS:
         raise RequestError(
-            f"bad_words become {len(found)} token sequences; at most {MAX_BAD_WORDS} are taken", "bad_words"
+            f"bad_words become {len(found)} token sequences; at most {MAX_BAD_WORDS} are allowed", "bad_words"
         )
     return tuple(found)
 
 
 class Encoding(Protocol):
-    """Whatever encodes texts in the background."""
+    """Encodes texts in the background."""
 
     async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`texts` as token ids."""
+        """Return the token ids of each text."""
         ...
 
 
 class BadWords:
-    """Encodes bad words: once for all the prompts of a request, and mostly for many requests."""
+    """Encodes bad words once for all prompts of a request, and caches them for later requests."""
 
     def __init__(self, tokenizer: Encoding, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +72,7 @@ class BadWords:
         self._cache: OrderedDict[tuple[str, ...], asyncio.Task[tuple[TokenSequence, ...]]] = OrderedDict()
 
     async def encoded(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
-        """The token sequences of words.
+        """Return the token sequences of words.
 
         Raises:
             RequestError: see `spellings` and `sequences`.

@@ -1,9 +1,9 @@
-"""Chats → text: Jinja templates as model makers write them, rendered in Jinja's sandbox.
+"""Chats → text: the models' Jinja templates, rendered in Jinja's sandbox.
 
-Templates come with models, or even with requests: code of strangers. The sandbox lets them neither reach Python's
-internals nor change what they are given. They are written for transformers' ``apply_chat_template``, whose helpers
-and settings are rebuilt here (``raise_exception``, ``strftime_now``, ``tojson``, ``{% generation %}``, loop controls),
-because importing transformers costs seconds and brings torch; the tests hold the two against each other.
+Templates come with models and with requests, and are therefore untrusted code. The sandbox prevents them from reaching
+Python's internals and from modifying their arguments. They are written for transformers' ``apply_chat_template``, whose
+helpers and settings are reimplemented here (``raise_exception``, ``strftime_now``, ``tojson``, ``{% generation %}``,
+loop controls), because importing transformers takes seconds and imports torch. The tests compare the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 #: Marks the end of the message to be continued; the trailing space shows whether the template trims messages.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
-#: Most characters that are reported of a template's own error, which may be as long as it likes.
+#: Characters to which a template's own error message is truncated.
 _MAX_ERROR_LENGTH = 1000
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -44,21 +44,21 @@ def render(
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of a chat.
+    """Return the text of a chat.
 
     Args:
-        messages: each with ``role`` and mostly ``content``, as OpenAI has them.
-        tools: JSON schemas of the functions the model may call.
-        documents: what it may cite.
-        add_generation_prompt: end with the beginning of the assistant's answer.
-        continue_final_message: leave the last message open, so that the model continues with it.
-        variables: whatever else the template knows.
+        messages: in OpenAI's format: each has ``role`` and usually ``content``.
+        tools: JSON schemas of the functions that the model may call.
+        documents: documents that the model may cite.
+        add_generation_prompt: append the start of the assistant's message.
+        continue_final_message: leave the last message open, so that the model continues it.
+        variables: further variables of the template.
 
     Raises:
-        RequestError: the template refuses the messages or is broken.
+        RequestError: the template raises an error for these messages, or is invalid.
     """
     if not messages:
-        raise RequestError("messages is empty; there is nothing to answer", "messages")
+        raise RequestError("messages is empty; send at least one message", "messages")
     if continue_final_message and add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
@@ -82,26 +82,25 @@ def render(
                 raise
             text = _compiled(template).render(**known, messages=with_objects)
     except MemoryError:
-        raise RequestError("the chat template takes more memory than it may have", "messages") from None
-    except Exception as error:  # templates are others' code: whatever they raise is about this request
+        raise RequestError("the chat template exceeds its memory limit; send shorter messages", "messages") from None
+    except Exception as error:  # a template may raise anything; only this request fails
         sentence = str(error)[:_MAX_ERROR_LENGTH]
-        raise RequestError(f"the chat template refuses these messages: {sentence}", "messages") from error
+        raise RequestError(f"the chat template failed for these messages: {sentence}", "messages") from error
     return _cut(text, final) if continue_final_message else text
 
 
 def compile_ahead(template: str) -> bool:
-    """Compiles the model's own template, which takes a while, before the first chat needs it; returns whether it can
-    be."""
+    """Compile the model's own template before the first chat needs it. Return whether it is valid."""
     try:
         _compiled(template)
-    except Exception as error:  # a model without a usable template serves completions all the same
-        logger.warning("the chat template is broken, so that chats will be refused: %s", error)
+    except Exception as error:  # a model without a valid template still serves completions
+        logger.warning("the chat template is invalid; chat requests will be rejected: %s", error)
         return False
     return True
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: nulls left out, and reasoning under each of its names."""
+    """Return a message as templates expect it: without nulls, and with the reasoning under each of its names."""
     present = {key: value for key, value in message.items() if value is not None}
     reasoning = next((present[name] for name in _REASONING_FIELDS if name in present), None)
     if reasoning is None:
@@ -110,8 +109,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_objects(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`chat` for a template that writes the items of a call's arguments: where these are no object but text, one that
-    holds it."""
+    """Return `chat` for templates that iterate over a call's arguments: string arguments become an object that holds
+    the string."""
     return [
         {**message, "tool_calls": [_with_object(call) for call in calls]}
         if isinstance(calls := message.get("tool_calls"), (list, tuple))
@@ -128,7 +127,7 @@ def _with_object(call: Any) -> Any:
 
 
 def _leave_open(message: dict[str, Any]) -> str:
-    """Marks the end of `message`; returns the text that it ends."""
+    """Mark the end of `message`. Return the text before the mark."""
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + _TAG
@@ -145,18 +144,17 @@ def _leave_open(message: dict[str, Any]) -> str:
 
 
 def _cut(text: str, final: str) -> str:
-    """`text` up to where the message to be continued ends."""
+    """Return `text` up to the end of the message to be continued."""
     at = text.rfind(_TAG.strip())
     if at < 0 or final.strip() not in text:
         raise RequestError(
-            "continue_final_message: the chat template does not write the last message as it is, so it cannot be "
-            "continued",
+            "continue_final_message: the chat template changes the text of the last message, so it cannot be continued",
             "continue_final_message",
         )
     return text[:at] if text[at:].startswith(_TAG) else text[:at].rstrip()
 
 
-@functools.lru_cache(maxsize=32)  # a request may bring its own
+@functools.lru_cache(maxsize=32)  # requests may contain their own templates
 def _compiled(template: str) -> jinja2.Template:
     return _environment().from_string(template)
 
@@ -172,7 +170,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what the assistant said, for training; here it only holds text."""
+    """``{% generation %}`` marks the assistant's text for training; here its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -182,16 +180,16 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """``dict(…)`` without the class, whose attributes lead elsewhere."""
+    """``dict(…)`` without access to the class and its attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's, without private names."""
+    """Jinja's namespace, without private names."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # self may be one of the names
+    def __init__(*args: Any, **kwargs: Any) -> None:  # "self" may be one of the names
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_name(name)
@@ -204,7 +202,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a template's namespace holds no private names such as {name!r}")
+        raise jinja2.exceptions.SecurityError(f"{name!r} is private; a template's namespace allows no private names")
 
 
 def _to_json(
@@ -214,7 +212,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes what HTML would take for tags.
+    # Jinja's own filter escapes HTML tags.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

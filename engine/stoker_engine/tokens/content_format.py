@@ -1,9 +1,9 @@
-"""How a chat template takes the content of messages: as a string, or as a list of parts.
+"""The form in which a chat template expects the content of messages: a string, or a list of parts.
 
-Clients may send either. Most templates write strings, those of models that also see write parts, some write both. A
-template that is given the form it does not expect writes nothing, or Python's spelling of a list, without an error.
-Which form it expects cannot be read off its source, where content may go through variables, macros and filters. So
-each form is rendered with a probe, and the text that survives decides.
+Clients may send either. Most templates expect strings, those of vision models expect parts, and some accept both. If a
+template receives the other form, it writes nothing or a Python list literal, without an error. The expected form cannot
+be determined from the source, because content may pass through variables, macros and filters. Therefore each form is
+rendered with a probe text; a form is accepted if the probe appears in the output.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, Final, Literal
 
 from stoker_engine.contract.names import ContentFormat
 
-#: A message's content as one string, as the parts that it was given in, as a single part.
+#: A message's content as one string, as the original parts, or as a single part.
 _Form = Literal["string", "parts", "part"]
 
 _FORMS: Final[tuple[_Form, ...]] = ("parts", "string", "part")
 
 _Messages = Sequence[Mapping[str, Any]]
 
-#: Two texts that a template has no reason to change.
+#: Two texts that templates are unlikely to change.
 _PROBES: Final = ("stokerprobefirst", "stokerprobelast")
 
-#: A text that is written as the value of a key is written with the part around it.
+#: Matches a probe written as the value of a key: the template wrote the whole part, not only its text.
 _SPELLED_PART: Final = re.compile(rf"""['"]text['"]\s*:\s*['"](?:{"|".join(_PROBES)})""", re.IGNORECASE)
 
 _TOOL: Final = {
@@ -40,10 +40,10 @@ _CALL: Final = {"id": "stokerid1", "type": "function", "function": {"name": "loo
 
 
 class ContentForms:
-    """In which forms a template writes content, found for a role when its first message comes.
+    """The forms of content that a template accepts, determined for each role at its first message.
 
     Args:
-        render: writes a chat, given its messages and its tools; may raise anything.
+        render: renders a chat from its messages and tools; may raise any exception.
     """
 
     def __init__(self, render: Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]) -> None:
@@ -51,7 +51,7 @@ class ContentForms:
         self._writes = functools.cache(self._survives)
 
     def adapt(self, messages: _Messages, content_format: ContentFormat) -> list[dict[str, Any]]:
-        """`messages`, their content in a form that the template writes; as it is, where it writes that.
+        """Return `messages` with their content in a form that the template accepts; unchanged if it accepts that.
 
         Args:
             content_format: ``auto``, or the form of all content.
@@ -60,7 +60,7 @@ class ContentForms:
 
     @property
     def writes_users(self) -> bool:
-        """Whether what a user says is written, in any form."""
+        """Whether the template writes user messages, in any form."""
         return any(self._writes("user", form) for form in _FORMS)
 
     def _adapted(self, message: Mapping[str, Any], content_format: ContentFormat) -> dict[str, Any]:
@@ -76,13 +76,13 @@ class ContentForms:
         return next((form for form in forms if self._writes(role, form)), "string")
 
     def _survives(self, role: str, form: _Form) -> bool:
-        """Whether the template writes all text of a message of `role`, whose content has that form, and only it."""
+        """Whether the template writes exactly the text of a message of `role` whose content has that form."""
         probe = {"role": role, "content": _in_form([_text_part(text) for text in _PROBES], form)}
         if role == "tool":
             probe |= {"tool_call_id": _CALL["id"], "name": "look"}
         try:
             text = self._render([*self._before(role), probe, *self._after(role)], [_TOOL] if role == "tool" else None)
-        except Exception:  # whatever a template raises: it takes no such message
+        except Exception:  # a template may raise anything: it does not accept such a message
             return False
         lower = text.lower()
         return all(each in lower for each in _PROBES) and not _SPELLED_PART.search(text)
@@ -120,5 +120,5 @@ def _in_form(content: Any, form: _Form) -> Any:
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> str:
-    """The text of parts as one string."""
+    """Return the text of parts as one string."""
     return "\n".join(part["text"] for part in parts)

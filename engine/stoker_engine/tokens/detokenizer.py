@@ -1,7 +1,7 @@
 """The text of a growing sequence, emitted as soon as it can no longer change.
 
-The text of an output is what it adds to the prompt's: decode(prompt + output) without decode(prompt). Where the
-prompt ends inside a character, the output's first text is that character.
+An output's text is decode(prompt + output) without the leading decode(prompt). If the prompt ends inside a character,
+the output's first text is that character.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Protocol
 
 from stoker_engine.tokens.piece_decoders import PieceDecoder, write_through
 
-#: Prompt tokens that show the decoder where it stands: more than a character has bytes.
+#: Prompt tokens given to the decoder as context. A character has fewer bytes.
 _CONTEXT = 8
 
 
 class Decoding(Protocol):
-    """What a detokenizer needs of a tokenizer."""
+    """The methods of a tokenizer that the detokenizer needs."""
 
     def piece_decoders(self) -> list[PieceDecoder]:
-        """Fresh streams of the tokenizer's decoders."""
+        """Return new piece decoders in their initial state."""
         ...
 
     def token(self, token_id: int, skip_special_tokens: bool) -> str | None:
-        """The string of a token; None where it has no text: special and skipped, or unknown."""
+        """Return the spelling of a token; None if it has no text: special and skipped, or unknown."""
         ...
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence. The deltas joined are the whole text; each token costs the same."""
+    """The text of one sequence. The joined deltas equal the whole text; the cost per token is constant."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class IncrementalDetokenizer:
     ) -> None:
         """
         Args:
-            visible: special tokens that are part of the text all the same.
+            visible: ids of special tokens that are never skipped.
         """
         self._token = tokenizer.token
         self._decoders = tokenizer.piece_decoders()
@@ -51,17 +51,17 @@ class IncrementalDetokenizer:
             decoder.mark_emitted()
 
     def add(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is incomplete."""
+        """Return the text that `token_id` completes; empty while a character is incomplete."""
         token = self._token(token_id, self._skip and token_id not in self._visible)
         return "" if token is None else write_through(self._decoders, [token])
 
     def flush(self) -> str:
-        """What is left when no more tokens come, incomplete characters as U+FFFD. Call once."""
+        """Return the remaining text after the last token, with incomplete characters as U+FFFD. Call once."""
         decoders = self._decoders
         return "".join(write_through(decoders[index:], decoder.end()) for index, decoder in enumerate(decoders, 1))
 
     def _context(self, prompt: Sequence[int]) -> list[str]:
-        """The last tokens of the prompt that have text."""
+        """Return the last tokens of the prompt that have text."""
         context: list[str] = []
         for token_id in reversed(prompt):
             token = self._token(token_id, self._skip and token_id not in self._visible)

@@ -1,7 +1,7 @@
-r"""How byte-level tokenizers split text, by the name that GGUF gives it: ``tokenizer.ggml.pre``.
+r"""The splitting rules of byte-level tokenizers, by their name in GGUF: ``tokenizer.ggml.pre``.
 
-The names and what they stand for are llama.cpp's. Expressions are applied one after the other: what one finds is a
-piece, and so is what lies between; the next one looks within the pieces.
+The names and rules are llama.cpp's. Expressions are applied one after the other: both the matches and the text between
+them become pieces, and the next expression splits each piece further.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Splitting:
-    """How text is split.
+    """The rules by which text is split.
 
     Attributes:
-        expressions: by which it is split, as Oniguruma reads them.
-        ignores_merges: a piece that is a token is that token, whatever the merges make of it.
-        begins: a prompt begins with the begin-of-sequence token where the file does not say.
+        expressions: regular expressions in Oniguruma's syntax.
+        ignores_merges: whether a piece that equals a token becomes that token without applying the merges.
+        begins: whether a prompt starts with the begin-of-sequence token if the file does not specify it.
     """
 
     expressions: tuple[str, ...]
@@ -36,7 +36,11 @@ _QWEN2 = rf"{_ENDINGS}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_SPACES}"
 
 
 def _cased(ending: str, digits: str, before: str = "") -> str:
-    """Words of upper-case letters, then lower-case ones; a class of `before` takes no part in them."""
+    """Return an expression for words of upper-case letters followed by lower-case ones.
+
+    Args:
+        before: appended to both letter classes; may exclude characters from them.
+    """
     upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
     first = r"[^\r\n\p{L}\p{N}]?"
     return (
@@ -55,7 +59,7 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 )
-#: Letters that have a case, as DeepSeek's makers list them.
+#: Letters that have a case, as listed in DeepSeek's tokenizer.
 _CASED_LETTERS = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
     "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
@@ -64,7 +68,7 @@ _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _JAIS2_SPACES = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4))
 _ASIAN = "[一-鿿㐀-䶿\uf900-\ufaff぀-ゟ゠-ヿ\uff65-ﾟ⼀-\u2fdfเ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+"
 
-#: What text is split by where a file does not say: llama.cpp's `default`.
+#: Name of the rules if a file specifies none: llama.cpp's `default`.
 DEFAULT: Final = "default"
 
 _GROUPS: dict[tuple[str, ...], Splitting] = {

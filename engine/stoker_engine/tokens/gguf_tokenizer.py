@@ -1,13 +1,13 @@
 """GGUF files → tokenizer.json.
 
-A GGUF file holds the vocabulary, token types, special tokens and, of byte-level models, the merges; how text is
-normalized and split before that follows from two names, ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``. Names
-whose rules are not known here are refused: a tokenizer that is nearly right makes a model nearly right.
+A GGUF file contains the vocabulary, token types, special tokens and, for byte-level models, the merges. The rules of
+normalization and splitting follow from two names, ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``. Unknown names
+are rejected, because a slightly wrong tokenizer degrades the model's output without an error.
 
-SentencePiece models have no merges in the file. A token can come of any two others that spell it; the merge of the
-better token is done first, and of those that make the same token the one with the longer left part.
+The files of SentencePiece models contain no merges. Any two tokens whose concatenation is a token can be merged; the
+merge into the token with the higher score comes first, and for the same token the one with the longer left part.
 
-transformers converts the same way (tens of times slower); the tests hold the two against each other.
+transformers converts in the same way, tens of times slower. The tests compare the two.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
 _CONTROL, _USER_DEFINED = 3, 4
 
-#: In characters, far beyond those of real vocabularies: to find merges takes time by the square of it.
+#: Largest length of a token, in characters, far beyond real vocabularies: the search for merges takes quadratic time.
 _LONGEST_TOKEN = 4096
 
 
 def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
-    """Writes the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json, chat template.
+    """Write the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json, chat template.
 
     Returns:
-        What tokenizer.json holds.
+        The tokenizer in tokenizer.json.
 
     Raises:
-        ModelError: the file has none, or one whose rules are not known here.
+        ModelError: the file has no tokenizer, or one with unknown rules.
     """
     try:
         return _convert(path, folder)
     except (ModelError, OSError):
         raise
-    except Exception as error:  # metadata may be anything, and the library raises plain Exception
+    except Exception as error:  # metadata may be malformed, and the library raises plain Exception
         raise ModelError(f"cannot read the tokenizer of {path}: {type(error).__name__}: {error}") from error
 
 
@@ -51,9 +51,9 @@ def _convert(path: Path, folder: Path) -> tokenizers.Tokenizer:
     data = GGUFHeader(path)
     tokens = data.get("tokenizer.ggml.tokens")
     if not tokens:
-        raise ModelError(f"{path} holds no tokenizer; give one with --tokenizer")
+        raise ModelError(f"{path} contains no tokenizer; set --tokenizer")
     if (longest := max(map(len, tokens))) > _LONGEST_TOKEN:
-        raise ModelError(f"{path} has a token of {longest} characters, and {_LONGEST_TOKEN} is the most that is read")
+        raise ModelError(f"{path} has a token of {longest} characters; at most {_LONGEST_TOKEN} are supported")
     special = _special_tokens(data, tokens)
     backend = _backend(path, data, tokens, special)
     _add_tokens(backend, data, tokens, special)
@@ -83,14 +83,15 @@ def _backend(path: Path, data: GGUFHeader, tokens: Sequence[str], special: Mappi
         return _gemma(tokens, special)
     if kind == "llama":
         return _llama(data, tokens, special, prefix_by_normalizer=architecture == "phi3")
-    raise ModelError(f"{path} has a tokenizer of type {kind!r}, which is not read from GGUF; give one with --tokenizer")
+    raise ModelError(f"{path} has a tokenizer of unsupported type {kind!r}; set --tokenizer to the original tokenizer")
 
 
 def _byte_level(path: Path, data: GGUFHeader, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     splitting = SPLITTINGS.get(name := _pre_tokenizer(data))
     if splitting is None:
         raise ModelError(
-            f"{path}: how its tokenizer splits text ({name!r}) is not known; give the original one with --tokenizer"
+            f"{path}: its tokenizer's splitting rules {name!r} are not supported; set --tokenizer to the original "
+            "tokenizer"
         )
     of_byte = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
     alphabet = set(BYTE_LEVEL_ALPHABET)
@@ -100,7 +101,7 @@ def _byte_level(path: Path, data: GGUFHeader, tokens: Sequence[str]) -> tokenize
     }
     merges = _pairs(data.get("tokenizer.ggml.merges", ()))
     if not merges:
-        raise ModelError(f"{path} does not say how its tokenizer merges; give the original one with --tokenizer")
+        raise ModelError(f"{path}: its tokenizer has no merges; set --tokenizer to the original tokenizer")
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=splitting.ignores_merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -118,7 +119,7 @@ def _pre_tokenizer(data: GGUFHeader) -> str:
 
 
 def _gemma(tokens: Sequence[str], special: Mapping[str, str]) -> tokenizers.Tokenizer:
-    # Runs of spaces are spelled as such in the file; and its scores do not follow the order of the merges.
+    # The file spells runs of spaces as spaces, and its scores do not follow the order of the merges.
     spelled = ["▁" * len(token) if " " in token and not token.strip() else token for token in tokens]
     vocab = {token: token_id for token_id, token in enumerate(spelled)}
     merges = _merges(vocab, {token: -token_id for token, token_id in vocab.items()})
@@ -163,7 +164,7 @@ def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes another, the best token's first."""
+    """Return all pairs of tokens whose concatenation is a token, in descending order of its score."""
     return [
         (left, right)
         for token in sorted(scores, key=scores.__getitem__, reverse=True)
@@ -175,12 +176,13 @@ def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple
 def _add_tokens(
     backend: tokenizers.Tokenizer, data: GGUFHeader, tokens: Sequence[str], special: Mapping[str, str]
 ) -> None:
-    """Tokens that are found as a whole in a text: control tokens, which are special, and user-defined ones."""
+    """Add tokens that are matched as a whole before splitting: control tokens, which are special, and user-defined
+    ones."""
     vocab = backend.get_vocab(with_added_tokens=False)
     types = data.get("tokenizer.ggml.token_type", ())
     control = {token for token, kind in zip(tokens, types, strict=False) if kind == _CONTROL} | set(special.values())
     if data.get("general.architecture", "").startswith("gemma"):
-        control.add("<mask>")  # not marked as control, and named in Gemma's own tokenizer
+        control.add("<mask>")  # the file does not mark it as control, but Gemma's own tokenizer does
     backend.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in tokens if token in control and token in vocab]
     )
@@ -194,7 +196,7 @@ def _add_tokens(
 
 
 def _surround(backend: tokenizers.Tokenizer, data: GGUFHeader, special: Mapping[str, str]) -> None:
-    """Special tokens before and after a prompt."""
+    """Set the special tokens added before and after a prompt."""
     splitting = SPLITTINGS.get(_pre_tokenizer(data))
     default = data.get("tokenizer.ggml.model") == "llama" or (splitting is not None and splitting.begins)
     before = special.get("bos_token") if data.get("tokenizer.ggml.add_bos_token", default) else None

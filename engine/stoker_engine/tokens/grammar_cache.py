@@ -1,4 +1,4 @@
-"""Grammars that were compiled lately, by what they were compiled from: a schema comes with many requests."""
+"""LRU cache of compiled grammars by their source. Many requests contain the same schema."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from weakref import WeakValueDictionary
 from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 
-#: Most characters of grammars that are kept.
+#: Characters of grammars in the cache, at most.
 _MAX_LENGTH: Final = 16 * 2**20
 
 
 class GrammarCache:
-    """Grammars, and refusals, for one event loop. Each is compiled once: those who wait for it get it."""
+    """Compiled grammars and compile errors, for one event loop. Concurrent requests for a grammar compile it once."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[bytes, str | RequestError] = OrderedDict()
         self._length = 0
-        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # of those being compiled
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # held during compilation
 
     async def get(
         self, structured: StructuredOutputs, compile_grammar: Callable[[StructuredOutputs], Awaitable[str]]
     ) -> str:
-        """The grammar of `structured`, compiled if it is not kept.
+        """Return the grammar of `structured`; compile it on a cache miss.
 
         Raises:
-            RequestError: what `compile_grammar` raises. It is kept where it is the grammar's fault, and has no code.
+            RequestError: from `compile_grammar`. It is cached if it has no code, i.e. if the grammar itself is invalid.
         """
         key = await asyncio.to_thread(_key, structured)
         if key not in self._entries:
@@ -42,7 +42,7 @@ class GrammarCache:
                     try:
                         self._keep(key, await compile_grammar(structured))
                     except RequestError as error:
-                        # What took too much may take less where less is going on.
+                        # Errors with a code concern time, memory or load, and may not occur again under less load.
                         if error.code is not None or error.status != RequestError.status:
                             raise
                         self._keep(key, error)
@@ -68,4 +68,4 @@ def _key(structured: StructuredOutputs) -> bytes:
     try:
         return hashlib.sha256(json.dumps(stated).encode()).digest()
     except (RecursionError, TypeError, ValueError) as error:
-        raise RequestError(f"this is no JSON: {error}", f"structured_outputs.{structured.kind}") from None
+        raise RequestError(f"this is not valid JSON: {error}", f"structured_outputs.{structured.kind}") from None

@@ -1,4 +1,4 @@
-"""Compiles what outputs must look like, where it may be ended: in a worker of the tokenizer's process."""
+"""Compiles grammars in a worker of the tokenizer process, which can be killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.tokens.vocabulary import Vocabulary
 
-#: Bytes of stack. Less than any thread of the engine has: what overflows it does so here.
+#: Bytes of stack. Each thread of the engine has more, so a grammar that overflows the stack does so here.
 _STACK: Final = 4 * 1024**2
 
 
 class GrammarCompiler:
-    """Compiles grammars for a vocabulary. It reads that once, so that forks share it; no thread is started."""
+    """Compiles grammars for a vocabulary, which is read once and shared with forks. Starts no thread."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._special = {
@@ -26,7 +26,7 @@ class GrammarCompiler:
             for token_id in sorted(vocabulary.special_ids)
             if (token := vocabulary.id_to_token(token_id)) is not None
         }
-        end = len(vocabulary.tokens)  # which tokens end an output is the engine's business
+        end = len(vocabulary.tokens)  # a placeholder: the engine knows the end-of-sequence tokens
         self._grammars = Grammars(end + 1, [end])
         self._refusal: RequestError | None = None
         try:
@@ -36,10 +36,10 @@ class GrammarCompiler:
             self._refusal = error
 
     def compile_grammar(self, structured: StructuredOutputs) -> str:
-        """The checked grammar; see `grammar.compile.compile_grammar`.
+        """Return the checked grammar; see `grammar.compile.compile_grammar`.
 
         Raises:
-            RequestError: it is malformed, too large, cannot be kept, or this vocabulary writes none.
+            RequestError: the grammar is malformed, too large or unsatisfiable, or this vocabulary supports no grammars.
         """
         if self._refusal is not None:
             raise self._refusal

@@ -1,6 +1,6 @@
-"""A prompt and its parameters → a request that the engine can take as it is.
+"""A prompt and its parameters → a request for the engine.
 
-Everything a request can be refused for is refused here, before it touches the engine or any other request.
+All checks are made here, so that an invalid request never reaches the engine or affects other requests.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens, check_vocabulary, p
 
 
 class Encoding(Protocol):
-    """Whatever encodes texts."""
+    """Encodes texts."""
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`texts` as token ids."""
+        """Return the token ids of each text."""
         ...
 
 
 class InputProcessor:
-    """Makes requests for one engine. Its seeds are drawn in order, so one thread at a time may use it.
+    """Creates requests for one engine. Its seeds are drawn in order, so only one thread at a time may use it.
 
     Args:
-        tokenizer: encodes bad words; None: whoever makes requests has encoded them.
+        tokenizer: encodes bad words; None: callers pass them encoded.
     """
 
     def __init__(self, info: EngineInfo, tokenizer: Encoding | None) -> None:
@@ -57,7 +57,7 @@ class InputProcessor:
         adapter: int = NO_ADAPTER,
         adapter_digest: str = "",
     ) -> EngineRequest:
-        """Truncates and checks a prompt, and makes its request; see `of_prompt`.
+        """Truncate and check a prompt, and create its request; see `of_prompt`.
 
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
@@ -88,13 +88,13 @@ class InputProcessor:
         adapter: int = NO_ADAPTER,
         adapter_digest: str = "",
     ) -> EngineRequest:
-        """Checks the parameters of a prompt that is checked, and makes its request.
+        """Check the parameters of a checked prompt, and create its request.
 
         Args:
-            bad_words: the token sequences of `params.bad_words`, if they are encoded already.
-            grammar: what `params.structured_outputs` asks for.
-            adapter: the number of its LoRA adapter.
-            adapter_digest: of that one's content.
+            bad_words: the token sequences of `params.bad_words`; None: not encoded yet.
+            grammar: the compiled `params.structured_outputs`.
+            adapter: the number of the request's LoRA adapter.
+            adapter_digest: the digest of the adapter's content.
 
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
@@ -109,7 +109,7 @@ class InputProcessor:
         assert (grammar is None) == (params.structured_outputs is None), "nothing here compiles grammars"
         if grammar is not None:
             self._check_ends()
-            params = params.with_structured_outputs(None)  # the grammar has it
+            params = params.with_structured_outputs(None)  # replaced by the grammar
         computed_by = b"" if adapter == NO_ADAPTER else root_key(adapter, adapter_digest)
         return EngineRequest(
             id=request_id,
@@ -131,22 +131,22 @@ class InputProcessor:
             raise RequestError(NO_END, "structured_outputs")
 
     def _max_tokens(self, length: int, params: RequestParams) -> int:
-        """Most tokens of each output, for a prompt of `length` tokens."""
+        """Return the largest number of tokens of each output, for a prompt of `length` tokens."""
         limit = self._info.max_model_len
         max_tokens = params.max_tokens or limit - length
         if params.num_wanted == 0 and length <= limit:
-            return max_tokens  # what is sampled behind the prompt is not computed any more
+            return max_tokens  # the prompt is only scored; no further token is computed
         if length + max_tokens > limit:
             raise RequestError(
                 f"this model's maximum context length is {limit} tokens; the prompt has {length} and "
-                f"max_tokens asks for {max_tokens} more. Ask for at most {limit - length}",
+                f"max_tokens is {max_tokens}. Reduce max_tokens to at most {limit - length}",
                 "max_tokens",
                 "context_length_exceeded",
             )
         return max_tokens
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
-        """Encoded once for all the prompts of a batch, which mostly share them."""
+        """Return the token sequences of bad words. The prompts of a batch usually share them, so the last is cached."""
         if words != self._encoded[0]:
             assert self._tokenizer is not None, "nothing here encodes bad words"
             texts = spellings(words)
@@ -156,7 +156,9 @@ class InputProcessor:
 
     def _check_sampling(self, params: RequestParams, max_tokens: int) -> None:
         if params.min_tokens > max_tokens:
-            raise RequestError(f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens fit", "min_tokens")
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, but at most {max_tokens} tokens can be generated", "min_tokens"
+            )
         self._check_set(params.allowed_token_ids or (), "allowed_token_ids")
         check_vocabulary(params.logit_bias.keys(), self._info.vocab_size, "logit_bias")
         self._check_logprobs(params)
@@ -165,7 +167,7 @@ class InputProcessor:
         ids = TokenIds(token_ids)
         if ids.num_given > self._info.vocab_size:
             raise RequestError(
-                f"{param} holds {ids.num_given} token ids; the vocabulary has {self._info.vocab_size}", param
+                f"{param} has {ids.num_given} token ids; the vocabulary has {self._info.vocab_size}", param
             )
         if len(ids):
             check_vocabulary((ids[0], ids[-1]), self._info.vocab_size, param)  # they are ascending
@@ -179,16 +181,16 @@ class InputProcessor:
             count = self._info.vocab_size if requested == -1 else requested
             if count > max_logprobs:
                 raise RequestError(
-                    f"{param} asks for {count} tokens at each position and this server gives at most {max_logprobs} "
+                    f"{param} requests {count} tokens per position; this server allows at most {max_logprobs} "
                     "(--max-logprobs)",
                     param,
                 )
 
     def _check_lockstep(self, width: int, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Sequences that run in the same steps, `width` beams, must have room at once."""
+        """Check that `width` beams, which always run in the same steps, fit into the batch and the KV cache."""
         info = self._info
         if width > info.max_num_seqs:
-            raise RequestError(f"{width} beams do not fit a batch of {info.max_num_seqs} (--max-num-seqs)", "n")
+            raise RequestError(f"{width} beams exceed the batch of {info.max_num_seqs} (--max-num-seqs)", "n")
         length = num_prompt_tokens + max_tokens
         needed = blocks_for_beams(
             info.cache_groups, num_prompt_tokens, length, info.step_tokens, info.block_size, width
@@ -196,6 +198,6 @@ class InputProcessor:
         if needed > info.usable_blocks:
             raise RequestError(
                 f"{width} beams of {length} tokens need {needed} blocks and the KV cache has {info.usable_blocks}; "
-                "ask for fewer beams or a smaller max_tokens",
+                "request fewer beams or a smaller max_tokens",
                 "n",
             )

@@ -1,13 +1,13 @@
-"""How many characters of a text one token can stand for at most.
+"""Upper bound of the number of characters of a text that one token represents.
 
-It refuses a hopelessly long prompt before it is encoded, so it must never be too small. A token stands for no more
-characters than its spelling has, since a character is spelled as itself or by one byte or more, where
+It is used to reject prompts that are far too long before they are encoded, so it must never be too small. A character
+is spelled as itself or as one or more bytes, so a token represents at most as many characters as its spelling has, if
 
-- nothing leaves characters out: no normalizer or pre-tokenizer of a kind that might;
-- nothing is unknown, every byte having a token: a single unknown token may stand for a whole text;
-- characters become one only by Unicode's composition, of at most four (U+1F82 is α, two accents and an iota).
+- no normalizer or pre-tokenizer removes characters;
+- every byte has a token, because a single unknown token could represent a whole text;
+- characters are combined only by Unicode's composition, which combines at most four (U+1F82: α, two accents and iota).
 
-Added tokens may swallow the white space around them, any length of it; then white space is not counted.
+Added tokens may absorb any amount of white space around them; in that case white space is not counted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import tokenizers
 
 from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
-#: Normalizers → how many characters may become one.
+#: Normalizer → largest number of characters that it combines into one.
 _NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 _PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits", "Split", "Punctuation")
 
 
 def longest_token(backend: tokenizers.Tokenizer) -> tuple[int | None, bool]:
-    """For a tokenizer.
+    """Return the bound of a tokenizer.
 
     Returns:
-        (most characters that a token can stand for, None if there is no bound; whether white space does not count).
+        (largest number of characters per token, None if there is no bound; whether white space is not counted).
     """
     factor = 1
     normalizers = list(_parts(backend.normalizer))
@@ -48,7 +48,7 @@ def longest_token(backend: tokenizers.Tokenizer) -> tuple[int | None, bool]:
         return None, False
     added = backend.get_added_tokens_decoder().values()
     spellings = [*vocab, *(token.content for token in added)]
-    if backend.normalizer is not None:  # added tokens may be looked for in the normalized text, normalized
+    if backend.normalizer is not None:  # added tokens may be matched, normalized, in the normalized text
         spellings += [backend.normalizer.normalize_str(token.content) for token in added]
     return factor * max(map(len, spellings)), any(token.lstrip or token.rstrip for token in added)
 
@@ -62,7 +62,7 @@ def _spells_everything(model: Any, vocab: Mapping[str, int], byte_level: bool) -
 
 
 def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer as it stands in tokenizer.json, sequences taken apart."""
+    """Yield the parts of a normalizer or pre-tokenizer as in tokenizer.json, with sequences flattened."""
     if part is not None:
         yield from _flat(json.loads(part.__getstate__()))
 

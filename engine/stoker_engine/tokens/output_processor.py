@@ -1,11 +1,11 @@
-"""What the engine reports in tokens, as text: detokenized, cut at stop strings, logprobs with their tokens' text.
+"""The engine's tokens → text: detokenized, cut at stop strings, logprobs with the text of their tokens.
 
-The engine knows nothing of text, so a stop string is found here, after the step: `process` says so, and its caller
-has the engine end that sequence. What the engine still computed of it in the meantime is dropped.
+The engine does not process text, so stop strings are found here, after the step: `process` reports it, and its caller
+has the engine finish the sequence. Tokens that the engine computed in the meantime are discarded.
 
-Two threads work here. The event loop adds requests and forgets them, at any moment; the thread that reads the engine's
-pipe processes deltas. They share the table of requests, under a lock that nobody holds while text is made; an entry's
-sequences are the reading thread's alone.
+Two threads use this module. The event loop adds and forgets requests at any time; the thread that reads the engine's
+pipe processes deltas. They share the table of requests, under a lock that is not held during detokenization. Only the
+reading thread accesses an entry's sequences.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from stoker_engine.tokens.stop import StopStrings
 
 
 class TokenTexts(Decoding, Protocol):
-    """What the processor needs of a tokenizer."""
+    """The methods of a tokenizer that the processor needs."""
 
     def token_text(self, token_id: int) -> str:
-        """What a token says by itself."""
+        """Return the text of a single token."""
         ...
 
 
 @dataclass
 class _Sequence:
-    """The text side of one sequence."""
+    """The text state of one sequence."""
 
     detokenizer: IncrementalDetokenizer
     stop: StopStrings
@@ -42,14 +42,15 @@ class _Sequence:
 
 @dataclass
 class _Request:
-    """What is remembered of a request until all its sequences are finished."""
+    """A request whose sequences are not all finished."""
 
     request: EngineRequest
     sequences: dict[int, _Sequence] = field(default_factory=dict)
 
 
 class OutputProcessor:
-    """Token deltas → output deltas. One thread processes, in the order of the steps; others may add and forget."""
+    """Token deltas → output deltas. One thread calls `process`, in the order of the steps; other threads may add and
+    forget requests."""
 
     def __init__(self, tokenizer: TokenTexts) -> None:
         self._tokenizer = tokenizer
@@ -57,21 +58,21 @@ class OutputProcessor:
         self._lock = threading.Lock()
 
     def add(self, request: EngineRequest) -> None:
-        """Takes in a request, before its first delta."""
+        """Add a request before its first delta."""
         with self._lock:
             self._requests[request.id] = _Request(request)
 
     def forget(self, request_id: str) -> bool:
-        """Drops a request that nobody wants any more. Returns whether it was unfinished: unknown ids are ignored."""
+        """Drop an aborted request. Return whether it was unfinished; unknown ids are ignored."""
         with self._lock:
             return self._requests.pop(request_id, None) is not None
 
     def process(self, delta: TokenDelta) -> tuple[OutputDelta | None, bool]:
-        """The text of `delta`.
+        """Return the text of `delta`.
 
         Returns:
-            (what to emit, or None where nobody waits for it: the request is forgotten or the sequence has ended;
-            whether a stop string ended the sequence, so that the engine must end it, too).
+            (the delta to emit; None if the request is forgotten or the sequence has finished;
+            whether a stop string finished the sequence, so that the engine must finish it, too).
         """
         with self._lock:
             entry = self._requests.get(delta.request_id)
@@ -106,7 +107,7 @@ class OutputProcessor:
         return output, stop is not None and delta.finish_reason is None
 
     def _done(self, entry: _Request) -> None:
-        """Drops an entry, unless it is forgotten meanwhile, and another one may have its id."""
+        """Drop an entry. The event loop may have forgotten it meanwhile, and added another one with its id."""
         with self._lock:
             if self._requests.get(entry.request.id) is entry:
                 del self._requests[entry.request.id]
@@ -119,10 +120,10 @@ class OutputProcessor:
         return _Sequence(detokenizer, StopStrings(params.stop, params.include_stop_str_in_output))
 
     def _text(self, sequence: _Sequence, request: EngineRequest, delta: TokenDelta) -> tuple[str, str | None, int]:
-        """(the text to emit, the stop string that ended it or None, how many of the tokens are kept)."""
+        """Return (the text to emit, the stop string that finished it or None, the number of tokens to keep)."""
         params = request.params
         min_tokens, includes_stop = params.min_tokens, params.include_stop_str_in_output
-        # The token that stops is no part of the text, unless what stops is asked for.
+        # The stop token is not part of the text, unless include_stop_str_in_output is set.
         silent = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP and not includes_stop else None
         emitted = ""
         for position, token_id in enumerate(delta.token_ids):

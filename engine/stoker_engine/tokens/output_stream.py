@@ -1,12 +1,11 @@
-"""The one queue between the thread that reads the engine's pipe and the coroutine that writes an answer.
+"""The queue between the thread that reads the engine's pipe and the coroutine that writes a response.
 
-    reading thread ── put ──► OutputStream ── take ──► coroutine
+    reading thread ── put ──► OutputStream ── get ──► coroutine
            └── once a step: event loop ── wake ──┘
 
-A reader that keeps up gets each step's deltas as they are. For one that does not, the deltas of a sequence are merged
-into one, which holds all that its parts held: what a stream keeps in the server is no more than its text, and the
-log-probabilities that were asked for, and it is written in as few events as its client can take. vLLM's
-`RequestOutputCollector` does the same.
+A reader that keeps up receives each step's deltas unchanged. For a slower reader, pending deltas of a sequence are
+merged into one without loss. A stream's memory is therefore bounded by its text and requested logprobs, and a slow
+client receives fewer, larger events. vLLM's `RequestOutputCollector` does the same.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from stoker_engine.core.outputs import OutputDelta
 
 
 class OutputStream:
-    """What one or several requests generate, for one reader. Any thread may `put`; all else is the event loop's."""
+    """The outputs of one or several requests, for one reader. Any thread may call `put`; all other methods belong to
+    the event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,8 +31,8 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: OutputDelta) -> bool:
-        """Adds a delta. One with `FinishReason.ERROR` is raised by `take`, after what came before it, and before what
-        comes after it: that may be of other requests, which go on.
+        """Add a delta. `get` raises one with `FinishReason.ERROR`, after the deltas before it and before later ones,
+        which may belong to other requests that continue.
 
         Returns:
             Whether the stream was empty: its reader may be waiting, and `wake` must be called in the event loop.
@@ -52,22 +52,22 @@ class OutputStream:
         return was_empty
 
     def wake(self) -> None:
-        """Wakes the reader, if it waits."""
+        """Wake the reader, if it waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Has `take` raise `error` once, after what came before it. Of several errors the first counts."""
+        """Make `get` raise `error` once, after the deltas before it. Of several pending errors the first is raised."""
         with self._lock:
             self._fail(error)
         self.wake()
 
     async def get(self) -> list[OutputDelta]:
-        """Waits for deltas, and returns all there are, at most one of each sequence.
+        """Wait for deltas and return all pending ones, at most one per sequence.
 
         Raises:
             RequestFailedError: the engine failed at one of the requests.
-            Exception: what `fail` was given.
+            Exception: the argument of `fail`.
         """
         while True:
             with self._lock:
@@ -81,7 +81,7 @@ class OutputStream:
             if deltas:
                 return [each.delta() if isinstance(each, _Merged) else each for each in deltas.values()]
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter  # what was put since the look above has its `wake` still to come
+            await self._waiter  # for deltas put since the check above, `wake` has yet to be called
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
@@ -90,7 +90,7 @@ class OutputStream:
 
 
 class _Merged:
-    """Deltas of one sequence that become one. Each costs the same, however many there are."""
+    """Merges deltas of one sequence, at constant cost per delta."""
 
     def __init__(self, first: OutputDelta, second: OutputDelta) -> None:
         self._texts = [first.text]
@@ -100,7 +100,7 @@ class _Merged:
         self.add(second)
 
     def add(self, delta: OutputDelta) -> None:
-        """Takes in the sequence's next delta."""
+        """Add the sequence's next delta."""
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
         if self._logprobs is not None:
@@ -108,7 +108,7 @@ class _Merged:
         self._last = delta
 
     def delta(self) -> OutputDelta:
-        """All of them as one: the last one's fields, and what each of them added."""
+        """Return the merged delta: the last one's fields, and the concatenated text, tokens and logprobs."""
         return replace(
             self._last,
             text="".join(self._texts),

@@ -1,20 +1,20 @@
 """Tokens → text, a token at a time: the decoders of the ``tokenizers`` library as streams.
 
-A fast tokenizer decodes by a chain of decoders, each of which maps a list of token strings to another; the strings
-that come out are joined. Every one of them is local: what it makes of a token depends on little around it. So each
-is a *piece decoder* that takes in one piece, and gives out what can no longer change:
+A fast tokenizer decodes by a chain of decoders. Each maps a list of token strings to another list; the last list is
+joined. All decoders are local: the result for a token depends on few tokens around it. Each is therefore implemented as
+a *piece decoder*, which receives one piece at a time and returns the text that can no longer change:
 
-    byte-level      bytes of a character wait for the last one (GPT-2, Llama 3, Qwen)
-    byte fallback   ``<0xE2>`` tokens wait for the end of their run, all of which one wrong byte spoils (Gemma)
+    byte-level      bytes of a character are held until it is complete (GPT-2, Llama 3, Qwen)
+    byte fallback   ``<0xE2>`` tokens are held until the end of their run, which one invalid byte invalidates (Gemma)
     strip           the first space of the text is not emitted (Llama 2)
     metaspace       the same for the first token (T5)
-    word piece      a space comes before each token but those that continue a word (BERT)
+    word piece      a space precedes each token that does not continue a word (BERT)
     bpe             the end of a word becomes a space once another token follows (CLIP)
 
-After a decoder that fuses, later ones see the whole text as a single token; `piece_decoders` minds that. What is not
-known here, or comes in an order that cannot be streamed, waits for the end of the text: late, and still right.
+After a decoder that fuses, later decoders see the whole text as a single token; `piece_decoders` accounts for that. If
+a decoder is unknown, or their order cannot be streamed, all text is emitted at the end, late but correct.
 
-The joined pieces equal ``Tokenizer.decode`` of all tokens, always; the tests hold the two against each other.
+The joined pieces always equal ``Tokenizer.decode`` of all tokens; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class PieceDecoder(Protocol):
     """A decoder as a stream."""
 
     def add(self, piece: str) -> str | list[str]:
-        """Takes in a token; returns the pieces that can no longer change (a plain string: one)."""
+        """Add a token. Return the pieces that can no longer change (a plain string: one piece)."""
         ...
 
     def end(self) -> list[str]:
-        """What is left when no more comes."""
+        """Return the remaining pieces after the last token."""
         ...
 
     def mark_emitted(self) -> None:
-        """What came so far is a prompt, emitted already: keep only what the next token may still change."""
+        """Mark the tokens so far as an emitted prompt: keep only the part that the next token may still change."""
         ...
 
 
 def write_through(decoders: Iterable[PieceDecoder], pieces: list[str]) -> str:
-    """Passes pieces through decoders one after the other; the text that can no longer change."""
+    """Pass pieces through the decoders in order. Return the text that can no longer change."""
     for decoder in decoders:
         pieces = [out for piece in pieces for out in _as_list(decoder.add(piece))]
     return "".join(pieces)
@@ -53,11 +53,11 @@ def _as_list(pieces: str | list[str]) -> list[str]:
 
 
 def piece_decoders(decoder: Mapping[str, Any] | None, decode: Callable[[list[str]], str]) -> list[PieceDecoder]:
-    """Fresh piece decoders for the ``decoder`` of a tokenizer.json.
+    """Return new piece decoders for the ``decoder`` of a tokenizer.json.
 
     Args:
         decoder: None: tokens are joined by spaces.
-        decode: the decoder itself, for what cannot be streamed: token strings → text.
+        decode: the decoder itself (token strings → text), used if it cannot be streamed.
     """
     if decoder is None:
         return [Spaced()]
@@ -83,7 +83,7 @@ def _flat(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
-    """A decoder that sees tokens one by one; None: it cannot be streamed."""
+    """Return the piece decoder of a part that sees tokens one by one; None: it cannot be streamed."""
     match part["type"]:
         case "ByteLevel":
             return ByteLevel()
@@ -103,7 +103,7 @@ def _decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
 
 
 def _fused_decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
-    """A decoder that sees the whole text as one token."""
+    """Return the piece decoder of a part that sees the whole text as one token; None: it cannot be streamed."""
     match part["type"]:
         case "Strip" if not part["stop"]:
             return StripText(part["content"], part["start"])
@@ -142,18 +142,18 @@ class Whole:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    """Return GPT-2's alphabet: printable bytes map to themselves, the others to the characters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
-#: Character → byte, of byte-level tokens.
+#: Character → byte, for byte-level tokens.
 BYTE_LEVEL_ALPHABET = _byte_of_character()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; of one with characters outside the alphabet (an added token), its own."""
+    """Return the bytes of a byte-level token; of one with other characters (an added token), its UTF-8."""
     try:
         return bytes([BYTE_LEVEL_ALPHABET[character] for character in token])
     except KeyError:
@@ -161,7 +161,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def fallback_byte(token: str) -> int | None:
-    """``<0xE2>`` → 0xE2; None for any other token."""
+    """Return the byte of a token such as ``<0xE2>``; None for any other token."""
     if len(token) == 6 and _FALLBACK.fullmatch(token):
         return int(token[3:5], 16)
     return None
@@ -171,10 +171,10 @@ _FALLBACK = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class ByteLevel(_Local):
-    """Each token is a string of bytes; the text is their UTF-8."""
+    """Each token is a string of bytes; the text is their decoding as UTF-8."""
 
     def __init__(self) -> None:
-        # Like Rust's from_utf8_lossy: U+FFFD for each longest part of a character that is not completed.
+        # Like Rust's from_utf8_lossy: one U+FFFD for each maximal incomplete part of a character.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, piece: str) -> str | list[str]:
@@ -185,7 +185,7 @@ class ByteLevel(_Local):
 
 
 class ByteFallback:
-    """Runs of ``<0x..>`` tokens are UTF-8, or U+FFFD for each byte where they are not."""
+    """Decodes runs of ``<0x..>`` tokens as UTF-8; an invalid run becomes U+FFFD per byte."""
 
     def __init__(self) -> None:
         self._run = bytearray()
@@ -206,7 +206,7 @@ class ByteFallback:
             return ["\ufffd"] * len(run)
 
     def mark_emitted(self) -> None:
-        # Only a character that the prompt left incomplete is still open.
+        # The next tokens can only change a character that the prompt left incomplete.
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         utf8.decode(self._run)
         self._run = bytearray(utf8.getstate()[0])
@@ -224,7 +224,7 @@ class Replace(_Local):
 
 
 class Metaspace(_Local):
-    """``▁`` is a space, and nothing in the first token."""
+    """Replaces ``▁`` by a space; in the first token, removes it if the encoder prepends it."""
 
     def __init__(self, replacement: str, prepended: bool) -> None:
         self._replacement = replacement
@@ -236,7 +236,7 @@ class Metaspace(_Local):
 
 
 class StripEach(_Local):
-    """Takes characters off the start of each token."""
+    """Removes characters from the start of each token."""
 
     def __init__(self, content: str, start: int) -> None:
         self._content, self._start = content, start
@@ -246,7 +246,7 @@ class StripEach(_Local):
 
 
 class StripText(_Local):
-    """Takes characters off the start of the text."""
+    """Removes characters from the start of the text."""
 
     def __init__(self, content: str, start: int) -> None:
         self._content, self._start = content, start
@@ -272,7 +272,7 @@ _CLEANUPS = (
 
 
 class WordPiece(_Local):
-    """A token begins a word unless it carries the prefix."""
+    """A token starts a word unless it has the prefix."""
 
     def __init__(self, prefix: str, cleanup: bool) -> None:
         self._prefix, self._cleanup = prefix, cleanup
@@ -290,7 +290,7 @@ class WordPiece(_Local):
 
 
 class WordEnd:
-    """The suffix of a token is a space, and nothing in the last one."""
+    """Replaces a token's suffix by a space; removes it from the last token."""
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
@@ -310,7 +310,7 @@ class WordEnd:
 
 
 class Spaced(_Local):
-    """No decoder: a space between tokens."""
+    """Joins tokens by spaces, for tokenizers without a decoder."""
 
     def __init__(self) -> None:
         self._space = ""

@@ -1,7 +1,7 @@
-"""A prompt's tokens, truncated and checked: once for each prompt, here and nowhere else.
+"""Truncates and checks the tokens of a prompt, once per prompt.
 
-What works with a prompt before its request is made (the server: its length leaves room for so many tokens, its text is
-echoed) and what makes the request (`InputProcessor`) take `PromptTokens`, which only `prompt_tokens` makes.
+Only `prompt_tokens` creates `PromptTokens`. The server, which computes `max_tokens` from the prompt's length and echoes
+its text, and `InputProcessor`, which creates the request, take `PromptTokens`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal, NewType
 from stoker_common.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 
-#: Token ids of a prompt that the engine can take: at least one, all of the model's vocabulary, room for one more
-#: unless it is only scored.
+#: Valid token ids of a prompt: at least one, all within the model's vocabulary, and short enough for one more token
+#: unless the prompt is only scored.
 PromptTokens = NewType("PromptTokens", list[int])
 
 
@@ -24,15 +24,15 @@ def prompt_tokens(
     info: EngineInfo,
     side: Literal["left", "right"] = "left",
 ) -> PromptTokens:
-    """Truncates a prompt, then checks it.
+    """Truncate a prompt, then check it.
 
     Args:
-        truncate: keep so many of its tokens; -1 is as many as leave room for `max_tokens`, None is all.
-        max_tokens: what is to be generated; None: as much as fits, at least one token. 0: the prompt is only scored.
-        side: which is cut off: the last tokens stay, or, where it is the right one, the first.
+        truncate: number of tokens to keep; -1: as many as leave room for `max_tokens`; None: all.
+        max_tokens: number of tokens to generate; None: as many as fit, at least one; 0: the prompt is only scored.
+        side: the side to truncate: ``left`` keeps the last tokens, ``right`` the first.
 
     Raises:
-        RequestError: nothing is left, a token is not the model's, or the prompt does not fit the model's context.
+        RequestError: the prompt is empty, has a token outside the vocabulary, or exceeds the model's context.
     """
     if truncate == -1:
         truncate = max(1, info.max_model_len - (1 if max_tokens is None else max_tokens))
@@ -54,10 +54,10 @@ def prompt_tokens(
 
 
 def check_vocabulary(token_ids: Collection[int], vocab_size: int, param: str) -> None:
-    """Checks that all of `token_ids` are of a vocabulary.
+    """Check that all of `token_ids` are within a vocabulary.
 
     Raises:
-        RequestError: one is not; it names `param`.
+        RequestError: one is not; the error names `param`.
     """
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        raise RequestError(f"{param} holds a token id outside 0 … {vocab_size - 1}", param)
+        raise RequestError(f"{param} has a token id outside 0 … {vocab_size - 1}", param)

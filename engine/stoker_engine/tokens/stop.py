@@ -1,10 +1,10 @@
-"""Stop strings: they end the text, and never leak into a stream.
+"""Stop strings: they end the text, and no part of them is streamed.
 
-The string that is completed first ends the text, and of two completed at once the longer: so the result does not
-depend on how the text was cut into deltas.
+The stop string that is completed first ends the text; of two completed at the same character, the longer one. The
+result therefore does not depend on how the text was split into deltas.
 
-Each character is looked at once for each stop string, however long that is (Knuth, Morris, Pratt): what is remembered
-of the text so far is how much of the stop string its end may be the beginning of.
+Each character is examined in amortised constant time per stop string (Knuth-Morris-Pratt). The state is the length of
+the longest prefix of the stop string that the text ends with.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import functools
 
 
 class StopStrings:
-    """Watches a growing text for any of `stop`, holding back what may become one.
+    """Searches a growing text for any of `stop`, and holds back text that may become part of a stop string.
 
     Args:
-        include: the stop string is part of the text.
+        include: whether the stop string is part of the emitted text.
     """
 
     def __init__(self, stop: tuple[str, ...], include: bool = False) -> None:
@@ -25,13 +25,13 @@ class StopStrings:
         self._held = ""
 
     def add(self, text: str, watch: bool = True) -> tuple[str, str | None]:
-        """Takes in new `text`.
+        """Add `text`.
 
         Args:
-            watch: whether a stop string may end in this text; one that ends later may begin in it all the same.
+            watch: whether a stop string may end in this text. One that ends later may start in it in either case.
 
         Returns:
-            (text that can be emitted, the stop string that ended it or None).
+            (text to emit, the stop string that ended it or None).
         """
         if not self._watches:
             return text, None
@@ -47,16 +47,16 @@ class StopStrings:
         return emitted, None
 
     def flush(self) -> str:
-        """What was held back, now that no more text comes."""
+        """Return the text held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
 
 class _Watch:
-    """Watches for one stop string.
+    """Searches for one stop string.
 
     Attributes:
-        started: how many of its characters the text ends with, as its beginning.
+        started: length, in characters, of the longest prefix of the stop string that the text ends with.
     """
 
     def __init__(self, stop: str) -> None:
@@ -64,11 +64,11 @@ class _Watch:
         self.started = 0
 
     def add(self, text: str, watch: bool) -> int:
-        """Where in `text` the stop string is first completed: the position after it; 0: nowhere."""
+        """Return the position after the first completed stop string in `text`; 0 if there is none."""
         stop, borders = self.stop, _borders(self.stop)
         position, started = 0, self.started
         while position < len(text):
-            if not started:  # nearly always: then the search is the string's own
+            if not started:  # the common case: use the fast search of str
                 position = text.find(stop[0], position)
                 if position < 0:
                     break
@@ -86,7 +86,7 @@ class _Watch:
 
 @functools.lru_cache(maxsize=256)
 def _borders(string: str) -> list[int]:
-    """For each of its beginnings, the length of the longest shorter beginning that it also ends with."""
+    """Return, for each prefix of `string`, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(string)
     length = 0
     for position in range(1, len(string)):

@@ -1,7 +1,7 @@
-"""What each token adds to a text, in bytes: how a grammar is spelled by tokens.
+"""The bytes that each token adds to a text, for grammars.
 
-In the middle of a text, where an output is. Decoders that hold part of a token back until the next one comes have no
-answer.
+The bytes are those in the middle of a text, where outputs are. They are undefined for decoders that hold back part of a
+token until the next one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def token_table(vocabulary: Vocabulary) -> TokenTable:
-    """The bytes of all tokens.
+    """Return the bytes of all tokens.
 
     Raises:
-        RequestError: the tokenizer's decoder is of a kind that does not write token by token.
+        RequestError: the tokenizer's decoder does not decode token by token.
     """
     decoders = vocabulary.piece_decoders()
     if any(isinstance(decoder, Whole | WordEnd) for decoder in decoders):
         raise RequestError(
-            "this model's tokenizer does not write text token by token, so its output cannot be constrained",
+            "structured outputs are not supported: this model's tokenizer does not decode token by token",
             "structured_outputs",
         )
     special = {token_id for token_id, token in enumerate(vocabulary.tokens) if token in vocabulary.special}
@@ -42,7 +42,7 @@ def token_table(vocabulary: Vocabulary) -> TokenTable:
     if any(isinstance(decoder, ByteLevel) for decoder in decoders):
         token_bytes = [b"" if token is None else byte_level_bytes(token) for token in vocabulary.tokens]
     else:
-        write_through(decoders, ["x"])  # what follows is not the first token
+        write_through(decoders, ["x"])  # so that the next token is not the first of the text
         falls_back = any(isinstance(decoder, ByteFallback) for decoder in decoders)
         token_bytes = [b"" if token is None else _bytes(decoders, token, falls_back) for token in vocabulary.tokens]
     for token_id in special:

@@ -1,8 +1,8 @@
 """The model's tokenizer: text → tokens, tokens → text, and chats → tokens.
 
-The ``tokenizers`` library alone, without transformers and torch: the server's process needs neither. What transformers
-would add to a tokenizer.json is read here: further special tokens and the chat template. Where a tokenizer.json and
-transformers' own class for the model differ, the file holds.
+Uses only the ``tokenizers`` library, so that its process needs neither transformers nor torch. The additions that
+transformers makes to a tokenizer.json are read here: further special tokens and the chat template. If a tokenizer.json
+differs from transformers' class for the model, the file takes precedence.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from stoker_engine.tokens.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-#: transformers' names of the special tokens, which are variables of chat templates too.
+#: transformers' names of the special tokens, which are also variables of chat templates.
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer(Vocabulary):
-    """A tokenizer, safe to use from several threads: a vocabulary that also encodes, and renders chats.
+    """A thread-safe tokenizer: a vocabulary that also encodes texts and renders chats.
 
     Args:
-        backend: what encodes and decodes; must not change any more.
-        special_tokens: name → token: variables of the chat template.
-        chat_template: the model's; None: it has none.
-        chat_template_for_tools: taken instead when there are tools.
-        further_special: tokens that count as special whatever the backend has them for.
+        backend: the tokenizer of the ``tokenizers`` library; must not be modified afterwards.
+        special_tokens: name → token; variables of the chat template.
+        chat_template: the model's chat template; None: it has none.
+        chat_template_for_tools: the chat template used if there are tools.
+        further_special: tokens to treat as special even if the backend does not.
     """
 
     def __init__(
@@ -73,27 +73,27 @@ class Tokenizer(Vocabulary):
             chat_template=chat_template,
         )
         if any(isinstance(decoder, Whole) for decoder in self.piece_decoders()):
-            logger.warning("this tokenizer's decoder cannot be streamed: text comes at the end of each output")
-        self._forms_of = functools.lru_cache(maxsize=32)(self._content_forms)  # a request may bring its own
+            logger.warning("this tokenizer's decoder cannot be streamed; the text of each output is sent at its end")
+        self._forms_of = functools.lru_cache(maxsize=32)(self._content_forms)  # requests may contain templates
         for template in filter(None, (chat_template, chat_template_for_tools)):
             if chat_templates.compile_ahead(template) and not self._forms_of(template).writes_users:
-                logger.warning("the chat template writes nothing of what users say, or refuses it")
+                logger.warning("the chat template ignores or rejects user messages; set another one by --chat-template")
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The part of it that another process can have."""
+        """The picklable part of the tokenizer, for another process."""
         known = {each.name: getattr(self, each.name) for each in dataclasses.fields(Vocabulary)}
         return Vocabulary(**{**known, "chat_template": self._for_tools or self.chat_template})
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> Tokenizer:
-        """Loads the tokenizer of a Hugging Face folder or a GGUF file.
+        """Load the tokenizer of a Hugging Face folder or a GGUF file.
 
         Args:
-            chat_template: taken instead of the model's: a Jinja template, or the path of a file that holds one.
+            chat_template: replaces the model's: a Jinja template, or the path of a file with one.
 
         Raises:
-            ModelError: there is none, or it cannot be read.
+            ModelError: there is no tokenizer, or it cannot be read.
             ArgumentError: the chat template's file cannot be read.
         """
         template = read_chat_template(chat_template)
@@ -112,33 +112,33 @@ class Tokenizer(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
+        """Number of tokens, including added ones."""
         size: int = self._backend.get_vocab_size()
         return size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`text` as token ids; with the begin-of-sequence token where the model wants one.
+        """Return the token ids of `text`, with the begin-of-sequence token if the model requires one.
 
         Raises:
-            RequestError: the text is no Unicode (it holds half a surrogate pair).
+            RequestError: the text is not valid Unicode (it contains a lone surrogate).
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Several texts; see `encode`. Other threads run meanwhile."""
+        """Return the token ids of several texts; see `encode`. Releases the GIL."""
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:
-            raise RequestError("the text holds a lone surrogate, which no encoding has", "prompt") from error
+            raise RequestError("the text contains a lone surrogate, which is invalid Unicode", "prompt") from error
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """`token_ids` as text; ids that the tokenizer does not know have none."""
+        """Return the text of `token_ids`; unknown ids have no text."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """A chat as token ids; see `chat_text`."""
+        """Return the token ids of a chat; see `chat_text`."""
         return self.encode(self.chat_text(messages, **options), add_special_tokens=False)
 
     def chat_text(
@@ -153,16 +153,16 @@ class Tokenizer(Vocabulary):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """A chat as the text that the model reads; see `chat_template.render`.
+        """Return the text of a chat, as the model reads it; see `chat_template.render`.
 
         Args:
-            messages: their content is a string or a list of parts: the template gets what it can write.
-            chat_template: taken instead of the model's.
+            messages: their content is a string or a list of parts, converted to the form that the template accepts.
+            chat_template: replaces the model's.
             chat_template_kwargs: further variables of the template.
-            chat_template_content_format: gives it all content as strings, or all as parts.
+            chat_template_content_format: the form of all content: strings or parts; ``auto``: as the template accepts.
 
         Raises:
-            RequestError: there is no chat template, or it refuses these messages.
+            RequestError: there is no chat template, or it rejects these messages.
         """
         template = chat_template or (self._for_tools if tools and self._for_tools else self.chat_template)
         if template is None:
@@ -189,16 +189,16 @@ class Tokenizer(Vocabulary):
         )
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a spelling; None: there is no such token."""
+        """Return the id of a token's spelling; None if there is no such token."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
 
 def read_chat_template(argument: str | None) -> str | None:
-    """The template that ``--chat-template`` means: its text, or the content of the file it names.
+    """Return the template given by ``--chat-template``: its text, or the content of the file that it names.
 
     Raises:
-        ArgumentError: a file that cannot be read.
+        ArgumentError: the file cannot be read.
     """
     if argument is None or "{" in argument or "\n" in argument:
         return argument
@@ -207,11 +207,11 @@ def read_chat_template(argument: str | None) -> str | None:
     except OSError as error:
         raise ArgumentError("--chat-template", f"cannot read {argument}: {error.strerror}") from error
     except ValueError as error:
-        raise ArgumentError("--chat-template", f"{argument[:200]!r} is no text file in UTF-8: {error}") from error
+        raise ArgumentError("--chat-template", f"{argument[:200]!r} is not a UTF-8 text file: {error}") from error
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
-    """What a tokenizer.json holds; the library reads no byte-order mark."""
+    """Load a tokenizer.json. The library accepts a byte-order mark only in a buffer."""
     with file.open("rb") as opened:
         if opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
             return tokenizers.Tokenizer.from_buffer(opened.read())
@@ -219,12 +219,13 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def _state(decoder: Any) -> Mapping[str, Any] | None:
-    """A decoder as it stands in tokenizer.json."""
+    """Return a decoder as in tokenizer.json."""
     return None if decoder is None else json.loads(decoder.__getstate__())
 
 
 def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Adds what transformers reads from tokenizer_config.json; returns the named special tokens, and all it lists."""
+    """Add the tokens in tokenizer_config.json, as transformers does. Return its named special tokens, and all special
+    tokens in it."""
     backend.no_truncation()
     backend.no_padding()
     present = backend.get_added_tokens_decoder().values()
@@ -232,7 +233,7 @@ def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple
         AddedToken(**{key: value for key, value in token.items() if key != "__type"})
         for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     ]
-    same = {repr(token) for token in present}  # which shows all of a token, as its equality does not
+    same = {repr(token) for token in present}  # repr contains all fields of a token; == ignores some
     missing = [token for token in listed if repr(token) not in same]
     if missing:
         backend.add_tokens(missing)
@@ -245,12 +246,12 @@ def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple
 
 
 def _content(token: Any) -> str | None:
-    """A token's text, given as such or as an object."""
+    """Return the text of a token that is given as a string or an object."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def _own_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The model's chat templates by name, from wherever they may stand; most have one, ``default``."""
+    """Return the model's chat templates by name, from all files that may contain them. Most have one, ``default``."""
     templates: dict[str, str] = {}
     configured = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(configured, str):
@@ -258,7 +259,9 @@ def _own_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     elif isinstance(configured, list):
         for entry in configured:
             if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
-                raise ModelError(f"{folder}: chat_template lists {reprlib.repr(entry)}, which is no name and template")
+                raise ModelError(
+                    f"{folder}: chat_template has the entry {reprlib.repr(entry)}, which lacks a name or template"
+                )
             templates[entry["name"]] = entry["template"]
     elif configured is not None:
         raise ModelError(f"{folder}: chat_template must be a string or a list, not {reprlib.repr(configured)}")

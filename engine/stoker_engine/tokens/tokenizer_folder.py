@@ -1,8 +1,8 @@
-"""A tokenizer's files: found in a model's folder, or made once and kept.
+"""Finds a tokenizer's files in a model's folder, or converts them once and caches the result.
 
-What we read is a folder with a ``tokenizer.json``, which the ``tokenizers`` library loads without transformers.
-Models that come without one (``tokenizer.model``, tiktoken, vocabulary and merges) are converted by transformers, in
-a process of its own: that imports torch, which takes seconds and memory that a server needs only once.
+The engine needs a folder with a ``tokenizer.json``, which the ``tokenizers`` library loads without transformers. Other
+formats (``tokenizer.model``, tiktoken, vocabulary and merges) are converted by transformers in a subprocess, because it
+imports torch, which takes seconds and memory.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from stoker_engine.contract.json_file import read_json_object
 
 logger = logging.getLogger(__name__)
 
-#: Part of the cache's key; raise it when a conversion changes.
+#: Part of the cache's key. Increment it when a conversion changes.
 _FORMAT = "3"
 
-#: Any of these makes a folder a tokenizer's.
+#: Files that show that a folder contains a tokenizer.
 _SOURCES = (
     "tokenizer.model",
     "tokenizer.tiktoken",
@@ -52,7 +52,7 @@ class TokenizerFiles:
     """A tokenizer's folder.
 
     Attributes:
-        backend: what its tokenizer.json holds, where converting has just made it: reading that takes seconds again.
+        backend: the tokenizer in tokenizer.json if the conversion returned it, which saves seconds of loading.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class TokenizerFiles:
 
 
 def find_tokenizer(path: Path) -> TokenizerFiles:
-    """The files of the tokenizer of a Hugging Face folder or a GGUF file.
+    """Return the tokenizer's files of a Hugging Face folder or a GGUF file.
 
     Raises:
         ModelError: there is no tokenizer, or it cannot be converted.
@@ -73,15 +73,15 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
         return TokenizerFiles(path)
     source = next((path / name for name in _SOURCES if (path / name).is_file()), None)
     if source is None:
-        raise ModelError(f"{path} has no tokenizer (tokenizer.json); give one with --tokenizer")
+        raise ModelError(f"{path} has no tokenizer (tokenizer.json); set --tokenizer")
     return _converted(path, source, _convert_folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file does not exist.
+    """Return the JSON object in a file; empty if the file does not exist.
 
     Raises:
-        ModelError: it is no JSON object.
+        ModelError: the content is not a JSON object.
     """
     try:
         return read_json_object(path)
@@ -94,7 +94,7 @@ def _convert_folder(path: Path, target: Path) -> tokenizers.Tokenizer | None:
         [sys.executable, "-c", _CONVERT, str(path), str(target)], capture_output=True, text=True, check=False
     )
     if result.returncode != 0 or not (target / "tokenizer.json").is_file():
-        why = result.stderr.strip().split("\n")[-1] or "it has no fast version"
+        why = result.stderr.strip().split("\n")[-1] or "transformers has no fast version of it"
         raise ModelError(f"cannot convert the tokenizer in {path} to tokenizer.json: {why}")
     return None
 
@@ -102,7 +102,8 @@ def _convert_folder(path: Path, target: Path) -> tokenizers.Tokenizer | None:
 def _converted(
     path: Path, source: Path, convert: Callable[[Path, Path], tokenizers.Tokenizer | None]
 ) -> TokenizerFiles:
-    """The conversion of `path`, from the cache or made now; `source` shows whether it is still the same."""
+    """Return the conversion of `path`, from the cache if possible. The cache's key has the size and mtime of
+    `source`."""
     stat = source.stat()
     key = hashlib.sha256(f"{_FORMAT}:{source.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
     folder = cache_folder() / "tokenizers" / f"{path.stem}-{key}"
@@ -116,11 +117,11 @@ def _converted(
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was quicker
+            if not folder.is_dir():  # otherwise another process has converted it meanwhile
                 raise
     except OSError as error:
         raise ModelError(
-            f"cannot keep the converted tokenizer in {folder.parent} ({error}); set STOKER_CACHE"
+            f"cannot store the converted tokenizer in {folder.parent} ({error}); set STOKER_CACHE"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

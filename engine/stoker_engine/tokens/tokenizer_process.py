@@ -1,16 +1,16 @@
-"""The tokenizer's process as the server sees it: jobs in, answers out, never holding up the event loop.
+"""Client of the tokenizer process: sends jobs and receives their results without blocking the event loop.
 
-Jobs wait in lanes by their size, each of which has a worker of its own: what is small never waits for what is large.
-A job that nobody waits for any more is not started, or ended with its worker; the next one gets a new worker. Lanes of
-larger jobs, whose workers have grown, begin each with a new one too, so that memory goes back to the system.
+Jobs wait in lanes by size. Each lane has its own worker, so that small jobs never wait for large ones. A cancelled job
+is not started, or is stopped by killing its worker; the next job gets a new worker. Lanes of larger jobs start a new
+worker for each job, so that its memory is returned to the system.
 
     lane         jobs, one at a time
-    small        up to 64 KiB; its worker stays
+    small        up to 64 KiB; its worker is reused
     medium       up to 1 MiB
-    large        more
-    untrusted    a template that came with a request, with limits on time and memory
-    grammars     what outputs must look like, in the same way; they are short, and only so many may wait
-    slow         those that did not become one in that time
+    large        larger
+    untrusted    rendering of a template from a request, with limits of time and memory
+    grammars     compilation of grammars, with a short limit of time and a limit of memory and of waiting jobs
+    slow         grammars that exceeded that limit of time, with a longer one
 """
 
 from __future__ import annotations
@@ -55,52 +55,52 @@ from stoker_engine.tokens.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-#: What runs in the process. `-P`: what lies in the working directory is not imported.
+#: Arguments of the interpreter. `-P`: modules in the working directory are not imported.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.tokens.tokenizer_worker")
 
-#: Seconds, and bytes of memory, that rendering a request's own chat template may take.
+#: Limits of rendering a chat template from a request: seconds, and bytes of memory.
 TEMPLATE_TIMEOUT_S: Final = 5.0
 TEMPLATE_MEMORY: Final = 512 * 1024**2
 
-#: Seconds within which the death of a worker that has limits may be another's doing, so that its job is tried again.
-#: What takes too much dies later, and would again.
+#: Seconds. A job whose worker with limits dies earlier is retried, because its death may have an external cause. A job
+#: that exceeds its limits fails later, and would fail again.
 _EARLY_S: Final = 1.0
 
-#: Most bytes that an answer of a worker in which a stranger's template ran may have.
+#: Largest result of a worker that ran untrusted code, in bytes.
 _MAX_UNTRUSTED_BYTES = 256 * 1024**2
 
-#: Seconds after which a process that forks no worker counts as stopped; it may read the vocabulary for grammars first.
+#: Seconds to wait for a fork before the process counts as hung. It may first read the vocabulary for grammars.
 _FORK_TIMEOUT_S = 30.0
 
-#: The code of what takes too much to be compiled.
+#: Error code for a grammar whose compilation exceeds a limit.
 TOO_COMPLEX: Final = "grammar_too_complex"
 
-_FAILED = "the tokenizer failed at this request; see the server's log"
+_FAILED = "the tokenizer failed for this request; see the server's log"
 
 _LANES = ((2**16, "small"), (2**20, "medium"))
 
 
 class _BrokenError(RequestFailedError):
-    """Workers of this kind fail at every job."""
+    """All jobs of this kind fail."""
 
 
 class _WorkerGoneError(Exception):
-    """A worker, or what forks workers, is there no more."""
+    """A worker, or the process that forks workers, has died."""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """One worker and the way to it."""
+    """A worker and the connection to it."""
 
     pid: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def do(self, job: bytes, max_bytes: int | None) -> tuple[dict[str, Any], bytes]:
-        """The header and the data of the answer to `job`.
+        """Run `job`. Return the header and the data of its result.
 
         Raises:
-            _WorkerGoneError: it died meanwhile, or wrote what it must not.
+            _WorkerGoneError: the worker died, or its result is invalid or too large.
         """
         try:
             self.writer.writelines((JOB.pack(len(job)), job))
@@ -113,8 +113,8 @@ class _Worker:
             raise _WorkerGoneError from error
 
     def kill(self) -> None:
-        """Ends it, whatever it does."""
-        if not self.reader.at_eof():  # else it is gone, and its id may be another's
+        """Kill the worker."""
+        if not self.reader.at_eof():  # otherwise it has exited, and its pid may have been reused
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(RuntimeError):  # the event loop is closed
@@ -123,13 +123,14 @@ class _Worker:
 
 @dataclass
 class _Lane:
-    """Jobs of one size, one after the other.
+    """Runs jobs of one kind sequentially.
 
     Attributes:
-        timeout: seconds that a job may take; beyond what the slowest needs, unless its worker is stopped.
-        keeps: whether its worker stays for the next job.
+        timeout: limit of a job, in seconds. For trusted jobs only a hung worker reaches it.
+        keeps: whether the worker is reused for the next job.
         fork: limits of its workers; see `tokenizer_worker.FORK`.
-        max_jobs:how many jobs may wait and be worked on, where that is limited; and how many do.
+        max_jobs: largest number of waiting and running jobs; None: unlimited.
+        waiting: number of waiting and running jobs; counted only for grammars.
     """
 
     timeout: float
@@ -142,10 +143,10 @@ class _Lane:
 
 
 class TokenizerProcess:
-    """A tokenizer in a process of its own, for one event loop.
+    """A tokenizer in its own process, for one event loop.
 
     Attributes:
-        vocabulary: what is needed of it here, once it is loaded.
+        vocabulary: the tokenizer's vocabulary, set by `load`.
     """
 
     vocabulary: Vocabulary
@@ -171,10 +172,10 @@ class TokenizerProcess:
         self._closed = False
 
     def start(self) -> None:
-        """Starts the process; `load` waits for it. Any thread may call this, before `load`.
+        """Start the process; `load` waits for it. Any thread may call this before `load`.
 
         Raises:
-            OSError: the system has no process or memory left.
+            OSError: the process cannot be started.
         """
         parent_socket, child_socket = socket.socketpair()
         with child_socket:
@@ -183,7 +184,7 @@ class TokenizerProcess:
         self._control = parent_socket
 
     async def load(self) -> Vocabulary:
-        """Waits until the process has loaded the tokenizer, and starts it where `start` has not.
+        """Wait until the process has loaded the tokenizer. Starts the process if it is not started.
 
         Raises:
             ModelError: there is no tokenizer, or it cannot be read.
@@ -193,7 +194,7 @@ class TokenizerProcess:
             self.start()
         self.vocabulary = await self._loaded()
         small = self._lanes["small"]
-        with contextlib.suppress(_WorkerGoneError):  # else the first request asks again
+        with contextlib.suppress(_WorkerGoneError):  # the first request tries again
             small.worker = await self._fork(small.fork)
         return self.vocabulary
 
@@ -204,9 +205,9 @@ class TokenizerProcess:
             loaded = pickle.loads(await _receive(self._control, length))
         except (OSError, EOFError):
             code = await asyncio.to_thread(self._process.wait)
-            raise ModelError(f"the tokenizer's process died while it loaded (exit code {code})") from None
+            raise ModelError(f"the tokenizer process died while loading (exit code {code})") from None
         except BaseException:
-            self._process.kill()  # what it says then would be taken for something else
+            self._process.kill()  # a later read would misinterpret the rest of its message
             raise
         if isinstance(loaded, Vocabulary):
             return loaded
@@ -218,14 +219,14 @@ class TokenizerProcess:
         return subprocess.Popen(
             [sys.executable, *PROGRAM, str(descriptor), *self._arguments],
             pass_fds=(descriptor,),
-            process_group=0,  # Ctrl-C in a terminal is for the server
+            process_group=0,  # Ctrl-C in a terminal must only reach the server
         )
 
     async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """The tokens of texts.
+        """Return the token ids of each text.
 
         Raises:
-            RequestError: one of them is no Unicode.
+            RequestError: a text is not valid Unicode.
         """
         arguments = {"texts": list(texts), "add_special_tokens": add_special_tokens}
         header, data = await self._do("encode_batch", arguments)
@@ -237,28 +238,28 @@ class TokenizerProcess:
         return encoded
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         arguments = {"token_ids": list(token_ids), "skip_special_tokens": skip_special_tokens}
         return _text(*await self._do("decode", arguments))
 
     async def token_table(self) -> TokenTable:
-        """The bytes of all tokens, for grammars.
+        """Return the bytes of all tokens, for grammars.
 
         Raises:
-            RequestError: the tokenizer does not write text token by token.
+            RequestError: the tokenizer does not decode token by token.
         """
         return TokenTable((await self._do("token_table", {}))[1])
 
     async def chat_text(
         self, messages: Sequence[Mapping[str, Any]], *, chat_template: str | None = None, **options: Any
     ) -> str:
-        """A chat as the template writes it; see `Tokenizer.chat_text`.
+        """Return the text of a chat; see `Tokenizer.chat_text`.
 
         Args:
-            chat_template: a stranger's: it is rendered with limits on time and memory.
+            chat_template: an untrusted template, rendered with limits of time and memory.
 
         Raises:
-            RequestError: there is no template, it refuses these messages, or it takes too much.
+            RequestError: there is no template, it rejects these messages, or it exceeds a limit.
         """
         arguments = {"messages": messages, "chat_template": chat_template, **options}
         if chat_template is None:
@@ -266,20 +267,20 @@ class TokenizerProcess:
         try:
             return _text(*await self._do("chat_text", arguments, "untrusted"))
         except TimeoutError:
-            sentence = f"the chat template was stopped: it took longer than {TEMPLATE_TIMEOUT_S:g} s"
+            sentence = f"the chat template was stopped: it ran for more than {TEMPLATE_TIMEOUT_S:g} s"
         except RequestFailedError:
-            sentence = f"the chat template was stopped: it crashed, or took more than {TEMPLATE_MEMORY >> 20} MiB"
+            sentence = f"the chat template was stopped: it crashed, or used more than {TEMPLATE_MEMORY >> 20} MiB"
         raise RequestError(f"{sentence}; send a simpler one", "chat_template")
 
     async def compile_grammar(self, structured: StructuredOutputs) -> str:
-        """The grammar that an output must keep, checked, as llguidance reads it; see `grammar.compile`.
+        """Return the checked grammar of an output, in llguidance's format; see `grammar.compile`.
 
-        What was compiled, or refused, lately is known.
+        Recently compiled or rejected grammars are cached.
 
         Raises:
-            RequestError: it is malformed, too large, takes too much, or no output keeps it.
-            OverloadedError: too many wait.
-            RequestFailedError: none can be compiled.
+            RequestError: the grammar is malformed, too large or unsatisfiable, or its compilation exceeds a limit.
+            OverloadedError: too many grammars wait.
+            RequestFailedError: this model supports no grammars.
         """
         return await self._grammars.get(structured, self._compile_grammar)
 
@@ -293,17 +294,17 @@ class TokenizerProcess:
         except _BrokenError:
             raise
         except TimeoutError:
-            sentence = f"it took longer than {COMPILE_TIMEOUT_S:g} s"
+            sentence = f"compilation took longer than {COMPILE_TIMEOUT_S:g} s"
         except RequestFailedError:
             sentence = (
-                f"it took more than {COMPILE_CPU_S} s of processor time or {COMPILE_MEMORY >> 20} MiB, or crashed"
+                f"compilation used more than {COMPILE_CPU_S} s of CPU time or {COMPILE_MEMORY >> 20} MiB, or crashed"
             )
-        raise RequestError(f"this could not be compiled: {sentence}; send something simpler", param, TOO_COMPLEX)
+        raise RequestError(f"the grammar is too complex: {sentence}; simplify it", param, TOO_COMPLEX)
 
     async def _compile_in(self, name: str, structured: StructuredOutputs, param: str) -> str:
         lane = self._lanes[name]
         if lane.max_jobs is not None and lane.waiting >= lane.max_jobs:
-            raise OverloadedError(f"{lane.waiting} grammars wait to be compiled; try again later", param)
+            raise OverloadedError(f"{lane.waiting} grammars are waiting for compilation; try again later", param)
         lane.waiting += 1
         try:
             return _text(*await self._do("compile_grammar", {"structured": structured}, name))
@@ -311,7 +312,7 @@ class TokenizerProcess:
             lane.waiting -= 1
 
     def close(self) -> None:
-        """Ends the process, and all work."""
+        """Kill the process and all workers."""
         self._closed = True
         for worker in self._workers:
             worker.kill()
@@ -324,15 +325,15 @@ class TokenizerProcess:
     async def _do(
         self, method: str, arguments: Mapping[str, Any], confined: str | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Has a worker call a method of the tokenizer.
+        """Call a method of the tokenizer in a worker.
 
         Args:
-            confined: the lane of what may do harm; else its size says which.
+            confined: the lane of an untrusted job; None: the lane is chosen by the job's size.
 
         Raises:
-            RequestError: what the method raised.
-            RequestFailedError: the worker died of it, or fails at every job.
-            TimeoutError: it took too long, in a lane of what may do harm.
+            RequestError: the method raised it.
+            RequestFailedError: the worker died, or all jobs of this kind fail.
+            TimeoutError: an untrusted job exceeded its limit of time.
         """
         job = pickle.dumps((method, arguments))
         by_size = next((name for max_length, name in _LANES if len(job) <= max_length), "large")
@@ -350,7 +351,7 @@ class TokenizerProcess:
                     late = time.monotonic() - began > _EARLY_S
                     if (untrusted and late) or attempt == 2 or self._closed:
                         raise RequestFailedError(_FAILED) from None
-                    logger.warning("a worker of the tokenizer died; another one does its job")
+                    logger.warning("a tokenizer worker died; retrying its job in a new worker")
         if "broken" in header:
             raise _BrokenError(header["broken"])
         if "failed" in header:
@@ -381,10 +382,10 @@ class TokenizerProcess:
                 worker.kill()
 
     async def _fork(self, limits: bytes) -> _Worker:
-        """A new worker; where what forks them is gone, that is started again first.
+        """Return a new worker. Restarts the process that forks workers if it has died.
 
         Raises:
-            _WorkerGoneError: it cannot be had.
+            _WorkerGoneError: no worker can be started.
         """
         async with self._starting:
             for attempt in (1, 2):
@@ -395,7 +396,7 @@ class TokenizerProcess:
                 except (OSError, EOFError):
                     if attempt == 2:
                         raise _WorkerGoneError from None
-                logger.warning("the tokenizer's process died; it is started again")
+                logger.warning("the tokenizer process died; restarting it")
                 assert self._process is not None and self._control is not None
                 self._control.close()
                 self._process.kill()
@@ -404,7 +405,7 @@ class TokenizerProcess:
                     self.start()
                     await self._loaded()
                 except StokerError as error:
-                    logger.error("the tokenizer cannot be loaded again: %s", error)
+                    logger.error("cannot reload the tokenizer: %s", error)
                     raise _WorkerGoneError from error
         raise AssertionError
 
@@ -426,10 +427,10 @@ class TokenizerProcess:
 
 
 async def _receive(connection: socket.socket, length: int) -> bytes:
-    """`length` bytes.
+    """Receive `length` bytes.
 
     Raises:
-        EOFError: there are not so many.
+        EOFError: the connection ended before that.
     """
     loop, received = asyncio.get_running_loop(), bytearray()
     while len(received) < length:

@@ -1,16 +1,16 @@
-"""The tokenizer's process: loads the tokenizer, then forks a worker for each socket it is handed.
+"""The tokenizer process: loads the tokenizer, then forks a worker for each socket that it receives.
 
     server ──control socket──► tokenizer process ──fork──► worker ◄──its own socket── server
 
-A worker shares the loaded tokenizer's memory and does one job after the other, until its socket is closed. So work can
-be ended by ending its worker, what it took of memory is gone with it, and a template of a stranger runs where it can
-neither hold up nor starve anybody. The process has a single thread, without which nobody may fork.
+A worker shares the loaded tokenizer's memory and runs jobs sequentially until its socket is closed. Killing the worker
+therefore stops a job and frees its memory, and an untrusted template cannot block or starve the server. The process has
+a single thread, because forking a process with several threads is unsafe.
 
     job       length, pickle of (method of `Tokenizer`, or of `GrammarCompiler`; arguments)
-    answer    length of the header, of the data; header as JSON: {"text": true}, {"table": true}, {"lengths": …} or an
-              error (failed: at this job; broken: at every one of this method); data
+    result    length of the header, length of the data; header as JSON: {"text": true}, {"table": true},
+              {"lengths": …} or an error (failed: this job; broken: all jobs of this method); data
 
-An answer is no pickle: it may come from a worker in which a stranger's template ran.
+A result is not a pickle, because it may come from a worker that ran an untrusted template.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Length of a job; lengths of an answer's header and data; what a new worker says first, its process id.
+#: Length of a job; lengths of a result's header and data; pid, the first message of a new worker.
 JOB: Final = struct.Struct("!Q")
 ANSWER: Final = struct.Struct("!QQ")
 HELLO: Final = struct.Struct("!Q")
 
-#: What the control socket says along with a worker's own socket: bytes of memory that it may take beyond what it shares
-#: and seconds of CPU time (0: no limit), how much less urgent than the rest of the server it is, and whether it is for
-#: grammars.
+#: Message on the control socket, sent with a worker's socket: limit of memory beyond the shared part, in bytes, and of
+#: CPU time, in seconds (0: no limits), niceness relative to the server, and whether the worker compiles grammars.
 FORK: Final = struct.Struct("!QQB?")
 
 
 def main(argv: list[str]) -> int:
-    """Runs the process.
+    """Run the process.
 
     Args:
-        argv: the control socket's file descriptor, the log's format, the tokenizer's path, and the chat template.
+        argv: the control socket's file descriptor, the log format, the tokenizer's path, and optionally the chat
+            template.
     """
     from stoker_common.errors import ArgumentError, StokerError
     from stoker_engine import logs
     from stoker_engine.tokens.tokenizer import Tokenizer
 
-    for signum in (signal.SIGINT, signal.SIGTERM):  # the server's business
+    for signum in (signal.SIGINT, signal.SIGTERM):  # the server stops this process
         signal.signal(signum, signal.SIG_IGN)
     logs.configure(argv[1])
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive a fork
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
     _warm_up_templates()
     gc.collect()
     gc.freeze()
-    _trim()  # loading takes more than twice what is kept
+    _trim()  # loading allocates more than twice the memory that is kept
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave no zombies
     with contextlib.suppress(OSError):
         _fork_workers(control, tokenizer)
@@ -85,8 +85,7 @@ def _send_loaded(control: socket.socket, loaded: object) -> None:
 
 
 def _warm_up_templates() -> None:
-    """Has Jinja and the clock read what they read when they are first needed: a worker that may open no files could
-    not."""
+    """Let Jinja and the clock read the files that they need: a worker with limits cannot open files."""
     from stoker_common.errors import RequestError
     from stoker_engine.tokens import chat_template
 
@@ -112,22 +111,22 @@ def _fork_workers(control: socket.socket, tokenizer: Tokenizer) -> None:
 
 
 class _NoCompiler:
-    """What stands for a compiler that could not be made."""
+    """Replaces a compiler that could not be created; fails all jobs."""
 
     def compile_grammar(self, structured: object) -> str:
         from stoker_common.errors import RequestFailedError
 
-        raise RequestFailedError("grammars cannot be compiled for this model; see the server's log")
+        raise RequestFailedError("structured outputs are unavailable for this model; see the server's log")
 
 
 def _grammar_compiler(tokenizer: Tokenizer) -> object:
-    """What compiles grammars, made when the first one comes; forks share it."""
+    """Return the grammar compiler, created for the first worker that needs it and shared with later forks."""
     from stoker_engine.tokens.grammar_compiler import GrammarCompiler
 
     try:
         compiler = GrammarCompiler(tokenizer)
-    except Exception:  # its jobs fail, and no others
-        logger.exception("the vocabulary cannot be read for grammars")
+    except Exception:  # only grammar jobs fail
+        logger.exception("cannot read the vocabulary for structured outputs")
         return _NoCompiler()
     gc.collect()
     gc.freeze()
@@ -136,7 +135,7 @@ def _grammar_compiler(tokenizer: Tokenizer) -> object:
 
 
 def _work(tokenizer: object, connection: socket.socket, memory: int, cpu_seconds: int, niceness: int) -> None:
-    """Does the jobs of one worker; does not return."""
+    """Run a worker's jobs. Does not return."""
     code = 1
     try:
         os.nice(niceness)
@@ -147,16 +146,16 @@ def _work(tokenizer: object, connection: socket.socket, memory: int, cpu_seconds
         while (job := _read(jobs)) is not None:
             _answer(connection, tokenizer, job)
         code = 0
-    except OSError:  # nobody wants the answer any more
+    except OSError:  # the server has closed the socket
         code = 0
     finally:
         os._exit(code)
 
 
 def _confine(memory: int, cpu_seconds: int) -> None:
-    """Limits this process, for good. It can open nothing more."""
+    """Limit this process permanently. It can open no more files."""
     shared = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    Path("/proc/self/oom_score_adj").write_text("1000")  # before anything else, if memory runs out
+    Path("/proc/self/oom_score_adj").write_text("1000")  # the OOM killer selects this process first
     for limit, maximum in (
         (resource.RLIMIT_AS, shared + memory),
         (resource.RLIMIT_CPU, cpu_seconds),
@@ -198,9 +197,9 @@ def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
         header = {"broken": error.message}
     except RequestError as error:
         header = {"error": error.message, "param": error.param, "code": error.code}
-    except Exception as error:  # ours, or memory ran out: nobody else is hurt
+    except Exception as error:  # a bug, or out of memory: only this job fails
         if not isinstance(error, MemoryError):
-            logger.exception("the tokenizer failed at a request")
+            logger.exception("the tokenizer failed for a request")
         header = {"failed": True}
     encoded = json.dumps(header).encode()
     connection.sendall(ANSWER.pack(len(encoded), len(data)) + encoded)
@@ -208,7 +207,7 @@ def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
 
 
 def _trim() -> None:
-    """Gives freed memory back to the system, where the C library can."""
+    """Return freed memory to the system, if the C library supports it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -1,7 +1,7 @@
-"""The half of a tokenizer that turns tokens into text: small, quickly pickled, and without what encoding needs.
+"""The part of a tokenizer that decodes: small, quick to pickle, and without the encoder.
 
-What encodes takes seconds to load and holds the interpreter meanwhile, so the server leaves it to another process
-(`tokenizer_process`) and keeps this half, which every token that is generated needs.
+The encoder takes seconds to load and holds the GIL meanwhile, so it runs in another process (`tokenizer_process`). The
+server keeps only this part, which every generated token needs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from stoker_engine.tokens.token_bytes import token_table
 
 @dataclass(eq=False)
 class Vocabulary:
-    """The tokens of a model as text, safe to use from several threads.
+    """The tokens of a model as text. Thread-safe.
 
     Attributes:
-        tokens: the spelling of each id (``Ġthe``, ``▁the``); None where there is no such id.
-        special: tokens that count as special.
-        special_ids: the ids of those that are added tokens.
+        tokens: the spelling of each id (``Ġthe``, ``▁the``); None for an unused id.
+        special: spellings of special tokens.
+        special_ids: ids of special tokens that are added tokens.
         decoder: the ``decoder`` of tokenizer.json.
-        backend_decoder: that decoder itself, for what cannot be streamed.
-        longest_token: most characters of a text that one token can stand for; None where there is no such bound.
-        ignores_whitespace: whether a token may swallow any number of spaces around it: they do not count then.
-        chat_template: the model's, for chats with tools where it has one of their own; None: it has none.
+        backend_decoder: that decoder as an object, used if it cannot be streamed.
+        longest_token: largest number of characters of a text that one token can represent; None: no bound.
+        ignores_whitespace: whether a token may absorb any number of spaces around it, which then are not counted.
+        chat_template: the model's chat template, or the one for chats with tools if it has one; None: it has none.
     """
 
     tokens: Sequence[str | None]
@@ -46,10 +46,10 @@ class Vocabulary:
         self._byte_level = any(isinstance(decoder, ByteLevel) for decoder in self.piece_decoders())
 
     def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
-        """Refuses a text that cannot fit `max_model_len` tokens, from its length alone: nothing is encoded for it.
+        """Reject a text whose length in characters shows that it exceeds `max_model_len` tokens, without encoding it.
 
         Raises:
-            RequestError: it has too many tokens, whatever they are.
+            RequestError: the text is too long.
         """
         if self.longest_token is None or len(text) <= self.longest_token * max_model_len:
             return
@@ -64,25 +64,25 @@ class Vocabulary:
             )
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """`token_ids` as text; ids that are no tokens have none."""
+        """Return the text of `token_ids`; unknown ids have no text."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.add, token_ids)) + detokenizer.flush()
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's spelling of a token (``Ġthe``, ``▁the``); None for an unknown id."""
+        """Return the vocabulary's spelling of a token (``Ġthe``, ``▁the``); None for an unknown id."""
         return self.tokens[token_id] if 0 <= token_id < len(self.tokens) else None
 
     def ids_to_tokens(self, token_ids: Iterable[int]) -> list[str]:
-        """Spellings of tokens; empty for unknown ids."""
+        """Return the spellings of tokens; empty strings for unknown ids."""
         return [self.id_to_token(token_id) or "" for token_id in token_ids]
 
     def special_token_ids(self, texts: Iterable[str]) -> frozenset[int]:
-        """The ids of those of `texts` that are special tokens."""
+        """Return the ids of the special tokens among `texts`."""
         requested = frozenset(texts) & self.special
         return frozenset(token_id for token_id in self.special_ids if self.tokens[token_id] in requested)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text; those of a special token are its spelling's."""
+        """Return the bytes that a token adds to a text; for a special token, those of its spelling."""
         token = self.id_to_token(token_id)
         if token is None:
             return b""
@@ -94,16 +94,16 @@ class Vocabulary:
         return token.replace("▁", " ").encode() if byte is None else bytes([byte])
 
     def token_table(self) -> TokenTable:
-        """The bytes of all tokens, for grammars; takes a second for a large vocabulary.
+        """Return the bytes of all tokens, for grammars. Takes a second for a large vocabulary.
 
         Raises:
-            RequestError: the tokenizer does not write text token by token.
+            RequestError: the tokenizer does not decode token by token.
         """
         return token_table(self)
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - a vocabulary lives as long as its process
     def token_text(self, token_id: int) -> str:
-        """What a token says by itself; U+FFFD where it is part of a character."""
+        """Return the text of a single token; U+FFFD for an incomplete character."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def token(self, token_id: int, skip_special_tokens: bool) -> str | None:

@@ -101,7 +101,7 @@ def test_schemas_may_be_text_and_booleans(bytes_: ByteMatcher) -> None:
         assert bytes_.accepts(bytes_.compile(json=schema), "null")
     for schema in (True, "true", {}, "{}"):
         assert bytes_.accepts(bytes_.compile(json=schema), '[{"a": 1.5e3}, null]')
-    for wrong, word in (("{", "no JSON"), ("NaN", "NaN"), ("[1]", "a list"), ("1", "a number"), (False, "false")):
+    for wrong, word in (("{", "valid JSON"), ("NaN", "NaN"), ("[1]", "a list"), ("1", "a number"), (False, "false")):
         assert word in refusal(bytes_, json=wrong)
     assert "surrogate" in refusal(bytes_, choice=["a", "\ud800"])
 
@@ -380,7 +380,7 @@ def test_special_tokens_are_tokens_in_structural_tags(bytes_: ByteMatcher) -> No
         ({"triggers": ["a"], "structures": []}, "no tags"),
         ({"triggers": [""], "structures": []}, "triggers"),
         ({"triggers": ["a"], "structures": [3]}, "structures"),
-        ({"triggers": ["a"], "structures": [{"begin": "b", "schema": {}, "end": ""}]}, "no trigger"),
+        ({"triggers": ["a"], "structures": [{"begin": "b", "schema": {}, "end": ""}]}, "none of the triggers"),
         ({"triggers": ["a"], "structures": [{"begin": "a", "schema": {"not": {}}, "end": ""}]}, "not"),
         ({"format": {"type": "qwen_xml_parameter"}}, "qwen_xml_parameter"),
         ({"format": {"type": "sequence", "elements": []}}, "elements"),

@@ -39,7 +39,7 @@ def test_where_it_cannot_be_read_only_grammars_fail(
     grammars = Grammars(257, [256])
     with caplog.at_level(logging.ERROR):
         grammars.set_token_table(TABLE)
-    assert "cannot be read for grammars" in caplog.text
+    assert "cannot read the vocabulary" in caplog.text
     with pytest.raises(GrammarError):
         without_end.begin(Grammar(SOURCE))
     with pytest.raises(ValueError, match="no trie"):

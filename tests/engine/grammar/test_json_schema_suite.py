@@ -30,8 +30,8 @@ REFUSALS = (
     *(f"the keyword {name} is not supported" for name in ("dependentSchemas", "if", "not", "propertyNames")),
     *(f"the keyword {name} is not supported" for name in ("unevaluatedItems", "unevaluatedProperties", "uniqueItems")),
     "the keyword $dynamicRef is not supported",
-    "$schema names",
-    "$id within a schema is not supported",
+    "$schema ",
+    "$id is only supported at the root",
     "$ref: ",
     "additionalItems is not supported beside",
     "oneOf constraints are not supported",  # where its options may overlap

@@ -216,7 +216,7 @@ def test_offline_under_vllm_s_name(llm: LLM) -> None:
 
 
 def test_offline_what_no_output_keeps_is_refused_with_a_sentence(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="no output keeps to this") as refused:
+    with pytest.raises(RequestError, match="no output satisfies this") as refused:
         answers(llm, StructuredOutputs(regex="[^\\s\\S]a"))
     assert refused.value.param == "structured_outputs.regex"
     with pytest.raises(RequestError, match="StructuredOutputs") as refused:

@@ -176,7 +176,7 @@ def test_a_life_of_two_machines(
 
     rank = served.process(1, "stoker_engine.exec.rank_main")
     two.cut(1)
-    served.wait_log("is gone with its node: it did not answer for 4 s")
+    served.wait_log("is gone with its node: it did not respond for 4 s")
     _until(lambda: not lives(rank), lambda: "a rank outlives its head")
     assert not served.is_ready()
     two.fix(1)
@@ -278,7 +278,7 @@ def test_a_life_of_two_engines_on_two_machines(
         all_have_ended()
         two.fix(1)
 
-    goes_on_after(f"rank 0 of 2 {where} is gone with its node: it did not answer for 4 s", fix)
+    goes_on_after(f"rank 0 of 2 {where} is gone with its node: it did not respond for 4 s", fix)
 
     ranks = ranks_of_node_1()
     agent = served.process(1, "--headless")

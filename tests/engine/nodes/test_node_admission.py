@@ -27,7 +27,7 @@ def test_a_second_node_of_the_same_number_waits(nodes: Nodes) -> None:
     executor = nodes.executor()
     second = nodes.agent(distributed_timeout_seconds=2)
     error = second.end()
-    assert isinstance(error, EngineDeadError) and "node 1 (127.0.0.1) is there already" in str(error)
+    assert isinstance(error, EngineDeadError) and "node 1 (127.0.0.1) is already connected" in str(error)
     run_steps(executor, 3)
 
 
@@ -95,7 +95,7 @@ def test_another_key(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
         EngineDeadError,
-        match=r"node 1 of 2 did not come to .*:[0-9]+ within 1 s \(--distributed-t",
+        match=r"node 1 of 2 did not connect to .*:[0-9]+ within 1 s \(--distributed-t",
     ):
         nodes.executor(distributed_timeout_seconds=1)
     error = nodes.agent(distributed_timeout_seconds=1).end()

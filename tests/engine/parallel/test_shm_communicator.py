@@ -182,8 +182,8 @@ def test_ranks_that_do_different_things_are_told_so(size: int) -> None:
                     return str(raised.value)
 
                 first, *_, last = together(size, work)
-                assert f"rank 0 of {size} came to {says_one}, and rank {size - 1} to {says_other}" in first
-                assert f"came to {says_other}, and rank 0 to {says_one}" in last
+                assert f"rank 0 of {size} called {says_one}, but rank {size - 1} called {says_other}" in first
+                assert f"called {says_other}, but rank 0 called {says_one}" in last
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

@@ -231,6 +231,6 @@ def test_the_models_own_template_is_compiled_when_it_is_loaded(
     assert chat_template._compiled.cache_info().misses == compiled
     assert not caplog.records
     broken = Tokenizer(byte_level, chat_template="{% for %} of a model")
-    assert "chat template is broken" in caplog.text, "it is said at the start, and the model completes all the same"
+    assert "chat template is invalid" in caplog.text, "it is said at the start, and the model completes all the same"
     with pytest.raises(RequestError, match="chat template"):
         broken.chat_text([USER])

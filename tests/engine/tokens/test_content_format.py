@@ -265,4 +265,4 @@ def test_a_template_that_drops_what_users_say_is_told(byte_level: Backend, caplo
         assert not caplog.records
         Tokenizer(byte_level, {}, "{% for m in messages %}[{{ m.role }}]{% endfor %}")
     [record] = caplog.records
-    assert "writes nothing of what users say" in record.message
+    assert "ignores or rejects user messages" in record.message
